@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -12,6 +13,7 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/train/memory.h"
 #include "tessera/train/meters.h"
 #include "tessera/train/progress.h"
@@ -30,6 +32,7 @@ void expect_sensible(const RunOptions& options) {
         "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
         options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every));
   }
+  if (options.keep) checkpoint::expect_sensible(*options.keep);
   const bool saves = options.resume || options.save_every > 0 || options.keep;
   if (options.prefix.empty() && saves) throw UsageError("RunOptions asks for checkpoints, but has no prefix under which they would be");
 }
@@ -48,7 +51,11 @@ struct Run::Parts {
 Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
     : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>()) {
   expect_sensible(options_);
+  if (!trainer.has_prepared(loader))
+    throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would be lost");
+  trainer.lr();  // throws where no optimizer was prepared
   if (options_.prefix.empty()) return;
+  trainer.contents();  // throws for what it can't save
   parts_->lock.emplace(options_.prefix, trainer_.world());
   parts_->stop.emplace(trainer_.world(), StopOptions{.signals = options_.signals});
   if (options_.save_beside) parts_->saver.emplace(trainer_.world());
@@ -156,7 +163,8 @@ void Run::report(const std::vector<Measured>& numbers) {
   parts_->reported.clear();
   for (const auto& [name, value] : numbers) {
     if (!value.defined()) continue;
-    values.push_back(value.detach().to(trainer_.world().traits().device, at::kDouble));
+    if (value.numel() != 1) throw UsageError(fmt::format("Run::report takes numbers, and '{}' has {} values", name, value.numel()));
+    values.push_back(value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble));
     parts_->reported.push_back({.name = name});
   }
   if (!values.empty()) {
@@ -176,13 +184,18 @@ void Run::report(const std::vector<Measured>& numbers) {
 
 void Run::save(const Values& metrics) {
   if (options_.prefix.empty() || trainer_.steps() == saved_step_) return;
-  auto contents = trainer_.contents();
+  checkpoint::Contents contents;
+  const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);
+  all_or_none(trainer_.world(), {.unit = "checkpoint"}, fmt::format("could not save {}", folder.string()),
+              [&] { contents = trainer_.contents(); });
   for (const auto& values : {metrics, parts_->reported}) {
     for (const auto& [name, value, unit] : values) {
       if (!contents.notes.contains(name)) contents.notes[name] = value;
     }
   }
-  const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);
+  // What has no metric is kept as the worst.
+  if (options_.keep && options_.keep->best > 0 && !contents.notes.contains(options_.keep->metric))
+    contents.notes[options_.keep->metric] = std::nan("");
   if (parts_->saver) {
     parts_->saver->save(folder, contents, {.keep = options_.keep});
   } else {

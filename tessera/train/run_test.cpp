@@ -40,9 +40,9 @@ Ended trained(const Communicator& world, const RunOptions& options, const AfterS
   trainer_options.world = world;
   Trainer trainer(trainer_options);
   auto net = seeded_net();
-  data::Loader loader(trainer.make_sampler({.size = kBatches * 2, .global_batch = global_batch, .seed = seed}), [](std::span<const int64_t> numbers) {
-    return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}};
-  });
+  data::Loader loader(
+      trainer.make_sampler({.size = kBatches * 2, .global_batch = global_batch, .seed = seed}),
+      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}}; });
   trainer.prepare(net, loader);
   optim::SGD optimizer(parameters(*net), {.lr = 0.1});
   trainer.prepare(optimizer);
@@ -107,6 +107,8 @@ TEST(Run, SavesWhereItIsToldAndKeepsSome) {
     EXPECT_THAT(saved({.epochs = 2, .save_beside = true}), ElementsAre(6, 12));
     EXPECT_THAT(saved({.steps = 8, .save_epochs = false}), ElementsAre(8));  // what ends in the middle would be lost
     EXPECT_THAT(saved({.epochs = 3, .keep = checkpoint::Keep{.last = 2}}), ElementsAre(12, 18));
+    EXPECT_THAT(saved({.epochs = 2, .save_every = 6, .keep = checkpoint::Keep{.best = 1, .metric = "accuracy"}}), ElementsAre(12));
+    EXPECT_THAT(saved({.epochs = 2, .save_epochs = false, .save_every = 6}), ElementsAre(6, 12));
     const auto by_itself = [](train::Run& run, int64_t step) {
       if (step == 3) run.save({{"accuracy", 0.5}});
     };
@@ -195,10 +197,12 @@ TEST(Run, RefusesWhatCanNotBeMeant) {
                 AllOf(HasSubstr("with seed 0"), HasSubstr("with seed 1"), HasSubstr("another order")));
     Trainer trainer(options_for(world));
     auto net = seeded_net();
-    auto loader = numbers_loader(world, 4);
+    auto loader = numbers_loader(world, 4), other = numbers_loader(world, 4);
     trainer.prepare(net, loader);
+    EXPECT_THROW(train::Run(trainer, loader, {.epochs = 1}), UsageError);  // without an optimizer
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     trainer.prepare(optimizer);
+    EXPECT_THROW(train::Run(trainer, other, {.epochs = 1}), UsageError);
     train::Run run(trainer, loader, {.epochs = 1, .report_every = 1});
     EXPECT_THROW(run.batches().begin(), UsageError);
     EXPECT_TRUE(run.next_epoch());

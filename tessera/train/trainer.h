@@ -239,6 +239,7 @@ class Trainer {
   void free_memory();
   /// Closes what log() writes, and waits for all ranks. Collective.
   void end_training();
+  bool has_prepared(const data::Loader& loader) const { return std::ranges::find(loaders_, &loader) != loaders_.end(); }
   /// How many steps an epoch of the loader has, with gradient_accumulation_steps.
   int64_t steps_of_epoch(const data::Loader& loader) const;
   /// A sampler for these ranks.
