@@ -40,10 +40,16 @@ fs::path step_folder(const fs::path& prefix, int64_t step) {
 }
 
 std::optional<fs::path> prefix_of(const fs::path& folder) {
+  if (!step_of(folder)) return {};
+  const auto text = folder.string();
+  return text.substr(0, text.rfind(kStep));
+}
+
+std::optional<int64_t> step_of(const fs::path& folder) {
   const auto text = folder.string();
   const auto place = text.rfind(kStep);
-  if (place == std::string::npos || !number_in(std::string_view(text).substr(place + kStep.size()))) return {};
-  return text.substr(0, place);
+  if (place == std::string::npos) return {};
+  return number_in(std::string_view(text).substr(place + kStep.size()));
 }
 
 std::vector<StepFolder> step_folders(const fs::path& prefix) {

@@ -15,6 +15,8 @@ namespace tessera::checkpoint {
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
 /// PREFIX, if the folder's name is PREFIX-step-N.
 std::optional<std::filesystem::path> prefix_of(const std::filesystem::path& folder);
+/// And N.
+std::optional<int64_t> step_of(const std::filesystem::path& folder);
 struct StepFolder {
   int64_t step = 0;
   std::filesystem::path folder;

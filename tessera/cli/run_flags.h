@@ -13,7 +13,7 @@ namespace tessera::cli {
 /// The defaults are what the options have. `metrics` is TrainerOptions::log_with.
 inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std::string>& metrics) {
   app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
-      ->default_str(std::to_string(run.epochs.value_or(1)))
+      ->default_str(run.epochs ? std::to_string(*run.epochs) : "")
       ->check(from_to(0, 1'000'000));
   app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N")->type_name("P");
   app.add_flag("--resume", run.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");

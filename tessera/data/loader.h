@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "tessera/data/batch_iterator.h"
 #include "tessera/data/sampler.h"
 #include "tessera/data/samples.h"
 
@@ -59,21 +60,7 @@ class Loader {
   std::string order() const { return sampler_.order(); }
 
   /// Iterates over the rest of the epoch: for (auto& batch : loader)
-  class Iterator {
-   public:
-    explicit Iterator(Loader& loader) : loader_(&loader), batch_(loader.next()) {}
-    Samples& operator*() { return *batch_; }
-    Iterator& operator++() {
-      batch_ = loader_->next();
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
-
-   private:
-    Loader* loader_;
-    std::optional<Samples> batch_;
-  };
-  Iterator begin() { return Iterator(*this); }
+  BatchIterator<Loader> begin() { return BatchIterator(*this); }
   std::default_sentinel_t end() { return {}; }
 
  private:

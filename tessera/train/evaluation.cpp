@@ -18,9 +18,12 @@ Evaluation::~Evaluation() {
   loader_.seek(position_);
 }
 
-void Evaluation::batch_done() {
-  world_.step_done();
-  progress_.update(loader_.position().batch);
+std::optional<data::Samples> Evaluation::next() {
+  if (const auto done = loader_.position().batch; done > 0) {
+    world_.step_done();
+    progress_.update(done);
+  }
+  return loader_.next();
 }
 
 }  // namespace tessera::train

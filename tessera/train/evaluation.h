@@ -23,26 +23,12 @@ class Evaluation {
   Evaluation& operator=(const Evaluation&) = delete;
   ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood
 
-  class Iterator {
-   public:
-    explicit Iterator(Evaluation& all) : all_(&all), batch_(all.loader_.next()) {}
-    data::Samples& operator*() { return *batch_; }
-    Iterator& operator++() {
-      all_->batch_done();
-      batch_ = all_->loader_.next();
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
-
-   private:
-    Evaluation* all_;
-    std::optional<data::Samples> batch_;
-  };
-  Iterator begin() { return Iterator(*this); }
+  data::BatchIterator<Evaluation> begin() { return data::BatchIterator(*this); }
   std::default_sentinel_t end() { return {}; }
 
  private:
-  void batch_done();
+  friend data::BatchIterator<Evaluation>;
+  std::optional<data::Samples> next();
 
   const at::NoGradGuard no_grad_;
   data::Loader& loader_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
@@ -57,7 +58,7 @@ Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
   if (options_.prefix.empty()) return;
   trainer.contents();  // throws for what it can't save
   parts_->lock.emplace(options_.prefix, trainer_.world());
-  parts_->stop.emplace(trainer_.world(), StopOptions{.signals = options_.signals});
+  if (!options_.signals.empty()) parts_->stop.emplace(trainer_.world(), StopOptions{.signals = options_.signals});
   if (options_.save_beside) parts_->saver.emplace(trainer_.world());
   go_on();
 }
@@ -80,9 +81,7 @@ void Run::go_on() {
   last_ = newest;
   saved_step_ = trainer_.steps();
   // With larger batches than before, steps count as fewer; later folders must have higher numbers all the same.
-  for (const auto& [step, folder] : checkpoint::step_folders(options_.prefix)) {
-    if (folder == *newest) steps_more_ = std::max<int64_t>(step - trainer_.steps(), 0);
-  }
+  steps_more_ = std::max<int64_t>(checkpoint::step_of(*newest).value() - trainer_.steps(), 0);
   say(fmt::format("going on from {}", newest->string()));
 }
 
@@ -101,6 +100,7 @@ bool Run::next_epoch() {
     return false;
   }
   epoch_ = position.epoch + 1;
+  is_in_batch_ = false;
   parts_->progress.emplace(
       ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
                       .steps = loader_.batches(),
@@ -112,7 +112,8 @@ bool Run::next_epoch() {
 }
 
 void Run::say(std::string_view line) {
-  parts_->progress ? parts_->progress->say(line) : trainer_.print(line);
+  if (parts_->progress) return parts_->progress->say(line);
+  trainer_.print(line);
 }
 
 bool Run::saves_at(bool end_of_epoch) const {
@@ -120,12 +121,14 @@ bool Run::saves_at(bool end_of_epoch) const {
   return (end_of_epoch && options_.save_epochs) || (took_step && options_.save_every > 0 && trainer_.steps() % options_.save_every == 0);
 }
 
-std::optional<data::Samples> Run::next_batch() {
+std::optional<data::Samples> Run::next() {
+  if (std::exchange(is_in_batch_, false)) batch_done();
   if (!parts_->progress && !stopped_) throw UsageError("Run::batches is for once an epoch, after next_epoch()");
   const bool at_end = loader_.position().batch == loader_.batches();
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
     is_due_ = (steps_before_ + 1) % options_.report_every == 0;
+    is_in_batch_ = true;
     return loader_.next();
   }
   parts_->progress.reset();
@@ -139,7 +142,7 @@ void Run::batch_done() {
   parts_->progress->update(loader_.position().batch, parts_->shown);
   if (!trainer_.sync_gradients()) return;
   if (parts_->saver) parts_->saver->poll();
-  if (loader_.position().batch == loader_.batches() || is_over()) return;  // next_batch() saves
+  if (loader_.position().batch == loader_.batches() || is_over()) return;  // next() saves
   look_for_signals();
   if (!stopped_ && saves_at(/*end_of_epoch=*/false)) save();
 }

@@ -80,12 +80,13 @@ class Run {
   bool stopped() const { return stopped_; }
 
  private:
+  friend data::BatchIterator<Run>;
   struct Parts;
 
   void go_on();
   bool is_over() const;
   bool saves_at(bool end_of_epoch) const;
-  std::optional<data::Samples> next_batch();
+  std::optional<data::Samples> next();
   void batch_done();
   void look_for_signals();
 
@@ -96,27 +97,12 @@ class Run {
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
   int64_t steps_more_ = 0;  // than steps(), in the names of folders
-  bool is_due_ = false, stopped_ = false;
+  bool is_in_batch_ = false, is_due_ = false, stopped_ = false;
 };
 
 class Run::Batches {
  public:
-  class Iterator {
-   public:
-    explicit Iterator(Run& run) : run_(&run), batch_(run.next_batch()) {}
-    data::Samples& operator*() { return *batch_; }
-    Iterator& operator++() {
-      run_->batch_done();
-      batch_ = run_->next_batch();
-      return *this;
-    }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
-
-   private:
-    Run* run_;
-    std::optional<data::Samples> batch_;
-  };
-  Iterator begin() { return Iterator(run_); }
+  data::BatchIterator<Run> begin() { return data::BatchIterator(run_); }
   std::default_sentinel_t end() { return {}; }
 
  private:

@@ -239,6 +239,7 @@ class Trainer {
   void free_memory();
   /// Closes what log() writes, and waits for all ranks. Collective.
   void end_training();
+  /// Whether prepare() was given this loader.
   bool has_prepared(const data::Loader& loader) const { return std::ranges::find(loaders_, &loader) != loaders_.end(); }
   /// How many steps an epoch of the loader has, with gradient_accumulation_steps.
   int64_t steps_of_epoch(const data::Loader& loader) const;
@@ -249,7 +250,7 @@ class Trainer {
   template <class Holder>
     requires requires(const Holder& holder) { holder->parameters(); }
   train::Evaluation evaluation(Holder& model, data::Loader& loader) const {
-    return {*model, placed(loader), world_};
+    return {*model, has_prepared(loader) ? loader : placed(loader), world_};
   }
   /// Goes so many batches further in a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);
