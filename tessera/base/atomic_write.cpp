@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_lock.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/storage.h"
 
 namespace tessera {
 namespace {
@@ -45,6 +48,7 @@ void give_name(const fs::path& from, const fs::path& to) {
 
 /// What a link leads to. Throws IoError for what no file should replace, such as a device.
 fs::path target_of(fs::path path) {
+  if (stored(path)) return path;
   std::error_code none;
   if (fs::is_symlink(path, none)) path = fs::weakly_canonical(path);
   const auto status = fs::status(path, none);
@@ -55,10 +59,58 @@ fs::path target_of(fs::path path) {
 }  // namespace
 
 fs::path unfinished_path(const fs::path& path) {
-  return path.string() + ".part";
+  return stored(path) ? path : fs::path(path.string() + ".part");
 }
 
+/// Collects bytes until a part is full. The first part waits for the end.
+class NewFile::Uploading {
+ public:
+  Uploading(std::unique_ptr<Upload> upload, fs::path path) : upload_(std::move(upload)), path_(std::move(path)) {}
+
+  void write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      auto& part = number_ == 0 ? first_ : next_;
+      const auto count = std::min(bytes.size(), kUploadPart - part.size());
+      part.insert(part.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
+      bytes = bytes.subspan(count);
+      if (part.size() == kUploadPart) end_part();
+    }
+  }
+
+  void overwrite(uint64_t offset, std::span<const std::byte> bytes) {
+    if (offset + bytes.size() > first_.size()) refuse("it must be written again in its middle");
+    std::ranges::copy(bytes, first_.begin() + static_cast<std::ptrdiff_t>(offset));
+  }
+
+  void complete() {
+    if (!next_.empty()) end_part();
+    upload_->write(0, first_);
+    upload_->complete();
+  }
+
+  [[noreturn]] void refuse(const char* why) const {
+    throw IoError(
+        fmt::format("{} can't be in such a store, because {}; save in Tessera's format there, or on a disk", path_.string(), why));
+  }
+
+ private:
+  void end_part() {
+    if (number_ > 0) upload_->write(number_, next_);
+    next_.clear();
+    number_++;
+  }
+
+  const std::unique_ptr<Upload> upload_;
+  const fs::path path_;
+  std::vector<std::byte> first_, next_;
+  int number_ = 0;  // of the part that is being filled
+};
+
 NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfinished_path(path_)) {
+  if (const auto there = stored(path_)) {
+    uploading_ = std::make_unique<Uploading>(there->storage->create(there->name), path_);
+    return;
+  }
   auto part = open_locked(part_, O_WRONLY);
   if (!part.file) fail("create", part_);
   // Where there are no locks, nothing is lost but this warning.
@@ -78,6 +130,7 @@ NewFile::~NewFile() {
 }
 
 void NewFile::write(std::span<const std::byte> bytes) {
+  if (uploading_) return uploading_->write(bytes);
   while (!bytes.empty()) {
     const auto count = ::write(fd_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
@@ -87,15 +140,18 @@ void NewFile::write(std::span<const std::byte> bytes) {
 }
 
 void NewFile::leave_room(uint64_t bytes) {
+  if (uploading_) uploading_->refuse("several ranks write into it");
   const auto end = ::lseek(fd_.get(), static_cast<off_t>(bytes), SEEK_CUR);
   if (end < 0 || ::ftruncate(fd_.get(), end) != 0) fail("write", part_);
 }
 
 void NewFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {
+  if (uploading_) return uploading_->overwrite(offset, bytes);
   write_at(fd_.get(), part_, offset, bytes);
 }
 
 void NewFile::commit() {
+  if (uploading_) return uploading_->complete();
   // Some file systems only notice here that the disk is full.
   if (::fsync(fd_.get()) != 0) fail("write", part_);
   give_name(part_, path_);
@@ -117,6 +173,10 @@ void UnfinishedFile::close() {
 }
 
 NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), part_(std::move(part)) {
+  if (stored(path_)) {
+    if (is_there(path_)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
+    return;
+  }
   std::error_code error;
   const auto status = fs::symlink_status(path_, error);
   if (fs::exists(status)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
@@ -128,11 +188,17 @@ NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), par
 }
 
 NewFolder::~NewFolder() {
-  std::error_code ignored;
-  if (pending_) fs::remove_all(part_, ignored);
+  try {
+    if (pending_) remove_tree(part_);
+  } catch (...) {  // what stays is no complete checkpoint
+  }
 }
 
 void NewFolder::commit() {
+  if (stored(path_)) {
+    pending_ = false;
+    return;
+  }
   sync_folder(part_);
   if (part_ != path_) give_name(part_, path_);
   pending_ = false;

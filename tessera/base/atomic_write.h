@@ -3,13 +3,15 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <span>
 
 #include "tessera/base/fd.h"
 
 namespace tessera {
 
-/// PATH.part: the name of a file or folder until it is complete.
+/// PATH.part: the name of a file or folder until it is complete. In a Storage it is PATH, because nothing is renamed there: a file appears
+/// when it is complete, and a folder is complete when the file is there that is written last.
 std::filesystem::path unfinished_path(const std::filesystem::path& path);
 
 /// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
@@ -33,8 +35,11 @@ class NewFile {
   void commit();
 
  private:
+  class Uploading;
+
   std::filesystem::path path_, part_;
   Fd fd_;
+  std::unique_ptr<Uploading> uploading_;  // into a Storage, in place of the file
 };
 
 /// A NewFile of another process or object, into which this one writes, too.

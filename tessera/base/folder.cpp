@@ -8,8 +8,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/storage.h"
 
 namespace tessera {
 
@@ -23,9 +25,22 @@ void move_folder(const fs::path& from, const fs::path& to) {
   if (error) throw IoError(fmt::format("can't rename {} to {}: {}", from.string(), to.string(), error.message()));
 }
 
+std::string beginning(const Stored& folder) {
+  return folder.name.empty() ? "" : folder.name + '/';
+}
+
+std::optional<std::vector<std::string>> names_in(const Stored& folder) {
+  std::set<std::string> names;
+  const auto start = beginning(folder);
+  for (const auto& name : folder.storage->list(start)) names.insert(name.substr(start.size(), name.find('/', start.size()) - start.size()));
+  if (names.empty()) return std::nullopt;
+  return std::vector(names.begin(), names.end());
+}
+
 }  // namespace
 
 std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
+  if (const auto there = stored(folder)) return names_in(*there);
   std::error_code error;
   std::vector<std::string> names;
   fs::directory_iterator entry(folder, error);
@@ -49,12 +64,38 @@ TemporaryFolder::~TemporaryFolder() {
 }
 
 void make_folder(const fs::path& folder) {
+  if (stored(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), error.message()));
 }
 
+bool is_folder(const fs::path& path) {
+  if (const auto there = stored(path)) return !there->storage->list(beginning(*there)).empty();
+  std::error_code unknown;
+  return fs::is_directory(path, unknown);
+}
+
+std::optional<uint64_t> size_of_file(const fs::path& path) {
+  if (const auto there = stored(path)) return there->storage->size(there->name);
+  std::error_code none;
+  const auto size = fs::file_size(path, none);
+  return none ? std::nullopt : std::optional<uint64_t>(size);
+}
+
+void remove_tree(const fs::path& path) {
+  if (const auto there = stored(path)) {
+    for (const auto& name : there->storage->list(beginning(*there))) there->storage->remove(name);
+    if (there->storage->size(there->name)) there->storage->remove(there->name);
+    return;
+  }
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) throw IoError(fmt::format("can't remove {}: {}", path.string(), error.message()));
+}
+
 bool is_there(const fs::path& path) {
+  if (const auto there = stored(path)) return there->storage->size(there->name) || is_folder(path);
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) return false;
@@ -81,6 +122,8 @@ fs::path beside(fs::path path, const char* suffix) {
 }
 
 void replace_folder(const fs::path& folder, const fs::path& made) {
+  if (stored(folder))
+    throw IoError(fmt::format("{} is in a store, where nothing can be renamed; save under a name of its own each time", folder.string()));
   recover_folder(folder);
   std::error_code unknown;
   if (!is_there(folder)) return move_folder(made, folder);

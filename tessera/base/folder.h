@@ -1,4 +1,4 @@
-// The contents of a folder.
+// The contents of a folder, of the file system or of a Storage.
 #pragma once
 
 #include <filesystem>
@@ -31,6 +31,15 @@ void make_folder(const std::filesystem::path& folder);
 
 /// Whether there is something at the path. Throws IoError if that can't be found out.
 bool is_there(const std::filesystem::path& path);
+
+/// Whether there is a folder of this name. In a Storage these are the names before a slash.
+bool is_folder(const std::filesystem::path& path);
+
+/// The bytes of a file, or nothing if there is none.
+std::optional<uint64_t> size_of_file(const std::filesystem::path& path);
+
+/// Removes a file, or a folder with all that is in it, unless there is none. Throws IoError if it can't.
+void remove_tree(const std::filesystem::path& path);
 
 /// What a symbolic link leads to, whether that is there or not; any other path as it is, but without a slash at its end.
 std::filesystem::path link_target(std::filesystem::path path);

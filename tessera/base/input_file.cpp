@@ -9,10 +9,20 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/storage.h"
 
 namespace tessera {
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
+  if (const auto there = stored(path_)) {
+    const auto size = there->storage->size(there->name);
+    if (!size) throw IoError(fmt::format("can't open {}: there is no such object", path_.string()));
+    size_ = *size;
+    read_ = [there = *there](void* to, uint64_t count, uint64_t offset) {
+      there.storage->read(there.name, offset, {static_cast<std::byte*>(to), count});
+    };
+    return;
+  }
   // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
   fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};

@@ -17,18 +17,18 @@ void expect_known_ending(const std::filesystem::path& save_path) {
   if (!has_torch_extension(save_path)) expect_ending_of(save_path, Format::Safetensors);
 }
 
-Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {
+Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const ConvertProgress& progress) {
   expect_known_ending(save_path);
   const bool torch = has_torch_extension(save_path);
-  const auto done = convert(
+  auto done = convert(
       checkpoint, save_path,
       {.to = torch ? Format::Torch : Format::Safetensors, .weights_only = true, .model_key = torch ? "model" : "", .progress = progress});
   warn_of_tensors_beside(checkpoint, done);
-  return {.parameters = done.parameters, .tensors = done.tensors, .bytes = done.bytes};
+  return done;
 }
 
-Consolidated consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const Communicator& world) {
-  Consolidated result;
+Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const Communicator& world) {
+  Converted result;
   const auto together = [&](c10::function_ref<void()> act) {
     AllOrNone step;
     step.attempt(act);
@@ -48,7 +48,11 @@ Consolidated consolidate(const std::filesystem::path& checkpoint, const std::fil
   world.broadcast(numbers, 0, {.unit = "consolidation"}).wait();
   const auto known = numbers.cpu();
   const auto* const values = known.const_data_ptr<int64_t>();
-  return {.parameters = values[0], .tensors = values[1], .bytes = values[2]};
+  result.files = {save_path};
+  result.parameters = values[0];
+  result.tensors = values[1];
+  result.bytes = values[2];
+  return result;
 }
 
 }  // namespace tessera::checkpoint

@@ -27,12 +27,12 @@ struct Side {
 
   void take_names(const std::string& other_optimizer) {
     for (const auto& [name, tensor] : run.catalog.tensors) {
-      if (!is_optimizer_state(name, run) || run.optimizer == other_optimizer) {
+      if (!is_optimizer_state(name, run)) {
         names[name] = name;
         continue;
       }
       const auto [parameter, key] = state_name(name);
-      const auto known = torch_key(run.optimizer, key);
+      const auto known = run.optimizer == other_optimizer ? todays_key(run.optimizer, key) : torch_key(run.optimizer, key);
       if (!known.empty()) names[fmt::format("{}{}.{}", kOptimizerPrefix, parameter, known)] = name;
     }
   }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/runs.h"
@@ -56,7 +57,7 @@ std::string inspect(const fs::path& path) {
   result["values"] = catalog.values;
   result["left_out"] = run.catalog.left_out;
   result["files"] = Json::object();
-  for (const auto& file : catalog.files) result["files"][file.filename().string()] = fs::file_size(file);
+  for (const auto& file : catalog.files) result["files"][file.filename().string()] = size_of_file(file).value_or(0);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
   return result.dump(2, ' ', false, Json::error_handler_t::replace);
 }

@@ -70,7 +70,7 @@ void expect_no_safetensors(const fs::path& out) {
 
 }  // namespace
 
-Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions& options) {
+Converted merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions& options) {
   ConvertOptions how{.to = Format::Hub,
                      .weights_only = true,
                      .dtype = options.dtype,
@@ -85,10 +85,10 @@ Merged merge(const fs::path& checkpoint, const fs::path& out, const MergeOptions
     expect_no_safetensors(out);
     make_folder(out);
   }
-  const auto done = convert(checkpoint, to, how);
+  auto done = convert(checkpoint, to, how);
   warn_of_tensors_beside(checkpoint, done);
   remove(old);
-  return {.files = done.files, .tensors = done.tensors, .bytes = done.bytes};
+  return done;
 }
 
 }  // namespace tessera::checkpoint

@@ -21,13 +21,8 @@ struct MergeOptions {
   ConvertProgress progress = {};
 };
 
-struct Merged {
-  std::vector<std::filesystem::path> files = {};
-  int64_t tensors = 0, bytes = 0;
-};
-
 /// Writes OUT/model.safetensors, or model-00001-of-0000N.safetensors and their index. Reads and writes tensor by tensor, with memory for
 /// one. Every byte of the model that has a checksum is compared first.
-Merged merge(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const MergeOptions& options = {});
+Converted merge(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const MergeOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -233,8 +233,8 @@ TEST(FullOptimStateDict, KnowsParametersOfOneValue) {
     optimizer.step();
     const auto dict = full_optim_state_dict(&optimizer, *model);
     ASSERT_EQ(dict.size(), 2);
-    EXPECT_EQ(dict.at("one").at("first").dim(), 0);
-    EXPECT_EQ(dict.at("one").at("steps").item<int64_t>(), 1);
+    EXPECT_EQ(dict.at("one").at("exp_avg").dim(), 0);
+    EXPECT_EQ(dict.at("one").at("step").item<int64_t>(), 1);
     load_full_optim_state_dict(&other, *model, dict);
     expect_equal(full_optim_state_dict(&other, *model), dict);
   });
@@ -252,18 +252,18 @@ TEST(FullOptimStateDict, RefusesOnAllRanksWhatDoesNotFit) {
       return message;
     };
     auto other = copy_of(dict);
-    for (auto& [name, state] : other) state.at("first").zero_();
-    other["adapter.weight"]["first"] = at::ones({2});
+    for (auto& [name, state] : other) state.at("exp_avg").zero_();
+    other["adapter.weight"]["exp_avg"] = at::ones({2});
     EXPECT_THAT(refused(other), AllOf(HasSubstr("the model has no 'adapter.weight'"), HasSubstr("may_be_unknown")));
     EXPECT_THAT(refused(world.rank() == 0 ? other : OptimStateDict(), {.broadcast_from_rank0 = true}),
                 HasSubstr("the model has no 'adapter"));
     EXPECT_THAT(
         message_of<DisagreementError>([&] { load_full_optim_state_dict(run.optimizer(), *run.model, world.rank() == 1 ? other : dict); }),
         HasSubstr("different names"));
-    other.at("conv.bias").at("first") = at::ones({4});
-    EXPECT_THAT(refused(other, {.may_be_unknown = {"adapter.*"}}), HasSubstr("'first' of 'conv.bias' is of [4] there, but of [5]"));
+    other.at("conv.bias").at("exp_avg") = at::ones({4});
+    EXPECT_THAT(refused(other, {.may_be_unknown = {"adapter.*"}}), HasSubstr("'exp_avg' of 'conv.bias' is of [4] there, but of [5]"));
     EXPECT_THAT(refused(full_optim_state_dict(torch_run.optimizer(), *torch_run.model)), HasSubstr("which this optimizer"));
-    other.at("conv.bias").at("first") = at::zeros({5});
+    other.at("conv.bias").at("exp_avg") = at::zeros({5});
     load_full_optim_state_dict(run.optimizer(), *run.model, other, {.may_be_unknown = {"adapter.*"}});
     other.erase("adapter.weight");
     expect_equal(full_optim_state_dict(run.optimizer(), *run.model), other);

@@ -9,14 +9,12 @@
 #include <string>
 #include <vector>
 
+#include "tessera/optim/any_optimizer.h"
+
 namespace torch::nn {
 class Module;
 }
-namespace torch::optim {
-class Optimizer;
-}
 namespace tessera::optim {
-class Optimizer;
 using ParameterState = std::map<std::string, at::Tensor>;
 }  // namespace tessera::optim
 
@@ -30,6 +28,7 @@ class OptimizerRef {
   OptimizerRef(std::nullptr_t = nullptr) {}
   OptimizerRef(optim::Optimizer* optimizer);
   OptimizerRef(torch::optim::Optimizer* optimizer);
+  OptimizerRef(optim::AnyOptimizer optimizer) : all_{optimizer} {}
   /// Several, of one class, that divide the parameters of a model among them. Throws UsageError for several classes.
   OptimizerRef(std::initializer_list<OptimizerRef> optimizers);
 
@@ -38,8 +37,8 @@ class OptimizerRef {
   /// Of the class of all of them. Empty if there is none.
   std::string class_name() const;
 
-  /// What Python calls param_groups, as JSON: the settings of each group as they are now, and the names of its parameters, in their order in
-  /// the model.
+  /// What Python calls param_groups, as JSON: the settings of each group as they are now, and the names of its parameters, in their order
+  /// in the model.
   std::string settings(const torch::nn::Module& model) const;
 
   // As those of optim::Optimizer. Of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop; any other class is a UsageError.
@@ -49,21 +48,10 @@ class OptimizerRef {
 
  private:
   using States = std::map<std::string, optim::ParameterState>;
-  struct One {
-    optim::Optimizer* own = nullptr;
-    torch::optim::Optimizer* torch = nullptr;
-
-    std::string class_name() const;
-    std::vector<at::Tensor> parameters() const;
-    std::vector<PythonGroup> groups() const;
-    States state(const torch::nn::Module& model) const;
-    void expect_state(const torch::nn::Module& model, const States& state) const;
-    void load_state(const torch::nn::Module& model, const States& state) const;
-  };
   /// The state for each of them; what is for none of them goes to the first, which refuses it by name.
   std::vector<States> divided(const torch::nn::Module& model, const States& state) const;
 
-  std::vector<One> all_;
+  std::vector<optim::AnyOptimizer> all_;
 };
 
 }  // namespace tessera::checkpoint

@@ -15,6 +15,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file_lock.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/comm/groups/all_or_none.h"
 
@@ -72,6 +73,7 @@ PrefixLock::PrefixLock(const fs::path& prefix, const Communicator& world) : path
   step.attempt([&] {
     if (!world.is_first()) return;
     expect_usable(prefix);
+    if (stored(prefix)) return;  // where nothing can be locked
     file_ = take(path_, prefix.string());
   });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't save as {}", prefix.string()));

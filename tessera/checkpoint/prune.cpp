@@ -30,10 +30,8 @@ double metric_of(const fs::path& folder, const std::string& name) {
 }
 
 void remove_checkpoint(const fs::path& folder) {
-  std::error_code error;
-  fs::remove(folder / kManifestFile, error);  // first, because without it the rest is no checkpoint
-  if (!error) fs::remove_all(folder, error);
-  if (error) throw IoError(fmt::format("can't remove the old checkpoint {}: {}", folder.string(), error.message()));
+  remove_tree(folder / kManifestFile);  // first, because without it the rest is no checkpoint
+  remove_tree(folder);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -77,8 +78,7 @@ std::optional<std::string> why_incomplete(const fs::path& folder) {
 }
 
 bool is_complete(const fs::path& folder) {
-  std::error_code no_folder;
-  return is_there(folder) && fs::is_directory(folder, no_folder) && !why_incomplete(folder);
+  return is_folder(folder) && !why_incomplete(folder);
 }
 
 namespace {
@@ -136,6 +136,7 @@ void expect_no_run(const fs::path& prefix) {
 }
 
 void link_latest(const fs::path& folder) {
+  if (stored(folder)) return;  // where there are no links
   const auto link = fs::path(prefix_of(folder).value().string() + "-latest"), next = unfinished_path(link);
   std::error_code none;
   fs::remove(next, none);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/prune.h"
 #include "tessera/cli/flags.h"
 #include "tessera/train/reporters.h"
 #include "tessera/train/run.h"
@@ -15,8 +16,16 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
   app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
       ->default_str(run.epochs ? std::to_string(*run.epochs) : "")
       ->check(from_to(0, 1'000'000));
+  app.add_option("--max-steps", run.steps, "End after so many steps, in whatever epoch")->check(from_to(0, 1'000'000'000));
   app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N")->type_name("P");
   app.add_flag("--resume", run.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
+  app.add_option("--save-steps", run.save_every, "Save every so many steps, too")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
+  app.add_flag("--save-beside", run.save_beside, "Train on while a checkpoint is written")->needs("--ckpt-prefix");
+  app.add_option_function<int>(
+         "--keep", [&run](int last) { run.keep = checkpoint::Keep{.last = last}; },
+         "How many of the newest checkpoints stay; all by default")
+      ->check(from_to(1, 1'000'000))
+      ->needs("--ckpt-prefix");
   app.add_option("--log-steps", run.report_every, "Steps between two reports")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--metrics", metrics,
                  "Where to write the numbers of each report: FILE.jsonl, FILE.csv, or a folder for TensorBoard; may be repeated")

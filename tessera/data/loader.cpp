@@ -1,12 +1,18 @@
 #include "tessera/data/loader.h"
 
+#include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/ParallelGuard.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
+#include <numeric>
+#include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/data/send_samples.h"
 
 namespace tessera::data {
 
@@ -19,35 +25,116 @@ SeededFetch without_seeds(Fetch fetch) {
   return [fetch = std::move(fetch)](std::span<const int64_t> numbers, std::span<const uint64_t>) { return fetch(numbers); };
 }
 
+class SampledSource : public Source {
+ public:
+  SampledSource(Sampler sampler, SeededFetch fetch) : sampler_(std::move(sampler)), fetch_(std::move(fetch)) {
+    if (!fetch_) throw UsageError("loader: there is no function that fetches a batch");
+  }
+
+  Drawn draw(const Position& position) override {
+    if (position.batch >= sampler_.batches(position.epoch)) return {.batches = sampler_.batches(position.epoch)};
+    auto part = sampler_.part(position);
+    auto shares = part.shares;
+    return {.make = [this, part = std::move(part)] { return fetch_(part.numbers, part.seeds); }, .shares = std::move(shares)};
+  }
+  std::optional<int64_t> batches(int64_t epoch) override { return sampler_.batches(epoch); }
+  int64_t global_batch() const override { return sampler_.global_batch(); }
+  std::string order() const override { return sampler_.order(); }
+  void take_all_ranks() override { sampler_.take_all_ranks(); }
+
+ private:
+  Sampler sampler_;
+  const SeededFetch fetch_;
+};
+
+std::string counted_at(const Position& position) {
+  return fmt::format("batch {} of epoch {}: ", position.batch, position.epoch);
+}
+
+UsageError no_such_place(const Position& position, int64_t batches) {
+  return UsageError(
+      fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another data set or "
+                  "global batch?",
+                  position.batch, position.epoch, batches));
+}
+
+int64_t repeats_of(const std::vector<Share>& shares) {
+  return std::accumulate(shares.begin(), shares.end(), int64_t{0}, [](int64_t sum, const Share& share) { return sum + share.repeats; });
+}
+
+void put(Samples& samples, const Place& place) {
+  for (auto* const rows : {&samples.inputs, &samples.targets}) {
+    if (place && rows->defined()) *rows = place(*rows);
+  }
+}
+
 }  // namespace
 
 Loader::Loader(Sampler sampler, Fetch fetch, const LoaderOptions& options)
     : Loader(std::move(sampler), without_seeds(std::move(fetch)), options) {}
 
 Loader::Loader(Sampler sampler, SeededFetch fetch, const LoaderOptions& options)
-    : sampler_(std::move(sampler)), fetch_(std::move(fetch)), options_(options), position_(options.start), to_fetch_(options.start) {
-  if (!fetch_) throw UsageError("loader: there is no function that fetches a batch");
+    : Loader(std::make_unique<SampledSource>(std::move(sampler), std::move(fetch)), options) {}
+
+Loader::Loader(Stream stream, const LoaderOptions& options) : Loader(std::make_unique<Stream>(std::move(stream)), options) {}
+
+Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
+    : source_(std::move(source)), options_(options), position_(options.start), to_draw_(options.start) {
+  if (!source_) throw UsageError("loader: there is no source of batches");
   if (options.workers < 0 || options.ahead < 1) {
     throw UsageError(
         fmt::format("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead));
   }
+  if (options.dispatch && options.join)
+    throw UsageError("loader: dispatch has rank 0 fetch for all ranks, and join has each rank fetch from a source of its own; choose one");
+  for (const auto& group : {options.dispatch, options.join}) {
+    if (group && group->local_ranks().size() > 1)
+      throw UsageError("loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave that out");
+  }
   expect_place(position_);
+  if (is_remote()) return;
+  if (options.dispatch) source_->take_all_ranks();
   for (int i = 0; i < options.workers; i++) workers_.emplace_back([this] { work(); });
 }
 
-void Loader::expect_place(const Position& position) const {
-  if (position.epoch >= 0 && position.epoch <= kMostEpochs && position.batch >= 0 && position.batch <= batches()) return;
-  throw UsageError(
-      fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another data set or "
-                  "global batch?",
-                  position.batch, position.epoch, batches()));
+int64_t Loader::global_batch() const {
+  return source_->global_batch() * (options_.join ? options_.join->size() : 1);
+}
+
+std::string Loader::order() const {
+  return options_.join ? fmt::format("{}, of each of {} ranks its own", source_->order(), options_.join->size()) : source_->order();
+}
+
+std::optional<int64_t> Loader::batches() {
+  if (peeked_ && !peeked_->batch && !peeked_->error) return position_.batch;
+  if (options_.join) return std::nullopt;
+  if (!known_batches_ || known_batches_->first != position_.epoch) {
+    known_batches_.emplace(position_.epoch, count_batches(position_.epoch));
+  }
+  return known_batches_->second;
+}
+
+std::optional<int64_t> Loader::count_batches(int64_t epoch) {
+  std::optional<int64_t> count;
+  std::unique_lock lock(mutex_);
+  with_source(lock, [&] { count = source_->batches(epoch); });
+  return count;
+}
+
+void Loader::expect_place(const Position& position) {
+  if (position.epoch < 0 || position.epoch > kMostEpochs || position.batch < 0) throw no_such_place(position, batches().value_or(0));
+  if (options_.join) return;  // others may have more batches
+  const auto count = count_batches(position.epoch);
+  if (count && position.batch > *count) throw no_such_place(position, *count);
 }
 
 void Loader::seek(const Position& position) {
   expect_place(position);
+  peeked_.reset();
+  has_run_out_ = false;
   {
     const std::lock_guard lock(mutex_);
-    position_ = to_fetch_ = position;
+    position_ = to_draw_ = position;
     delivered_ = begun_;  // so that workers drop what they are about to bring
     ready_.clear();
   }
@@ -71,63 +158,175 @@ Loader::~Loader() {
   for (auto& worker : workers_) worker.join();
 }
 
+bool Loader::at_end() {
+  if (const auto count = batches()) return position_.batch == *count;
+  return !peek().batch && !peek().error;
+}
+
 std::optional<Samples> Loader::next() {
-  if (position_.batch == batches()) {
+  if (const auto& result = peek(); result.error) std::rethrow_exception(result.error);
+  auto result = *std::exchange(peeked_, std::nullopt);
+  if (!result.batch) {
     position_ = {.epoch = position_.epoch + 1};
     return std::nullopt;
   }
-  auto result = options_.workers == 0 ? make(position_, sampler_.part(position_), place_) : take_result();
-  if (result.error) std::rethrow_exception(result.error);
   position_.batch++;
   static std::atomic<uint64_t> taken = 0;
   last_taken_ = ++taken;
+  last_weight_ = result.batch->weight;
   return std::move(result.batch);
 }
 
-Loader::Result Loader::take_result() {
+const Loader::Result& Loader::peek() {
+  if (peeked_) return *peeked_;
+  try {
+    peeked_ = options_.dispatch ? receive() : options_.join ? join() : take_own();
+  } catch (...) {
+    peeked_ = {.error = std::current_exception()};
+  }
+  return *peeked_;
+}
+
+Loader::Result Loader::take_own() {
   std::unique_lock lock(mutex_);
-  news_.wait(lock, [this] { return ready_.contains(delivered_); });
-  auto& result = ready_.at(delivered_);
-  if (result.error) return result;  // a copy: the error stays for the next call
-  auto taken = std::move(result);
+  if (workers_.empty()) {
+    make_next(lock);
+  } else {
+    news_.wait(lock, [this] { return ready_.contains(delivered_); });
+  }
+  auto taken = std::move(ready_.at(delivered_));
   ready_.erase(delivered_++);
   lock.unlock();
   news_.notify_all();
   return taken;
 }
 
-Loader::Result Loader::make(const Position& position, const Part& part, const Place& place) const {
+/// Rank 0 sends an error, too, so that all ranks stay at that batch.
+Loader::Result Loader::receive() {
+  const auto& world = *options_.dispatch;
+  Result whole;
+  all_or_none(world, {.unit = "dispatch"}, "could not fetch a batch for all ranks", [&] {
+    if (is_remote()) return;
+    whole = take_own();
+    if (whole.error) std::rethrow_exception(whole.error);
+    if (whole.batch) expect_rows_of(whole.shares, *whole.batch);
+  });
+  auto own = send_samples(world, whole.batch, whole.shares);
+  if (own) put(*own, place_);
+  return {.batch = std::move(own)};
+}
+
+Loader::Result Loader::join() {
+  const auto& ranks = *options_.join;
+  Result own;
+  AllOrNone step;
+  step.attempt([&] {
+    if (has_run_out_) return;
+    own = take_own();
+    if (own.error) std::rethrow_exception(own.error);
+    has_run_out_ = !own.batch;
+    if (has_run_out_ && !spare_.inputs.defined()) spare_ = first_of_epoch();
+  });
+  step.expect_all(ranks, {.unit = "join"}, "could not fetch a batch");
+  const auto rows = own.batch ? own.batch->size() - own.batch->repeats : 0;
+  int64_t all = 0;
+  for (const auto& text : ranks.texts(std::to_string(rows), {.unit = "join"})) all += std::stoll(text);
+  if (all == 0) {
+    has_run_out_ = false;
+    return {};
+  }
+  if (own.batch) {
+    spare_ = *own.batch;
+  } else {
+    own.batch = spare_;
+    own.batch->repeats = spare_.size();
+  }
+  own.batch->weight = static_cast<double>(rows * ranks.size()) / static_cast<double>(all);
+  return own;
+}
+
+/// Of a rank that goes on in an epoch in which it has run out already.
+Samples Loader::first_of_epoch() {
+  const Position first = {.epoch = position_.epoch};
+  std::unique_lock lock(mutex_);
+  const auto drawn = draw(first, lock);
+  lock.unlock();
+  auto result = make(first, drawn, place_);
+  if (result.error) std::rethrow_exception(result.error);
+  if (!result.batch) throw UsageError("loader: the source of a rank that is joined has no samples at all");
+  return std::move(*result.batch);
+}
+
+Drawn Loader::draw(const Position& position, std::unique_lock<std::mutex>& lock) {
+  Drawn drawn;
+  with_source(lock, [&] {
+    const c10::NoGradGuard no_grad;
+    try {
+      drawn = source_->draw(position);
+    } catch (...) {
+      drawn.make = [error = std::current_exception()]() -> Samples { std::rethrow_exception(error); };
+    }
+  });
+  return drawn;
+}
+
+Loader::Result Loader::make(const Position& position, const Drawn& drawn, const Place& place) const {
   const c10::NoGradGuard no_grad;
   try {
-    auto batch = fetch_(part.numbers, part.seeds);
-    batch.repeats = part.repeats;
-    for (auto* const rows : {&batch.inputs, &batch.targets}) {
-      if (place && rows->defined()) *rows = place(*rows);
+    if (!drawn.make) {
+      if (position.batch > drawn.batches && !options_.join) throw no_such_place(position, drawn.batches);
+      return {};
     }
-    return {.batch = std::move(batch), .error = nullptr};
+    Result result{.batch = drawn.make(), .shares = drawn.shares};
+    result.batch->repeats = repeats_of(drawn.shares);
+    result.batch->weight = drawn.shares.front().weight;
+    if (!options_.dispatch) put(*result.batch, place);
+    return result;
   } catch (...) {
-    return {.batch = {}, .error = with_context(fmt::format("batch {} of epoch {}: ", position.batch, position.epoch))};
+    return {.error = with_context(counted_at(position))};
   }
+}
+
+/// One thread at a time uses the source, and waits for it without the lock.
+void Loader::with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act) {
+  news_.wait(lock, [this] { return !is_drawing_; });
+  is_drawing_ = true;
+  lock.unlock();
+  struct Done {
+    Loader& loader;
+    std::unique_lock<std::mutex>& lock;
+    ~Done() {
+      lock.lock();
+      loader.is_drawing_ = false;
+      loader.news_.notify_all();
+    }
+  } const done{*this, lock};
+  act();
 }
 
 void Loader::work() {
   const c10::ParallelGuard alone(true);  // makes operators here run in this thread only, so that they don't compete with the model's
   std::unique_lock lock(mutex_);
   for (;;) {
-    news_.wait(lock, [this] { return stopping_ || begun_ < delivered_ + options_.ahead; });
+    news_.wait(lock, [this] { return stopping_ || (!is_drawing_ && begun_ < delivered_ + options_.ahead); });
     if (stopping_) return;
-    if (to_fetch_.batch == batches()) to_fetch_ = {.epoch = to_fetch_.epoch + 1};
-    const auto position = to_fetch_;
-    const auto number = begun_++;
-    to_fetch_.batch++;
-    const auto part = sampler_.part(position);
-    const auto place = place_;
-    lock.unlock();
-    auto result = make(position, part, place);
-    lock.lock();
-    if (number >= delivered_) ready_.emplace(number, std::move(result));
-    news_.notify_all();
+    make_next(lock);
   }
+}
+
+void Loader::make_next(std::unique_lock<std::mutex>& lock) {
+  const auto number = begun_++;
+  const auto position = to_draw_;
+  const auto place = place_;
+  to_draw_.batch++;
+  const auto drawn = draw(position, lock);
+  if (number < delivered_) return;
+  if (!drawn.make) to_draw_ = {.epoch = position.epoch + 1};
+  lock.unlock();
+  auto result = make(position, drawn, place);
+  lock.lock();
+  if (number >= delivered_) ready_.emplace(number, std::move(result));
+  news_.notify_all();
 }
 
 }  // namespace tessera::data

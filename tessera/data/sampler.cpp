@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <random>
-#include <sstream>
 
 #include "tessera/base/error.h"
 
@@ -22,87 +20,99 @@ uint64_t draw(std::mt19937_64& source, uint64_t limit) {
   return value % limit;
 }
 
-/// The finalizer of splitmix64: changes every bit with the chance of one half if one bit of the value changes.
-uint64_t scramble(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
-uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number) {
-  return scramble(scramble(scramble(seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(number));
-}
-
-constexpr const char* kPositionFormat = "position-1";
-
 }  // namespace
 
-std::string Position::save() const {
-  return fmt::format("{} {} {}", kPositionFormat, epoch, batch);
-}
-
-Position Position::load(const std::string& text) {
-  std::istringstream in(text);
-  std::string format, more;
-  Position position;
-  in >> format >> position.epoch >> position.batch;
-  if (!in || format != kPositionFormat || position.epoch < 0 || position.batch < 0 || in >> more) {
-    throw UsageError(fmt::format("'{}' describes no position in a data set", text));
-  }
-  return position;
-}
-
-Sampler::Sampler(const SamplerOptions& options) : options_(options) {
-  if (options.local_ranks.empty() || std::ranges::adjacent_find(options.local_ranks, std::greater_equal()) != options.local_ranks.end()) {
-    throw UsageError("sampler: local_ranks must name at least one rank, in ascending order; give it the communicator's local_ranks()");
-  }
-  for (const int rank : options.local_ranks) {
-    if (rank < 0 || rank >= options.ranks) throw UsageError(fmt::format("sampler: there is no rank {} of {}", rank, options.ranks));
-  }
-  if (options.global_batch < 1 || options.global_batch % options.ranks != 0) {
-    throw UsageError(fmt::format("sampler: a global batch of {} can't be divided among {} ranks; make it a multiple of {}",
-                                 options.global_batch, options.ranks, options.ranks));
-  }
+Sampler::Sampler(const SamplerOptions& options)
+    : options_(options),
+      division_("sampler", options.batch_sampler ? 0 : options.global_batch, options.local_ranks, options.ranks, options.tail) {
   if (options.size < 1) throw UsageError("sampler: the data set is empty");
-  const auto whole = options.size / options.global_batch;
-  batches_ = options.tail == Tail::Drop ? whole : whole + (options.size % options.global_batch != 0 ? 1 : 0);
-  if (batches_ == 0) {
-    throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", options.size,
-                                 options.global_batch));
+  if (options.sampler && options.batch_sampler)
+    throw UsageError("sampler: there are a sampler and a batch_sampler, but only one of them can decide; leave out the other");
+  if (options.batch_sampler && options.global_batch != 0)
+    throw UsageError(
+        fmt::format("sampler: there are a global batch of {} and a batch_sampler, whose batches have their own sizes; leave out one",
+                    options.global_batch));
+  if (!options.batch_sampler && options.global_batch == 0)
+    throw UsageError("sampler: a global batch of 0 has no samples; choose how many all ranks together take in a step");
+  if (batches(0) == 0) {
+    throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill",
+                                 options.sampler ? static_cast<int64_t>(order_.size()) : options.size, options.global_batch));
   }
-  order_.resize(static_cast<size_t>(options.size));
+  order_in_words_ = describe();
 }
 
-std::string Sampler::order() const {
-  return fmt::format("{} samples{}{}", options_.size,
-                     options_.order == Order::Shuffled ? fmt::format(", shuffled with seed {}", options_.seed) : "",
-                     options_.tail == Tail::Drop ? ", the last dropped" : "");
+std::string Sampler::describe() const {
+  std::string order;
+  if (options_.sampler || options_.batch_sampler) {
+    uint64_t print = 0;
+    for (const auto number : order_) print = scramble(print ^ static_cast<uint64_t>(number));
+    for (const auto end : ends_) print = scramble(print ^ static_cast<uint64_t>(end));
+    order = fmt::format(", in {} of the program's own ({:016x})", options_.sampler ? "an order" : "batches", print);
+  } else if (options_.order == Order::Shuffled) {
+    order = fmt::format(", shuffled with seed {}", options_.seed);
+  }
+  const bool drops = options_.tail == Tail::Drop && !options_.batch_sampler;
+  return fmt::format("{} samples{}{}", options_.size, order, drops ? ", the last dropped" : "");
+}
+
+int64_t Sampler::batches(int64_t epoch) {
+  if (!options_.sampler && !options_.batch_sampler) return division_.batches(options_.size);
+  arrange(epoch);
+  return options_.batch_sampler ? static_cast<int64_t>(ends_.size()) : division_.batches(static_cast<int64_t>(order_.size()));
 }
 
 Part Sampler::part(const Position& position) {
-  if (position.epoch < 0 || position.batch < 0 || position.batch >= batches_) {
-    throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, batches_));
+  const auto count = position.epoch < 0 ? 0 : batches(position.epoch);
+  if (position.batch < 0 || position.batch >= count) {
+    throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, count));
   }
-  if (position.epoch != epoch_) arrange(position.epoch);
-  const auto count = options_.global_batch / options_.ranks;
-  Part part;
-  for (const int rank : options_.local_ranks) {
-    const auto first = position.batch * options_.global_batch + rank * count;
-    for (int64_t place = first; place < first + count; place++) {
-      const auto number = order_[static_cast<size_t>(place % options_.size)];
+  arrange(position.epoch);
+  const auto size = static_cast<int64_t>(order_.size()), place = position.batch;
+  const auto begin = !options_.batch_sampler ? place * options_.global_batch : place == 0 ? 0 : ends_[static_cast<size_t>(place) - 1];
+  const auto end = !options_.batch_sampler ? std::min(begin + options_.global_batch, size) : ends_[static_cast<size_t>(place)];
+  Part part{.numbers = {}, .shares = division_.shares(end - begin)};
+  for (const auto& share : part.shares) {
+    for (int64_t i = begin + share.first; i < begin + share.first + share.rows; i++) {
+      const auto number = order_[static_cast<size_t>(i % size)];
       part.numbers.push_back(number);
       part.seeds.push_back(seed_of_sample(options_.seed, position.epoch, number));
-      if (place >= options_.size) part.repeats++;
     }
+    part.repeats += share.repeats;
   }
   return part;
 }
 
 void Sampler::arrange(int64_t epoch) {
-  std::iota(order_.begin(), order_.end(), 0);
+  if (epoch == epoch_) return;
+  epoch_ = -1;  // unless the following succeeds
+  if (options_.sampler || options_.batch_sampler) {
+    take_own_order(epoch);
+  } else {
+    order_.resize(static_cast<size_t>(options_.size));
+    std::iota(order_.begin(), order_.end(), 0);
+    if (options_.order == Order::Shuffled) shuffle(epoch);
+  }
   epoch_ = epoch;
-  if (options_.order == Order::AsStored) return;
+}
+
+void Sampler::take_own_order(int64_t epoch) {
+  if (options_.sampler) order_ = options_.sampler(epoch);
+  if (options_.batch_sampler) {
+    order_.clear();
+    ends_.clear();
+    for (const auto& batch : options_.batch_sampler(epoch)) {
+      if (batch.empty()) throw UsageError(fmt::format("sampler: batch {} of epoch {} has no samples", ends_.size(), epoch));
+      order_.insert(order_.end(), batch.begin(), batch.end());
+      ends_.push_back(static_cast<int64_t>(order_.size()));
+    }
+  }
+  const auto wrong = std::ranges::find_if(order_, [&](int64_t number) { return number < 0 || number >= options_.size; });
+  if (wrong != order_.end())
+    throw UsageError(fmt::format("sampler: epoch {} has sample {}, but the data set has {} samples", epoch, *wrong, options_.size));
+  if (order_.empty()) throw UsageError(fmt::format("sampler: epoch {} has no samples", epoch));
+}
+
+void Sampler::shuffle(int64_t epoch) {
   const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
   const auto number = static_cast<uint64_t>(epoch);
   // Seed and epoch are not added, because then epoch 1 of seed 0 and epoch 0 of seed 1 would have the same order.

@@ -2,20 +2,18 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "tessera/data/position.h"
+#include "tessera/data/share.h"
 
 namespace tessera::data {
 
 enum class Order {
   Shuffled,  // differently in every epoch
   AsStored,
-};
-
-/// What happens to the last samples of an epoch if they do not fill a global batch.
-enum class Tail {
-  Drop,  // they are left out; with Order::Shuffled these are different samples in every epoch
-  Fill,  // the batch is filled up with samples from the beginning of the epoch, which are counted in Part::repeats
 };
 
 struct SamplerOptions {
@@ -26,51 +24,52 @@ struct SamplerOptions {
   Order order = Order::Shuffled;
   Tail tail = Tail::Drop;
   uint64_t seed = 0;
-};
-
-/// A position between two batches. Save it to resume later; it is valid for any number of ranks.
-struct Position {
-  int64_t epoch = 0;
-  int64_t batch = 0;  // from 0 to the number of batches, which means the end of the epoch
-
-  /// One line of text; load() is the inverse, and throws UsageError for text of another form.
-  std::string save() const;
-  static Position load(const std::string& text);
-
-  bool operator==(const Position&) const = default;
+  /// In place of `order`: the numbers of the samples of an epoch. One may come several times, and others not at all, as where classes are
+  /// balanced. It must give every rank the same.
+  std::function<std::vector<int64_t>(int64_t epoch)> sampler = {};
+  /// In place of `order` and `global_batch`: the batches of an epoch, each the samples of one step on all ranks together, and of any size,
+  /// as where texts of similar length come together. It must give every rank the same.
+  std::function<std::vector<std::vector<int64_t>>(int64_t epoch)> batch_sampler = {};
 };
 
 /// This process's part of a batch: the samples of each of its local ranks, one rank after the other.
 struct Part {
   std::vector<int64_t> numbers;
-  /// A seed for each sample, for what is drawn to augment it. It depends only on the sampler's seed, the epoch and the sample's number.
-  std::vector<uint64_t> seeds = {};
-  int64_t repeats = 0;  // how many samples at its end only fill the batch (Tail::Fill)
+  std::vector<uint64_t> seeds = {};  // seed_of_sample of each
+  std::vector<Share> shares = {};    // of each local rank
+  int64_t repeats = 0;               // how many samples at its end only fill the batch
 };
 
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
 
-  /// The number of batches in an epoch, which is the same for every rank.
-  int64_t batches() const { return batches_; }
+  /// The number of batches in an epoch, which is the same for every rank, and for every epoch but with a batch_sampler.
+  int64_t batches(int64_t epoch = 0);
 
   /// This process's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
   /// cached.
   Part part(const Position& position);
 
-  /// Samples of one step on all ranks together.
-  int64_t global_batch() const { return options_.global_batch; }
+  /// Samples of one step on all ranks together; 0 with a batch_sampler.
+  int64_t global_batch() const { return division_.global_batch(); }
   /// What the order of samples depends on, beside the position: "6000 samples, shuffled with seed 42, the last dropped".
-  std::string order() const;
+  std::string order() const { return order_in_words_; }
+  /// From now on part() is that of all ranks.
+  void take_all_ranks() { division_.take_all_ranks(); }
 
  private:
   void arrange(int64_t epoch);
+  void take_own_order(int64_t epoch);
+  void shuffle(int64_t epoch);
+  std::string describe() const;
 
   SamplerOptions options_;
-  int64_t batches_ = 0;
-  int64_t epoch_ = -1;  // the epoch to which order_ belongs
+  Division division_;
+  int64_t epoch_ = -1;  // the epoch to which these belong:
   std::vector<int64_t> order_;
+  std::vector<int64_t> ends_;  // of batches of different sizes, in order_
+  std::string order_in_words_;
 };
 
 }  // namespace tessera::data

@@ -120,6 +120,87 @@ TEST(Sampler, ShufflesFairly) {
   for (const auto& place : count) EXPECT_THAT(place, ::testing::Each(::testing::AllOf(::testing::Gt(373), ::testing::Lt(627))));
 }
 
+/// Each sample of an epoch as often as it counts: the parts of all ranks without repeats, in rank order, and the sum of their weights.
+struct Counted {
+  std::vector<Numbers> batches;
+  std::vector<double> weights;
+};
+
+Counted counted_epoch(SamplerOptions options, int64_t epoch = 0) {
+  Counted all;
+  for (int rank = 0; rank < options.ranks; rank++) {
+    options.local_ranks = {rank};
+    Sampler sampler(options);
+    all.batches.resize(static_cast<size_t>(sampler.batches(epoch)));
+    all.weights.resize(all.batches.size());
+    for (size_t batch = 0; batch < all.batches.size(); batch++) {
+      auto part = sampler.part({.epoch = epoch, .batch = static_cast<int64_t>(batch)});
+      const auto& share = part.shares.at(0);
+      EXPECT_EQ(part.repeats, share.repeats);
+      EXPECT_EQ(part.seeds.size(), part.numbers.size());
+      EXPECT_GT(part.numbers.size(), 0U);  // so that the rank goes through the model with the others
+      part.numbers.resize(part.numbers.size() - static_cast<size_t>(part.repeats));
+      EXPECT_EQ(part.numbers.empty(), share.weight == 0);
+      all.batches[batch].insert(all.batches[batch].end(), part.numbers.begin(), part.numbers.end());
+      all.weights[batch] += share.weight;
+    }
+  }
+  for (const auto sum : all.weights) EXPECT_NEAR(sum, options.ranks, 1e-12);
+  return all;
+}
+
+TEST(Sampler, KeepsTheTailAndGivesEachRankAboutAsMuchOfIt) {
+  for (const int64_t size : {100, 99, 98, 97, 24, 5, 1}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      const auto seen = counted_epoch({.size = size, .global_batch = 12, .ranks = ranks, .order = Order::AsStored, .tail = Tail::Keep});
+      EXPECT_EQ(all_of(seen.batches), first_numbers(size)) << size << " samples, " << ranks << " ranks";
+    }
+  }
+  Sampler last({.size = 7, .global_batch = 4, .local_ranks = {0}, .ranks = 2, .order = Order::AsStored, .tail = Tail::Keep});
+  EXPECT_THAT(last.part({.batch = 1}).numbers, ElementsAre(4, 5));
+  EXPECT_DOUBLE_EQ(last.part({.batch = 1}).shares.at(0).weight, 4.0 / 3);  // the mean of two samples, of three on two ranks
+  EXPECT_EQ(last.part({.batch = 0}).shares.at(0).weight, 1);
+}
+
+TEST(Sampler, TakesAnOrderOfTheProgram) {
+  const auto every_second = [](int64_t epoch) {
+    Numbers numbers;
+    for (int64_t i = epoch % 2; i < 20; i += 2) numbers.insert(numbers.end(), {i, i});
+    return numbers;
+  };
+  for (const int ranks : {1, 2, 4}) {
+    SamplerOptions options{.size = 20, .global_batch = 4, .ranks = ranks, .sampler = every_second};
+    EXPECT_EQ(all_of(epoch_of(options, 0)), every_second(0));
+    EXPECT_EQ(all_of(epoch_of(options, 3)), every_second(1));
+  }
+  SamplerOptions options{.size = 20, .global_batch = 4, .sampler = every_second};
+  const auto order = Sampler(options).order();
+  EXPECT_THAT(order, HasSubstr("20 samples, in an order of the program's own ("));
+  options.sampler = [](int64_t /*epoch*/) { return Numbers{3, 2, 1, 0}; };
+  EXPECT_NE(Sampler(options).order(), order);
+}
+
+TEST(Sampler, TakesBatchesOfTheProgram) {
+  const auto growing = [](int64_t epoch) {
+    std::vector<Numbers> batches;
+    int64_t next = 0;
+    for (int64_t size = 1; size < 6 + epoch; size++) {
+      auto& batch = batches.emplace_back();
+      for (int64_t i = 0; i < size; i++) batch.push_back(next++);
+    }
+    return batches;
+  };
+  for (const int ranks : {1, 2, 3}) {
+    for (const int64_t epoch : {0, 2})
+      EXPECT_EQ(counted_epoch({.size = 100, .ranks = ranks, .batch_sampler = growing}, epoch).batches, growing(epoch));
+  }
+  Sampler sampler({.size = 100, .batch_sampler = growing});
+  EXPECT_EQ(sampler.batches(), 5);
+  EXPECT_EQ(sampler.batches(2), 7);
+  EXPECT_EQ(sampler.part({.epoch = 0, .batch = 4}).numbers.size(), 5U);
+  EXPECT_EQ(sampler.global_batch(), 0);
+}
+
 TEST(Sampler, GivesAProcessThePartsOfAllItsRanks) {
   SamplerOptions options{.size = 10, .global_batch = 8, .ranks = 4, .order = Order::AsStored, .tail = Tail::Fill};
   options.local_ranks = {1, 3};
@@ -148,6 +229,18 @@ TEST(Sampler, RefusesWhatCanNotWork) {
     EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = ranks, .ranks = 2}),
                 HasSubstr("at least one rank, in ascending order"));
   }
+  const auto numbers = [](Numbers all) { return [all](int64_t /*epoch*/) { return all; }; };
+  const auto batches = [](std::vector<Numbers> all) { return [all](int64_t /*epoch*/) { return all; }; };
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .sampler = numbers({1, 9})}),
+              HasSubstr("epoch 0 has sample 9, but the data set has 9"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .sampler = numbers({})}), HasSubstr("epoch 0 has no samples"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 4, .sampler = numbers({1, 2})}),
+              HasSubstr("2 samples do not fill one global batch of 4"));
+  EXPECT_THAT(refusal({.size = 9, .batch_sampler = batches({{1}, {}})}), HasSubstr("batch 1 of epoch 0 has no samples"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .batch_sampler = batches({{1}})}), HasSubstr("have their own sizes"));
+  EXPECT_THAT(refusal({.size = 9, .sampler = numbers({1}), .batch_sampler = batches({{1}})}), HasSubstr("only one of them"));
+  Sampler all_ranks({.size = 9, .local_ranks = {0, 1}, .ranks = 2, .batch_sampler = batches({{1, 2}, {3}})});
+  EXPECT_THAT(message_of<UsageError>([&] { all_ranks.part({.batch = 1}); }), HasSubstr("1 samples can't be divided among 2 ranks"));
   Sampler sampler({.size = 9, .global_batch = 2});
   EXPECT_THAT(message_of<UsageError>([&] { sampler.part({.epoch = 1, .batch = 4}); }), HasSubstr("no batch 4 in epoch 1; an epoch has 4"));
 }

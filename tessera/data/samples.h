@@ -12,7 +12,10 @@ namespace tessera::data {
 struct Samples {
   at::Tensor inputs;
   at::Tensor targets;
-  int64_t repeats = 0;  // how many samples at the end only fill the batch (Tail::Fill); metrics of a test set must not count them
+  int64_t repeats = 0;  // how many samples at the end only fill the batch; metrics of a test set must not count them
+  /// Of a batch: how much the mean loss of these samples counts on this rank, so that the mean over ranks is that over all samples of the
+  /// batch. Other than 1 only where ranks have different numbers of them. Trainer::backward multiplies the loss by it.
+  double weight = 1;
 
   int64_t size() const { return inputs.defined() ? inputs.size(0) : 0; }
 };

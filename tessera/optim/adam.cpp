@@ -35,7 +35,7 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, WeightDecay::L2) {}
 
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}},
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
                 fmt::format("{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", options.beta1, options.beta2,
                             options.eps)),
       options_(options),
@@ -109,10 +109,10 @@ SmallAdamW::SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
 
 SmallAdamW::SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
-                {{.name = "first", .dtype = at::kChar},
-                 {.name = "second", .dtype = at::kByte},
-                 {.name = "first_scales", .dtype = at::kFloat, .block = kBlock},
-                 {.name = "second_scales", .dtype = at::kFloat, .block = kBlock}},
+                {{.name = "exp_avg", .dtype = at::kChar},
+                 {.name = "exp_avg_sq", .dtype = at::kByte},
+                 {.name = "exp_avg_scales", .dtype = at::kFloat, .block = kBlock},
+                 {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}},
                 fmt::format("SmallAdamW with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
       options_(options) {
   expect_option("beta1", options.beta1, 1);

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/optim/any_optimizer.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/forward_phase.h"
@@ -34,21 +35,10 @@ void expect_sense(const GradScalerOptions& options) {
 
 // What the scaler needs of an optimizer, for both kinds.
 
-const std::vector<at::Tensor>& parameters_of(const Optimizer& optimizer) {
-  return optimizer.parameters();
-}
-
-std::vector<at::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> result;
-  for (const auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
-  return result;
-}
-
-template <class AnyOptimizer>
-void multiply_gradients_now(const AnyOptimizer& optimizer, double factor) {
+void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double factor) {
   const c10::AutoGradMode no_grad(false);
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  for (const auto& parameter : parameters_of(optimizer)) {
+  for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
     if (!gradient.defined()) continue;
     if (gradient.scalar_type() == at::kHalf) {
@@ -65,8 +55,8 @@ void multiply_gradients_in_step(Optimizer& optimizer, double factor) {
   optimizer.scale_gradients(at::scalar_tensor(factor, at::kFloat));
 }
 
-void multiply_gradients_in_step(const torch::optim::Optimizer& optimizer, double factor) {
-  multiply_gradients_now(optimizer, factor);
+void multiply_gradients_in_step(torch::optim::Optimizer& optimizer, double factor) {
+  multiply_gradients_now(parameters_of(&optimizer), factor);
 }
 
 void expect_not_in_backward(const Optimizer& optimizer) {
@@ -81,8 +71,8 @@ void skip(Optimizer& optimizer) {
   optimizer.skip_step();
 }
 
-void skip(const torch::optim::Optimizer& optimizer) {
-  skip_step(parameters_of(optimizer));
+void skip(torch::optim::Optimizer& optimizer) {
+  skip_step(parameters_of(&optimizer));
 }
 
 }  // namespace
@@ -99,17 +89,17 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
 
 /// What has happened to the gradients that the optimizer has now; null if nothing has. Forgets what happened to those that tessera::recover
 /// has dropped.
-template <class AnyOptimizer>
-GradScaler::Progress* GradScaler::progress_of(const AnyOptimizer& optimizer) {
+template <class O>
+GradScaler::Progress* GradScaler::progress_of(O& optimizer) {
   const auto known = progress_.find(&optimizer);
   if (known == progress_.end()) return nullptr;
-  if (known->second.recoveries == recoveries_of(parameters_of(optimizer))) return &known->second;
+  if (known->second.recoveries == recoveries_of(parameters_of(&optimizer))) return &known->second;
   progress_.erase(known);
   return nullptr;
 }
 
-template <class AnyOptimizer>
-void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
+template <class O>
+void GradScaler::unscale_any(O& optimizer, bool now) {
   if (!options_.enabled) return;
   if (const auto* known = progress_of(optimizer); known != nullptr) {
     throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
@@ -117,17 +107,18 @@ void GradScaler::unscale_any(AnyOptimizer& optimizer, bool now) {
   }
   expect_idle("GradScaler::unscale_");
   expect_not_in_backward(optimizer);
-  const bool finite = gradients_are_finite(parameters_of(optimizer));
+  const auto parameters = parameters_of(&optimizer);
+  const bool finite = gradients_are_finite(parameters);
   if (now) {
-    multiply_gradients_now(optimizer, 1 / scale_);
+    multiply_gradients_now(parameters, 1 / scale_);
   } else {
     multiply_gradients_in_step(optimizer, 1 / scale_);
   }
-  progress_[&optimizer] = {.finite = finite, .recoveries = recoveries_of(parameters_of(optimizer))};
+  progress_[&optimizer] = {.finite = finite, .recoveries = recoveries_of(parameters)};
 }
 
-template <class AnyOptimizer>
-bool GradScaler::step_any(AnyOptimizer& optimizer) {
+template <class O>
+bool GradScaler::step_any(O& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
     return true;

@@ -60,12 +60,12 @@ class GradScaler {
     uint64_t recoveries = 0;  // see recoveries_of()
   };
 
-  template <class AnyOptimizer>
-  Progress* progress_of(const AnyOptimizer& optimizer);
-  template <class AnyOptimizer>
-  void unscale_any(AnyOptimizer& optimizer, bool now);
-  template <class AnyOptimizer>
-  bool step_any(AnyOptimizer& optimizer);
+  template <class O>
+  Progress* progress_of(O& optimizer);
+  template <class O>
+  void unscale_any(O& optimizer, bool now);
+  template <class O>
+  bool step_any(O& optimizer);
 
   GradScalerOptions options_;
   double scale_;

@@ -31,7 +31,9 @@ Squares prepare_in_parallel(const LambRule& rule, const UpdateRange& all) {
   return sum;
 }
 
-at::Tensor sum_of_squares(const at::Tensor& tensor) { return tensor.to(at::promoteTypes(tensor.scalar_type(), at::kFloat)).pow(2).sum(); }
+at::Tensor sum_of_squares(const at::Tensor& tensor) {
+  return tensor.to(at::promoteTypes(tensor.scalar_type(), at::kFloat)).pow(2).sum();
+}
 
 }  // namespace
 
@@ -39,7 +41,7 @@ Lamb::Lamb(std::vector<at::Tensor> parameters, LambOptions options)
     : Lamb(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "first"}, {.name = "second"}},
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
                 fmt::format("Lamb with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
       options_(options) {
   expect_option("beta1", options.beta1, 1);
@@ -68,11 +70,7 @@ void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
   const auto all = update_range(item.parameter, item.gradient, item.state, item.cast_copy);
   for (const auto& member : item.members) {
     const auto range = item.members.size() == 1 ? all : part_of(all, member.offset, member.parameter.numel());
-    pending_.push_back({.rule = rule,
-                        .lr = settings.lr,
-                        .range = range,
-                        .squares = prepare_in_parallel(rule, range),
-                        .group = group});
+    pending_.push_back({.rule = rule, .lr = settings.lr, .range = range, .squares = prepare_in_parallel(rule, range), .group = group});
   }
 }
 

@@ -11,7 +11,7 @@ Lion::Lion(std::vector<at::Tensor> parameters, LionOptions options)
     : Lion(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
 Lion::Lion(std::vector<ParameterGroup> groups, LionOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "momentum"}},
+    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "exp_avg"}},
                 fmt::format("Lion with betas {} and {}", options.beta1, options.beta2)),
       options_(options) {
   expect_option("beta1", options.beta1, 1);

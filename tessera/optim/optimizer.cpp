@@ -24,7 +24,7 @@
 namespace tessera::optim {
 namespace {
 
-constexpr auto kSteps = "steps";
+constexpr auto kSteps = "step";
 
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {

@@ -34,7 +34,7 @@ struct ParameterGroup {
   std::optional<double> weight_decay = {};
 };
 
-/// The state of one parameter: tensors like its shard, and "steps", the number of steps that it has taken.
+/// The state of one parameter: tensors like its shard, and "step", the number of steps that it has taken.
 using ParameterState = std::map<std::string, at::Tensor>;
 
 class Optimizer {

@@ -118,9 +118,9 @@ TEST(Optimizers, GoOnFromTheirState) {
     optim::SGD second(twin->parameters(), {.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
     const auto state = optimizer.state(*net);
     ASSERT_EQ(state.size(), 6);
-    EXPECT_EQ(state.at("b.weight").at("momentum").sizes(), twin->named_parameters()["b.weight"].sizes());
-    EXPECT_EQ(state.at("a.weight").at("steps").item<int64_t>(), 4);
-    EXPECT_EQ(state.at("b.weight").at("steps").item<int64_t>(), 3);
+    EXPECT_EQ(state.at("b.weight").at("momentum_buffer").sizes(), twin->named_parameters()["b.weight"].sizes());
+    EXPECT_EQ(state.at("a.weight").at("step").item<int64_t>(), 4);
+    EXPECT_EQ(state.at("b.weight").at("step").item<int64_t>(), 3);
     second.load_state(*twin, state);
     {
       const torch::NoGradGuard no_grad;
@@ -136,7 +136,7 @@ TEST(Optimizers, GoOnFromTheirState) {
     other["strange"] = {};
     EXPECT_THAT(message_of<UsageError>([&] { second.load_state(*twin, other); }), ::testing::HasSubstr("'strange'"));
     other = state;
-    other["b.weight"]["momentum"] = at::zeros({100, 1});
+    other["b.weight"]["momentum_buffer"] = at::zeros({100, 1});
     EXPECT_THAT(message_of<UsageError>([&] { second.load_state(*twin, other); }), ::testing::HasSubstr("another number of ranks"));
     optim::Adam adam(twin->parameters(), {});
     EXPECT_THAT(message_of<UsageError>([&] { adam.load_state(*twin, state); }), ::testing::HasSubstr("has no 'first'"));

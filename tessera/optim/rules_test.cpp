@@ -41,15 +41,15 @@ at::Tensor& moment(std::map<std::string, at::Tensor>& state, const std::string& 
 
 /// The update that Adam would go, without a rate.
 at::Tensor adam_update(const at::Tensor& g, std::map<std::string, at::Tensor>& state, int step, double beta2, double eps) {
-  auto& first = moment(state, "first", g).mul_(0.9).add_(g, 0.1);
-  auto& second = moment(state, "second", g).mul_(beta2).add_(g * g, 1 - beta2);
+  auto& first = moment(state, "exp_avg", g).mul_(0.9).add_(g, 0.1);
+  auto& second = moment(state, "exp_avg_sq", g).mul_(beta2).add_(g * g, 1 - beta2);
   return first / (1 - std::pow(0.9, step)) / ((second / (1 - std::pow(beta2, step))).sqrt() + eps);
 }
 
 const Case kCases[] = {
     {"Sgd", [](Tensors p) { return std::make_unique<optim::SGD>(p, optim::SgdOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 0.1}); },
      [](at::Tensor& p, const at::Tensor& g, auto& state, int) {
-       auto& momentum = moment(state, "momentum", g).mul_(0.9).add_(g + 0.1 * p);
+       auto& momentum = moment(state, "momentum_buffer", g).mul_(0.9).add_(g + 0.1 * p);
        p.sub_(momentum, 0.1);
      }},
     {"AdamW", [](Tensors p) { return std::make_unique<optim::AdamW>(p, optim::AdamWOptions{.lr = 0.01}); },
@@ -65,7 +65,7 @@ const Case kCases[] = {
      }},
     {"Lion", [](Tensors p) { return std::make_unique<optim::Lion>(p, optim::LionOptions{.lr = 0.01, .weight_decay = 0.1}); },
      [](at::Tensor& p, const at::Tensor& g, auto& state, int) {
-       auto& momentum = moment(state, "momentum", g);
+       auto& momentum = moment(state, "exp_avg", g);
        p.mul_(1 - 0.01 * 0.1).sub_((0.9 * momentum + 0.1 * g).sign(), 0.01);
        momentum.mul_(0.99).add_(g, 0.01);
      }},
@@ -268,14 +268,14 @@ TEST(SmallMoments, TakeTwoBytesForEachParameter) {
   optimizer.step();
   int64_t bytes = 0, values = 0;
   for (const auto& [name, state] : optimizer.state(*layer)) {
-    for (const auto& [kind, tensor] : state) bytes += kind == "steps" ? 0 : static_cast<int64_t>(tensor.nbytes());
+    for (const auto& [kind, tensor] : state) bytes += kind == "step" ? 0 : static_cast<int64_t>(tensor.nbytes());
   }
   for (const auto& parameter : layer->parameters()) values += parameter.numel();
   EXPECT_LT(bytes, values * 21 / 10);
   // And they can be taken up again.
   optim::SmallAdamW other(layer->parameters(), {});
   other.load_state(*layer, optimizer.state(*layer));
-  EXPECT_TRUE(at::equal(other.state(*layer).at("weight").at("second"), optimizer.state(*layer).at("weight").at("second")));
+  EXPECT_TRUE(at::equal(other.state(*layer).at("weight").at("exp_avg_sq"), optimizer.state(*layer).at("weight").at("exp_avg_sq")));
 }
 
 TEST(Options, ThatMakeNoSenseAreNamed) {

@@ -14,7 +14,7 @@ SGD::SGD(std::vector<at::Tensor> parameters, SgdOptions options)
 SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
     : Optimizer(
           std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
-          options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum"}} : std::vector<StateKind>{},
+          options.momentum != 0 ? std::vector<StateKind>{{.name = "momentum_buffer"}} : std::vector<StateKind>{},
           fmt::format("SGD with momentum {}, dampening {}{}", options.momentum, options.dampening, options.nesterov ? ", Nesterov's" : "")),
       options_(options) {
   expect_option("momentum", options.momentum);

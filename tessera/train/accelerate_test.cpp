@@ -6,6 +6,8 @@
 #include <mutex>
 #include <sstream>
 
+#include "tessera/optim/sgd.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/run_program.h"
 #include "tessera/testing/trained.h"
@@ -27,11 +29,78 @@ class Lines {
   std::ostringstream text_;
 };
 
+const std::vector<std::pair<int, int>> kSizes = {{9, 5}, {8, 2}, {7, 2}, {3, 4}, {1, 1}, {10, 3}, {5, 1}};
+
+data::StreamOptions numbers_up_to(int64_t size) {
+  return {.open = [size](int64_t /*epoch*/) {
+    return [size, next = int64_t{0}]() mutable -> std::optional<data::Samples> {
+      if (next == size) return std::nullopt;
+      return data::Samples{.inputs = at::scalar_tensor(next++, at::kLong).view({1}), .targets = {}};
+    };
+  }};
+}
+
+void add_streams(const Trainer& trainer, Lines& lines) {
+  const auto numbered = [](const char* what, int size, int batch, int64_t number) {
+    return std::string(what) + ' ' + std::to_string(size) + ' ' + std::to_string(batch) + ' ' + std::to_string(number);
+  };
+  for (const auto& [size, batch] : kSizes) {
+    for (const auto tail : {data::Tail::Fill, data::Tail::Drop}) {
+      auto options = numbers_up_to(size);
+      options.global_batch = batch * trainer.num_processes();
+      options.tail = tail;
+      std::vector<at::Tensor> own = {at::empty({0}, at::kLong)};
+      if (tail == data::Tail::Fill || size >= options.global_batch) {  // Accelerate has an empty epoch where Tessera refuses
+        data::Loader loader(trainer.make_stream(options));
+        for (const auto& rows : loader) own.push_back(rows.inputs);
+      }
+      lines.add(numbered("stream", size, batch, tail == data::Tail::Drop ? 1 : 0), at::cat(own));
+    }
+  }
+  for (const auto& [size, batch] : kSizes) {
+    auto options = numbers_up_to(size);
+    options.global_batch = batch * trainer.num_processes();
+    options.tail = data::Tail::Keep;
+    data::Loader loader(trainer.make_stream(options), {.dispatch = trainer.world()});
+    int64_t number = 0;
+    for (const auto& rows : loader)
+      lines.add(numbered("dispatched", size, batch, number++), rows.inputs.narrow(0, 0, rows.size() - rows.repeats));
+  }
+}
+
+/// Rank 1 has three batches, rank 0 has one.
+at::Tensor trained_on_streams_of_different_lengths(const Communicator& world) {
+  Trainer trainer({.world = world});
+  torch::nn::Linear model(torch::nn::LinearOptions(2, 1).bias(false));
+  model->to(at::kDouble);
+  model->weight.detach().copy_(at::tensor({0.5, -0.25}, at::kDouble).view({1, 2}));
+  trainer.prepare(model);
+  optim::SGD optimizer(parameters(*model), {.lr = 0.125});
+  trainer.prepare(optimizer);
+  const auto rank = world.rank();
+  const auto open = [rank](int64_t /*epoch*/) {
+    return [rank, batch = 0]() mutable -> std::optional<data::Samples> {
+      if (batch == 1 + 2 * rank) return std::nullopt;
+      const auto rows = at::tensor({rank + 1.0, static_cast<double>(batch++), 1.0, 2.0}, at::kDouble).view({2, 2});
+      return data::Samples{.inputs = rows, .targets = {}};
+    };
+  };
+  data::Loader loader(data::Stream({.open = open, .global_batch = 2}), {.join = world});
+  trainer.prepare(loader);
+  for (const auto& batch : loader) {
+    trainer.backward(model(batch.inputs).pow(2).mean());
+    trainer.step();
+  }
+  return (whole_values(*model).front() * 1e9).round();
+}
+
 /// What accelerate_ranks.py does.
 std::string results(const Trainer& trainer) {
   Lines lines;
   const auto& world = trainer.world();
-  for (const auto& [size, batch] : std::vector<std::pair<int, int>>{{9, 5}, {8, 2}, {7, 2}, {3, 4}, {1, 1}, {10, 3}, {5, 1}}) {
+  add_streams(trainer, lines);
+  lines.add("joined", trained_on_streams_of_different_lengths(world));
+  for (const auto& [size, batch] : kSizes) {
     data::Loader loader(data::Sampler({.size = size,
                                        .global_batch = batch * world.size(),
                                        .local_ranks = world.local_ranks(),

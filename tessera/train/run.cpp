@@ -95,6 +95,7 @@ bool Run::next_epoch() {
   const auto has_ended = [&] { return is_over() || (options_.epochs && position.epoch >= *options_.epochs); };
   if (epoch_ > 0 && !has_ended()) look_for_signals();
   if (has_ended()) {
+    if (epoch_ > 0) save();  // the last step of all, if nothing else has
     if (parts_->saver) parts_->saver->wait();
     parts_->stop.reset();  // from now on signals do what they do in any program
     return false;
@@ -103,7 +104,7 @@ bool Run::next_epoch() {
   is_in_batch_ = false;
   parts_->progress.emplace(
       ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
-                      .steps = loader_.batches(),
+                      .steps = loader_.batches().value_or(0),
                       .start = position.batch,
                       .items_per_step = loader_.global_batch(),
                       .line_every = kReportsShown * options_.report_every,
@@ -124,7 +125,7 @@ bool Run::saves_at(bool end_of_epoch) const {
 std::optional<data::Samples> Run::next() {
   if (std::exchange(is_in_batch_, false)) batch_done();
   if (!parts_->progress && !stopped_) throw UsageError("Run::batches is for once an epoch, after next_epoch()");
-  const bool at_end = loader_.position().batch == loader_.batches();
+  const bool at_end = loader_.at_end();
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
     is_due_ = (steps_before_ + 1) % options_.report_every == 0;
@@ -142,7 +143,7 @@ void Run::batch_done() {
   parts_->progress->update(loader_.position().batch, parts_->shown);
   if (!trainer_.sync_gradients()) return;
   if (parts_->saver) parts_->saver->poll();
-  if (loader_.position().batch == loader_.batches() || is_over()) return;  // next() saves
+  if (loader_.at_end() || is_over()) return;  // next() saves
   look_for_signals();
   if (!stopped_ && saves_at(/*end_of_epoch=*/false)) save();
 }
@@ -167,7 +168,8 @@ void Run::report(const std::vector<Measured>& numbers) {
   for (const auto& [name, value] : numbers) {
     if (!value.defined()) continue;
     if (value.numel() != 1) throw UsageError(fmt::format("Run::report takes numbers, and '{}' has {} values", name, value.numel()));
-    values.push_back(value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble));
+    const auto number = value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble);
+    values.push_back(loader_.last_weight() == 1 ? number : number * loader_.last_weight());
     parts_->reported.push_back({.name = name});
   }
   if (!values.empty()) {
@@ -186,7 +188,12 @@ void Run::report(const std::vector<Measured>& numbers) {
 }
 
 void Run::save(const Values& metrics) {
-  if (options_.prefix.empty() || trainer_.steps() == saved_step_) return;
+  if (options_.prefix.empty()) return;
+  if (trainer_.steps() == saved_step_) {
+    if (metrics.empty() || !has_saved_) return;
+    throw UsageError(fmt::format("step {} is saved already, without '{}'; save_epochs = false leaves the end of an epoch to Run::save",
+                                 saved_step_, metrics.front().name));
+  }
   checkpoint::Contents contents;
   const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);
   all_or_none(trainer_.world(), {.unit = "checkpoint"}, fmt::format("could not save {}", folder.string()),
@@ -205,6 +212,7 @@ void Run::save(const Values& metrics) {
     checkpoint::save(folder, contents, trainer_.world(), {.keep = options_.keep});
   }
   saved_step_ = trainer_.steps();
+  has_saved_ = true;
   last_ = folder;
   say(fmt::format("{} {}", parts_->saver ? "saving" : "saved", folder.string()));
 }

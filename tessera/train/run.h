@@ -72,11 +72,13 @@ class Run {
   void say(std::string_view line);
 
   /// Saves, beside what the options ask for, unless no step was taken since the last checkpoint. Metrics are notes, by which Keep::best
-  /// goes; so are the numbers that were reported last. Collective.
+  /// goes; so are the numbers that were reported last. Throws UsageError if this run has saved the step without the metrics. Collective.
   void save(const Values& metrics = {});
   /// The checkpoint that was saved or loaded last.
   const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
-  /// Whether a signal has ended the run. What is left of the epoch comes when it is resumed.
+  /// Ends the run after the present batch, with a checkpoint, as when a metric gets no better. All ranks call it.
+  void stop() { stopped_ = true; }
+  /// Whether a signal or stop() has ended the run. What is left of the epoch comes when it is resumed.
   bool stopped() const { return stopped_; }
 
  private:
@@ -97,7 +99,7 @@ class Run {
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
   int64_t steps_more_ = 0;  // than steps(), in the names of folders
-  bool is_in_batch_ = false, is_due_ = false, stopped_ = false;
+  bool is_in_batch_ = false, is_due_ = false, stopped_ = false, has_saved_ = false;
 };
 
 class Run::Batches {

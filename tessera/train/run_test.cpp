@@ -112,7 +112,7 @@ TEST(Run, SavesWhereItIsToldAndKeepsSome) {
     const auto by_itself = [](train::Run& run, int64_t step) {
       if (step == 3) run.save({{"accuracy", 0.5}});
     };
-    EXPECT_THAT(saved({.epochs = 1, .save_epochs = false, .save_every = 5}, by_itself), ElementsAre(3, 5));
+    EXPECT_THAT(saved({.epochs = 1, .save_epochs = false, .save_every = 5}, by_itself), ElementsAre(3, 5, 6));
     EXPECT_THAT(checkpoint::inspect(checkpoint::step_folder(folder / "false-5-false", 3)), HasSubstr("accuracy"));
   });
 }
@@ -166,6 +166,30 @@ TEST(Run, EndsAfterTheStepInWhichASignalComes) {
   EXPECT_THAT(steps_in(folder / "net"), ElementsAre(2, 6, 12));
 }
 
+TEST(Run, EndsWhereTheProgramSaysSo) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const RunOptions options{.epochs = 2, .prefix = folder / "net", .resume = true};
+    const auto first = trained(world, options, [](train::Run& run, int64_t step) {
+      if (step == 4) run.stop();
+    });
+    EXPECT_TRUE(first.stopped);
+    EXPECT_EQ(first.losses.size(), 4);
+    const auto second = trained(world, options, [](train::Run& run, int64_t step) {
+      if (step == 10) run.save({{"accuracy", 0.5}});
+    });
+    EXPECT_EQ(second.losses.size(), 2 * kBatches - 4);
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, [](train::Run& run, int64_t) {
+                    run.save();
+                    run.save({{"accuracy", 0.5}});
+                  });
+                }),
+                HasSubstr("step 13 is saved already, without 'accuracy'"));
+  });
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(4, 6, 10, 12, 13));
+}
+
 TEST(Run, ReportsMeansOverRanksWhenTheyAreDue) {
   const Folder folder;
   std::vector<std::vector<double>> losses(2);
@@ -209,6 +233,51 @@ TEST(Run, RefusesWhatCanNotBeMeant) {
     const auto batches = run.batches().begin();
     EXPECT_THROW(run.report({}), UsageError);  // before the step
   });
+}
+
+/// 11 rows in batches of 4: the last one has 3, so that ranks have different numbers of them.
+std::vector<at::Tensor> trained_on_a_stream(const Communicator& world, const RunOptions& options) {
+  Trainer trainer({.world = world});
+  auto net = seeded_net();
+  const auto open = [](int64_t epoch) {
+    return [epoch, next = int64_t{0}]() mutable -> std::optional<data::Samples> {
+      if (next == 11) return std::nullopt;
+      return data::Samples{.inputs = input(100 * epoch + next++).narrow(0, 0, 1), .targets = {}};
+    };
+  };
+  data::Loader loader(trainer.make_stream({.open = open, .global_batch = 4, .tail = data::Tail::Keep}));
+  trainer.prepare(net, loader);
+  optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+  trainer.prepare(optimizer);
+  Run run(trainer, loader, options);
+  while (run.next_epoch()) {
+    for (const auto& batch : run.batches()) {
+      const auto loss = net->forward(batch.inputs).pow(2).mean();
+      trainer.backward(loss);
+      trainer.step();
+      run.report({{"loss", loss}});
+    }
+  }
+  EXPECT_THAT(message_of<UsageError>([&] { trainer.steps_of_epoch(loader); }), HasSubstr("no length that is known before they end"));
+  return whole_values(*net);
+}
+
+TEST(Run, GoesOnInAStreamWithAnyNumberOfRanks) {
+  const Folder folder;
+  std::vector<at::Tensor> expected;
+  with_ranks(1, [&](const Communicator& world) { expected = trained_on_a_stream(world, {.epochs = 3}); });
+  std::filesystem::path prefix;
+  for (const int64_t stop : {3, 4, 5, 8}) {  // at the end of an epoch, within one, with its last batch
+    for (const int ranks : {2, 4}) {
+      prefix = folder / fmt::format("{}-{}", stop, ranks);
+      with_ranks(ranks, [&](const Communicator& world) { trained_on_a_stream(world, {.steps = stop, .prefix = prefix}); });
+      with_ranks(ranks / 2, [&](const Communicator& world) {
+        const auto actual = trained_on_a_stream(world, {.epochs = 3, .prefix = prefix, .resume = true});
+        for (size_t i = 0; i < expected.size(); i++)
+          EXPECT_TRUE(at::allclose(actual[i], expected[i], 1e-5, 1e-6)) << i << " after step " << stop;
+      });
+    }
+  }
 }
 
 }  // namespace

@@ -49,12 +49,6 @@ void expect_same_settings(const config::Settings& settings, const Communicator& 
   if (!different.empty()) throw DisagreementError(fmt::format("ranks have different settings; give all of them the same. {}", different));
 }
 
-std::vector<at::Tensor> all_of(const torch::optim::Optimizer& optimizer) {
-  std::vector<at::Tensor> result;
-  for (const auto& group : optimizer.param_groups()) result.insert(result.end(), group.params().begin(), group.params().end());
-  return result;
-}
-
 bool have_gradients(const std::vector<at::Tensor>& parameters) {
   return std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
 }
@@ -148,9 +142,11 @@ void Trainer::prepare_one(data::Loader& loader) {
   loaders_.push_back(&placed(loader));
 }
 
-int64_t Trainer::steps_of_epoch(const data::Loader& loader) const {
+int64_t Trainer::steps_of_epoch(data::Loader& loader) const {
+  const auto count = loader.batches();
+  if (!count) throw UsageError("the epochs of this loader have no length that is known before they end; count steps instead");
   const auto batches = settings_.integer("gradient_accumulation_steps");
-  return (loader.batches() + batches - 1) / batches;
+  return (*count + batches - 1) / batches;
 }
 
 data::Sampler Trainer::make_sampler(data::SamplerOptions options) const {
@@ -159,10 +155,22 @@ data::Sampler Trainer::make_sampler(data::SamplerOptions options) const {
   return data::Sampler(options);
 }
 
-void Trainer::expect_new(const void* optimizer) const {
+data::Stream Trainer::make_stream(data::StreamOptions options) const {
+  options.local_ranks = world_.local_ranks();
+  options.ranks = world_.size();
+  return data::Stream(std::move(options));
+}
+
+/// Of the present batch: one for evaluation may stay at its end.
+data::Loader* Trainer::current_loader() const {
+  const auto current = std::ranges::max_element(loaders_, {}, &data::Loader::last_taken);
+  return current == loaders_.end() || (*current)->last_taken() == 0 ? nullptr : *current;
+}
+
+void Trainer::expect_new(optim::AnyOptimizer optimizer) const {
   if (models_.empty()) throw UsageError("Trainer::prepare was given an optimizer before a model; an optimizer comes after its model");
-  const auto is_it = [&](const Prepared& each) { return each.own == optimizer || each.torch == optimizer; };
-  if (std::ranges::any_of(optimizers_, is_it)) throw UsageError("Trainer::prepare was given the same optimizer twice");
+  if (std::ranges::find(optimizers_, optimizer, &Prepared::optimizer) != optimizers_.end())
+    throw UsageError("Trainer::prepare was given the same optimizer twice");
 }
 
 void Trainer::add(Prepared prepared) {
@@ -173,14 +181,14 @@ void Trainer::add(Prepared prepared) {
 void Trainer::prepare_one(optim::Optimizer& optimizer) {
   expect_new(&optimizer);
   expect_parameters_of(*models_.back().module, optimizer.parameters());
-  add({.own = &optimizer});
+  add({.optimizer = &optimizer});
 }
 
 void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
   expect_new(&optimizer);
   const auto& model = *models_.back().module;
-  if (!are_of(model, all_of(optimizer))) rebind(optimizer, model);
-  Prepared prepared{.torch = &optimizer};
+  if (!are_of(model, optim::parameters_of(&optimizer))) rebind(optimizer, model);
+  Prepared prepared{.optimizer = &optimizer};
   for (const auto& group : optimizer.param_groups()) prepared.first_rates.push_back(group.options().get_lr());
   add(std::move(prepared));
 }
@@ -200,7 +208,7 @@ void Trainer::prepare_one(const optim::LearningRate& rate) {
 
 void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
   auto& optimizer = without_rate();
-  if (optimizer.torch == nullptr)
+  if (!std::holds_alternative<torch::optim::Optimizer*>(optimizer.optimizer))
     throw UsageError("Trainer::prepare was given a scheduler of torch after an optimizer of Tessera; give that one an optim::LearningRate");
   optimizer.scheduler = &scheduler;
 }
@@ -208,12 +216,9 @@ void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
 Trainer::Accumulation Trainer::accumulate() {
   if (syncs_) batches_ = 0;
   batches_++;
-  const auto is_at_end = [](const data::Loader* loader) {
-    return loader->last_taken() > 0 && loader->position().batch == loader->batches();
-  };
-  // The loader of this batch: one for evaluation may stay at its end.
-  const auto current = std::ranges::max_element(loaders_, {}, &data::Loader::last_taken);
-  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || (current != loaders_.end() && is_at_end(*current));
+  auto* const loader = current_loader();
+  const bool ends_epoch = loader != nullptr && loader->at_end();
+  syncs_ = ends_epoch || batches_ >= settings_.integer("gradient_accumulation_steps");
   std::vector<NoSync> held;
   for (const auto& model : models_) {
     if (!syncs_) held.push_back(no_sync(*model.module));
@@ -235,11 +240,10 @@ void Trainer::backward(const at::Tensor& loss) {
     each.averaged = false;
     each.clipped = each.clipped && have_gradients(parameters_of(each));
   }
-  scaler_.scale(batches == 1 ? loss : loss / batches).backward();
-}
-
-std::vector<at::Tensor> Trainer::parameters_of(const Prepared& optimizer) {
-  return optimizer.own != nullptr ? optimizer.own->parameters() : all_of(*optimizer.torch);
+  const auto* const loader = current_loader();
+  const double weight = loader == nullptr ? 1 : loader->last_weight();
+  const auto share = batches == 1 ? loss : loss / batches;
+  scaler_.scale(weight == 1 ? share : share * weight).backward();
 }
 
 void Trainer::expect_one_scale(const Prepared& optimizer) const {
@@ -258,7 +262,7 @@ void Trainer::average(Prepared& optimizer) const {
 void Trainer::unscale(Prepared& optimizer) {
   expect_one_scale(optimizer);
   if (!scaler_.options().enabled || optimizer.unscaled) return;
-  optimizer.own != nullptr ? scaler_.unscale_(*optimizer.own) : scaler_.unscale_(*optimizer.torch);
+  std::visit([&](auto* each) { scaler_.unscale_(*each); }, optimizer.optimizer);
   optimizer.unscaled = true;
 }
 
@@ -305,7 +309,9 @@ at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
   warn_of_other_limit(max_norm);
   const auto all = unscaled_parameters();
   for (auto& each : optimizers_) each.clipped |= have_gradients(parameters_of(each));
-  if (optimizers_.size() == 1 && optimizers_.front().own != nullptr) return optimizers_.front().own->clip_grad_norm(max_norm, p);
+  if (optimizers_.size() == 1) {
+    if (auto* const* own = std::get_if<optim::Optimizer*>(&optimizers_.front().optimizer)) return (*own)->clip_grad_norm(max_norm, p);
+  }
   return tessera::clip_grad_norm(all, max_norm, {.p = p});
 }
 
@@ -315,11 +321,11 @@ void Trainer::clip_grad_value(double clip_value) {
 
 bool Trainer::step() {
   if (optimizers_.empty()) throw UsageError("Trainer::step was called, but prepare() was given no optimizer");
-  return step_some(nullptr);
+  return step_some({});
 }
 
-bool Trainer::step_some(const void* optimizer) {
-  const auto is_meant = [&](const Prepared& each) { return optimizer == nullptr || optimizer == each.own || optimizer == each.torch; };
+bool Trainer::step_some(std::optional<optim::AnyOptimizer> optimizer) {
+  const auto is_meant = [&](const Prepared& each) { return !optimizer || *optimizer == each.optimizer; };
   if (std::ranges::none_of(optimizers_, is_meant)) throw UsageError("Trainer::step was called for an optimizer that was not prepared");
   if (!syncs_) return false;
   const double limit = settings_.number("gradient_clipping");
@@ -344,8 +350,8 @@ bool Trainer::step_some(const void* optimizer) {
 void Trainer::take_rate(Prepared& optimizer) const {
   if (!optimizer.rate) return;
   const double rate = optimizer.rate->at(optimizer.steps);
-  if (optimizer.own != nullptr) return optimizer.own->set_lr(rate);
-  auto& groups = optimizer.torch->param_groups();
+  if (auto* const* own = std::get_if<optim::Optimizer*>(&optimizer.optimizer)) return (*own)->set_lr(rate);
+  auto& groups = std::get<torch::optim::Optimizer*>(optimizer.optimizer)->param_groups();
   for (size_t i = 0; i < groups.size(); i++) {
     const double first = optimizer.first_rates.front();
     groups[i].options().set_lr(first == 0 ? rate : rate * optimizer.first_rates[i] / first);
@@ -355,8 +361,13 @@ void Trainer::take_rate(Prepared& optimizer) const {
 bool Trainer::take_step(Prepared& optimizer) {
   expect_one_scale(optimizer);
   take_rate(optimizer);
-  const bool changed = optimizer.own != nullptr ? scaler_.step(*optimizer.own) : scaler_.step(*optimizer.torch);
-  optimizer.own != nullptr ? optimizer.own->zero_grad() : optimizer.torch->zero_grad();
+  const bool changed = std::visit(
+      [&](auto* each) {
+        const bool stepped = scaler_.step(*each);
+        each->zero_grad();
+        return stepped;
+      },
+      optimizer.optimizer);
   optimizer.averaged = optimizer.clipped = false;
   optimizer.stepped = true;
   if (changed) optimizer.steps++;
@@ -376,8 +387,9 @@ int64_t Trainer::steps() const {
 
 double Trainer::lr() const {
   if (optimizers_.empty()) throw UsageError("Trainer::lr was called, but prepare() was given no optimizer");
-  const auto& first = optimizers_.front();
-  return first.own != nullptr ? first.own->lr() : first.torch->param_groups().front().options().get_lr();
+  const auto& first = optimizers_.front().optimizer;
+  if (auto* const* own = std::get_if<optim::Optimizer*>(&first)) return (*own)->lr();
+  return std::get<torch::optim::Optimizer*>(first)->param_groups().front().options().get_lr();
 }
 
 checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) const {

@@ -27,6 +27,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/config/settings.h"
 #include "tessera/data/loader.h"
+#include "tessera/optim/any_optimizer.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/learning_rate.h"
 #include "tessera/optim/optimizer.h"
@@ -143,8 +144,9 @@ class Trainer {
   /// Whether the present batch ends a step.
   bool sync_gradients() const { return syncs_; }
 
-  /// loss.backward(), with the loss divided by the batches of a step, and scaled where gradients are in float16. Throws UsageError if a
-  /// step has several batches and accumulate() was not called for this one.
+  /// loss.backward(), with the loss divided by the batches of a step, multiplied by the weight of the batch that was taken last from a
+  /// prepared loader (Samples::weight), and scaled where gradients are in float16. Throws UsageError if a step has several batches and
+  /// accumulate() was not called for this one.
   void backward(const at::Tensor& loss);
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
@@ -157,8 +159,8 @@ class Trainer {
   /// the step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
   /// have changed: not if gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
   bool step();
-  bool step(optim::Optimizer& optimizer) { return step_some(&optimizer); }
-  bool step(torch::optim::Optimizer& optimizer) { return step_some(&optimizer); }
+  bool step(optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
+  bool step(torch::optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
   /// The learning rate of its first group, as of the last step.
@@ -242,9 +244,10 @@ class Trainer {
   /// Whether prepare() was given this loader.
   bool has_prepared(const data::Loader& loader) const { return std::ranges::find(loaders_, &loader) != loaders_.end(); }
   /// How many steps an epoch of the loader has, with gradient_accumulation_steps.
-  int64_t steps_of_epoch(const data::Loader& loader) const;
-  /// A sampler for these ranks.
+  int64_t steps_of_epoch(data::Loader& loader) const;
+  /// A sampler, or a stream, for these ranks.
   data::Sampler make_sampler(data::SamplerOptions options) const;
+  data::Stream make_stream(data::StreamOptions options) const;
   /// All batches of a loader, in eval mode and without gradients, put where the ranks train: for (auto& batch : trainer.evaluation(model,
   /// loader)). The model may be any module. Shows how far it is. Collective.
   template <class Holder>
@@ -270,16 +273,13 @@ class Trainer {
     std::vector<size_t> optimizers = {};  // their places in optimizers_
   };
   struct Prepared {
-    optim::Optimizer* own = nullptr;
-    torch::optim::Optimizer* torch = nullptr;
+    optim::AnyOptimizer optimizer;
     std::optional<optim::LearningRate> rate = {};
     torch::optim::LRScheduler* scheduler = nullptr;
     std::vector<double> first_rates = {};                      // of torch's parameter groups
     int64_t steps = 0, scheduled = 0;                          // of the scheduler, by this process
     bool averaged = false, clipped = false, unscaled = false;  // the gradients that it has
     bool stepped = false;                                      // since the scale of gradients in float16 may have changed
-
-    checkpoint::OptimizerRef ref() const { return own != nullptr ? checkpoint::OptimizerRef(own) : checkpoint::OptimizerRef(torch); }
   };
   struct Registered {
     std::function<std::string()> save;
@@ -299,6 +299,7 @@ class Trainer {
   }
 
   data::Loader& placed(data::Loader& loader) const;
+  data::Loader* current_loader() const;
   /// For `first` before the others. Collective.
   void call_first(bool first, const std::function<void()>& act) const;
   template <class Act>
@@ -318,10 +319,10 @@ class Trainer {
   std::pair<int64_t, int64_t> own_part(int64_t length) const;
   void warn_of_other_limit(double max_norm);
 
-  void expect_new(const void* optimizer) const;
+  void expect_new(optim::AnyOptimizer optimizer) const;
   void add(Prepared prepared);
   Prepared& without_rate();
-  static std::vector<at::Tensor> parameters_of(const Prepared& optimizer);
+  static std::vector<at::Tensor> parameters_of(const Prepared& optimizer) { return optim::parameters_of(optimizer.optimizer); }
   void expect_one_scale(const Prepared& optimizer) const;
   void average(Prepared& optimizer) const;
   void unscale(Prepared& optimizer);
@@ -330,7 +331,8 @@ class Trainer {
   void take_rate(Prepared& optimizer) const;
   static void follow_steps(Prepared& optimizer);
   bool take_step(Prepared& optimizer);
-  bool step_some(const void* optimizer);
+  /// All of them unless one is given.
+  bool step_some(std::optional<optim::AnyOptimizer> optimizer);
   void expect_between_steps(std::string_view function) const;
   checkpoint::Contents contents_of(size_t model) const;
   checkpoint::Notes notes_of(size_t model) const;

@@ -171,10 +171,8 @@ at::Tensor Trainer::reduce(const at::Tensor& tensor, Reduce reduction) const {
 }
 
 std::pair<int64_t, int64_t> Trainer::own_part(int64_t length) const {
-  const int64_t share = length / world_.size(), longer = length % world_.size();
-  const auto begin_of = [&](int64_t rank) { return rank * share + std::min(rank, longer); };
-  const int64_t first = world_.local_ranks().front(), last = world_.local_ranks().back();
-  return {begin_of(first), begin_of(last + 1) - begin_of(first)};
+  const auto begin = data::part_begin(length, world_.local_ranks().front(), world_.size());
+  return {begin, data::part_begin(length, world_.local_ranks().back() + 1, world_.size()) - begin};
 }
 
 at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {

@@ -95,7 +95,7 @@ void expect_replaceable(const fs::path& folder) {
 }
 
 /// The place in this loader of what was saved for one, whose batches may have had another size. Nothing if there is none of ours.
-std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, const data::Loader& loader) {
+std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
   if (!notes.contains(name + ".position")) return std::nullopt;
   auto position = notes.at(name + ".position").as<data::Position>();
@@ -106,18 +106,20 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
                     order, loader.order()));
   }
   if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
-    position.batch = loader.batches();  // the epoch was over, whatever filled its last batch
-    return position;
+    // The epoch was over, whatever filled its last batch.
+    if (const auto batches = loader.batches()) return data::Position{.epoch = position.epoch, .batch = *batches};
+    return data::Position{.epoch = position.epoch + 1};
   }
   const auto then = notes.contains(name + ".global_batch") ? notes.at(name + ".global_batch").as<int64_t>() : loader.global_batch();
   const auto samples = position.batch * then, now = loader.global_batch();
-  if (samples % now != 0) {
+  if (then == now) return position;
+  if (now == 0 || samples % now != 0) {
     throw UsageError(fmt::format(
         "the run was saved after {} samples of an epoch, in batches of {} on all ranks together; batches of {} can't go on there: choose a "
         "size that divides {}",
         samples, then, now, samples));
   }
-  position.batch = std::min(samples / now, loader.batches());
+  position.batch = std::min(samples / now, loader.batches().value_or(samples / now));
   return position;
 }
 
@@ -131,7 +133,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     const auto& optimizer = optimizers_[own[i]];
     const auto name = numbered("scheduler", i);
     std::vector<double> rates;
-    for (const auto& group : json::parse(optimizer.ref().settings(*models_[model].module))) rates.push_back(group.at("lr"));
+    for (const auto& group : json::parse(checkpoint::OptimizerRef(optimizer.optimizer).settings(*models_[model].module))) rates.push_back(group.at("lr"));
     notes[name + kLastEpoch] = optimizer.steps * world_.size();  // Accelerate lets a scheduler step once for each process
     notes[name + "._step_count"] = optimizer.steps * world_.size() + 1;
     notes[name + "._last_lr"] = json(rates).dump();
@@ -146,7 +148,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
   for (size_t i = 0; i < loaders_.size(); i++) {
     notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
     notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
-    notes[numbered("dl_state_dict", i) + ".batches"] = loaders_[i]->batches();
+    if (const auto batches = loaders_[i]->batches()) notes[numbered("dl_state_dict", i) + ".batches"] = *batches;
     notes[numbered("dl_state_dict", i) + ".order"] = loaders_[i]->order();
   }
   for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
@@ -178,7 +180,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
       resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
       if (loaders_.empty() || !notes.contains(name + kStepSize)) continue;
       const auto then = notes.at(name + kStepSize).as<int64_t>(), now = loaders_.front()->global_batch();
-      if (then == now) continue;
+      if (then == now || then == 0 || now == 0) continue;
       auto& steps = resumed.steps.back();
       const auto before = std::exchange(steps, (steps * then + now / 2) / now);
       remark(fmt::format("{} with batches of {} on all ranks together count as {} with batches of {}", counted(before, "step"), then, steps,
@@ -247,7 +249,7 @@ void Trainer::resume(size_t model, Resumed resumed) {
 
 checkpoint::Contents Trainer::contents_of(size_t model) const {
   checkpoint::Contents contents{.model = models_[model].module.get()};
-  for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].ref()};
+  for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].optimizer};
   return contents;
 }
 

@@ -389,7 +389,7 @@ TEST(TrainerState, GoesOnAfterAnEpochWithBatchesOfAnotherSize) {
   for (const int ranks : {2, 5}) {
     run(ranks, [&](Trainer& trainer, data::Loader& loader, Net&) {
       trainer.load_state(folder / "run");
-      EXPECT_EQ(loader.position(), (data::Position{.epoch = 0, .batch = loader.batches()}));
+      EXPECT_EQ(loader.position(), (data::Position{.epoch = 0, .batch = *loader.batches()}));
       EXPECT_EQ(trainer.steps(), ranks == 2 ? 6 : 2);
     });
   }

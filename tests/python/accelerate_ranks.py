@@ -6,7 +6,8 @@ import sys
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
 
 from ranks import fork_ranks
 
@@ -19,7 +20,41 @@ folder = sys.argv[1]
 SIZES = [(9, 5), (8, 2), (7, 2), (3, 4), (1, 1), (10, 3), (5, 1)]  # of a data set, and of a batch of each rank
 
 
+class Numbers(IterableDataset):
+    def __init__(self, size):
+        self.size = size
+
+    def __iter__(self):
+        return iter(torch.arange(self.size))
+
+
+def joined(rank):
+    """Rank 1 has three batches, rank 0 has one."""
+    model = torch.nn.Linear(2, 1, bias=False, dtype=torch.double)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[0.5, -0.25]]))
+    replica = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    with replica.join(divide_by_initial_world_size=False):
+        for batch in range(1 + 2 * rank):
+            optimizer.zero_grad()
+            replica(torch.tensor([[rank + 1.0, batch], [1.0, 2.0]], dtype=torch.double)).pow(2).mean().backward()
+            optimizer.step()
+    return model.weight
+
+
 def results(accelerator, rank):
+    for size, batch in SIZES:
+        for drop_last in [False, True]:
+            shard = accelerate.data_loader.IterableDatasetShard(Numbers(size), batch_size=batch, drop_last=drop_last, num_processes=2, process_index=rank)
+            yield f"stream {size} {batch} {drop_last:d}", torch.tensor(list(shard))
+    dispatching = accelerate.Accelerator(cpu=True, dataloader_config=accelerate.DataLoaderConfiguration(dispatch_batches=True))
+    for size, batch in SIZES:
+        loader = dispatching.prepare(DataLoader(Numbers(size), batch_size=batch))
+        for number, rows in enumerate(loader):
+            fresh = loader.remainder if loader.end_of_dataloader and loader.remainder > 0 else 2 * len(rows)
+            yield f"dispatched {size} {batch} {number}", rows[: max(fresh - rank * len(rows), 0)]
+    yield "joined", (joined(rank) * 1e9).round().long()
     for size, batch in SIZES:
         loader = accelerator.prepare(DataLoader(torch.arange(size), batch_size=batch))
         pairs = [accelerator.gather_for_metrics((numbers, 2 * numbers)) for numbers in loader]

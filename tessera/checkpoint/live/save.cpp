@@ -10,6 +10,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/pinned_memory.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -44,8 +45,8 @@ bool is_of_a_save(const fs::path& folder) {
 
 /// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
+  if (!is_folder(folder)) return;
   std::error_code unknown;
-  if (!fs::is_directory(folder, unknown)) return;
   const auto why = why_incomplete(folder);
   if (fs::is_empty(folder, unknown)) {
     fs::remove(folder, unknown);
@@ -53,10 +54,12 @@ void make_way(const fs::path& folder, bool in_place) {
   }
   if (!why || fs::is_symlink(folder, unknown) || !is_of_a_save(folder)) return;  // NewFolder refuses the name
   if (in_place && !is_there(folder / kManifestFile)) {                           // left by a save that has not come to its end
-    fs::remove_all(folder, unknown);
-    if (unknown) throw IoError(fmt::format("can't remove {}, which an unfinished save has left: {}", folder.string(), unknown.message()));
+    remove_tree(folder);
     return;
   }
+  if (stored(folder))
+    throw IoError(
+        fmt::format("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder.string(), *why));
   const auto aside = free_name(folder);
   fs::rename(folder, aside, unknown);
   if (unknown) throw IoError(fmt::format("can't set {} aside, which is no complete checkpoint: {}", folder.string(), unknown.message()));
@@ -101,7 +104,7 @@ class Staging {
 
 void write_rank_file(const fs::path& folder, const RankContents& rank) {
   const auto& record = rank.record;
-  if (!is_there(folder)) {
+  if (!stored(folder) && !is_there(folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), record.rank));
   }
@@ -133,7 +136,7 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
 /// "run/net/" is "run/net".
 fs::path lasting_name(const fs::path& folder) {
   const auto named = folder.has_filename() ? folder : folder.parent_path();
-  return named.empty() ? named : fs::absolute(named);
+  return named.empty() || stored(named) ? named : fs::absolute(named);
 }
 
 uint64_t expect_savable(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
@@ -160,7 +163,7 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
     if (options.format != Format::Tessera)
       throw UsageError(fmt::format("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format)));
     if (!world.is_first()) return;
-    make_way(folder_, options.in_place);
+    make_way(folder_, options.in_place || stored(folder_));
     made_.emplace(folder_, working_);
   });
 }

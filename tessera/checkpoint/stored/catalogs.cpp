@@ -37,8 +37,7 @@ std::optional<Format> format_of_folder(const fs::path& folder) {
 std::string what_is_in(const fs::path& folder) {
   std::vector<std::string> found;
   for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
-    std::error_code unknown;
-    if (fs::is_directory(folder / name, unknown) && format_of_folder(folder / name)) found.push_back((folder / name).string());
+    if (is_folder(folder / name) && format_of_folder(folder / name)) found.push_back((folder / name).string());
   }
   if (found.empty()) return "";
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
@@ -80,14 +79,13 @@ bool is_part(const fs::path& file) {
 }
 
 Format format_of(const fs::path& path) {
-  std::error_code unknown;
-  const bool is_folder = fs::is_directory(path, unknown);
-  if (is_folder) {
+  const bool in_folder = is_folder(path);
+  if (in_folder) {
     if (const auto format = format_of_folder(path)) return *format;
   }
-  if (is_folder || !is_there(path)) {
+  if (in_folder || !is_there(path)) {
     if (!torch_xla_files(path).empty()) return Format::TorchXla;
-    if (!is_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
+    if (!in_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }
@@ -131,7 +129,8 @@ int64_t steps_of_optimizer(const fs::path& path) {
   double most = 0;
   const auto is_count = [](const std::string& name) { return name.starts_with(kOptimizerPrefix) && name.ends_with(".step"); };
   for (const auto& [name, tensor] : stored.catalog().tensors) {
-    if (is_count(name) && c10::multiply_integers(tensor.shape) == 1) most = std::max(most, stored.read(name).to(at::kDouble).item<double>());
+    if (is_count(name) && c10::multiply_integers(tensor.shape) == 1)
+      most = std::max(most, stored.read(name).to(at::kDouble).item<double>());
   }
   for (const auto& [name, value] : stored.catalog().values) {
     if (is_count(name) && value.is_number()) most = std::max(most, value.get<double>());

@@ -216,7 +216,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   }
   for (const auto& path : catalog.files) {
     result["files"].push_back(
-        {{"name", path.lexically_relative(folder).string()}, {"bytes", fs::file_size(path)}, {"checksums", json::object()}});
+        {{"name", path.lexically_relative(folder).string()}, {"bytes", size_of_file(path).value_or(0)}, {"checksums", json::object()}});
   }
   for (const auto& bytes : catalog.checksums) {
     result["files"][bytes.file]["checksums"][bytes.name] = {{"begin", bytes.begin}, {"bytes", bytes.bytes}, {"xxh3_64", bytes.checksum}};
@@ -295,14 +295,13 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
 /// Throws IoError if a file is missing, or has another size.
 void expect_files(const fs::path& folder, const std::vector<fs::path>& files, const std::vector<uint64_t>& sizes) {
   for (size_t i = 0; i < files.size(); i++) {
-    std::error_code none;
-    const auto size = fs::file_size(files[i], none);
-    if (none) {
+    const auto size = size_of_file(files[i]);
+    if (!size) {
       throw IoError(
           fmt::format("the checkpoint {} is incomplete: '{}' is missing", folder.string(), files[i].lexically_relative(folder).string()));
     }
-    if (size != sizes[i]) {
-      throw IoError(fmt::format("{} is cut off, or of another save: it has {} bytes, not {}", files[i].string(), size, sizes[i]));
+    if (*size != sizes[i]) {
+      throw IoError(fmt::format("{} is cut off, or of another save: it has {} bytes, not {}", files[i].string(), *size, sizes[i]));
     }
   }
 }

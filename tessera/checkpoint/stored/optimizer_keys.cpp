@@ -13,17 +13,15 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kOwn = "tessera::optim::", kTorch = "torch::optim::";
-constexpr auto kSteps = "steps";
+constexpr std::string_view kStep = "step";
 
-struct Rule {
-  std::string_view name;
-  std::array<std::pair<const char*, const char*>, 3> keys;  // PyTorch's and ours
-};
-constexpr std::pair<const char*, const char*> kMoments[] = {{"exp_avg", "first"}, {"exp_avg_sq", "second"}, {"step", kSteps}};
-constexpr Rule kRules[] = {{"Adam", {kMoments[0], kMoments[1], kMoments[2]}},
-                           {"AdamW", {kMoments[0], kMoments[1], kMoments[2]}},
-                           {"SGD", {{{"momentum_buffer", "momentum"}, {"", kSteps}, {"", ""}}}},
-                           {"Adagrad", {{{"sum", "sum"}, {"step", kSteps}, {"", ""}}}}};
+constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // of Tessera and of torch::optim
+/// What Tessera called its state up to 0.2, beside what PyTorch calls it.
+constexpr std::pair<std::string_view, std::string_view> kOldKeys[] = {{"first", "exp_avg"},
+                                                                      {"second", "exp_avg_sq"},
+                                                                      {"first_scales", "exp_avg_scales"},
+                                                                      {"second_scales", "exp_avg_sq_scales"},
+                                                                      {"steps", kStep}};
 
 /// The name of the class without its namespace.
 std::string_view last_of(std::string_view optimizer) {
@@ -31,21 +29,22 @@ std::string_view last_of(std::string_view optimizer) {
   return end == std::string_view::npos ? optimizer : optimizer.substr(end + 1);
 }
 
-const Rule* rule_named(std::string_view optimizer) {
-  const auto found = std::ranges::find(kRules, last_of(optimizer), &Rule::name);
-  return found == std::end(kRules) ? nullptr : found;
-}
-
 bool is_own(std::string_view optimizer) {
   return optimizer.starts_with(kOwn);
 }
 
-std::string own_key(const Rule& rule, const std::string& key) {
-  const auto found = std::ranges::find_if(rule.keys, [&](const auto& pair) { return pair.first == key; });
-  return found == rule.keys.end() || key.empty() ? key : found->second;
+bool is_own_sgd(std::string_view optimizer) {
+  return is_own(optimizer) && last_of(optimizer) == "SGD";
 }
 
 }  // namespace
+
+std::string todays_key(const std::string& optimizer, const std::string& key) {
+  if (!is_own(optimizer)) return key;
+  if (key == "momentum") return is_own_sgd(optimizer) ? "momentum_buffer" : "exp_avg";
+  const auto* const old = std::ranges::find(kOldKeys, key, &std::pair<std::string_view, std::string_view>::first);
+  return old == std::end(kOldKeys) ? key : std::string(old->second);
+}
 
 std::string class_of_settings(const json& settings) {
   const auto has = [&](const char* name) { return settings.contains(name); };
@@ -84,27 +83,21 @@ json default_settings(const std::string& optimizer) {
 
 bool is_same_rule(const std::string& one, const std::string& other) {
   if (one == other || one == kSomeOptimizer || other == kSomeOptimizer) return true;
-  return rule_named(one) != nullptr && rule_named(one) == rule_named(other) && is_own(one) != is_own(other);
+  return last_of(one) == last_of(other) && is_own(one) != is_own(other) &&
+         std::ranges::find(kSharedRules, last_of(one)) != std::end(kSharedRules);
 }
 
 std::string torch_key(const std::string& optimizer, const std::string& key) {
-  const auto* const rule = is_own(optimizer) ? rule_named(optimizer) : nullptr;
-  if (rule == nullptr) return key;
-  const auto found = std::ranges::find_if(rule->keys, [&](const auto& pair) { return pair.second == key; });
-  return found == rule->keys.end() ? key : found->first;
+  auto today = todays_key(optimizer, key);
+  return is_own_sgd(optimizer) && today == kStep ? "" : today;
 }
 
 std::string renamed_key(const std::string& key, const std::string& from, const std::string& to) {
-  if (from == to) return key;
-  const auto torch = torch_key(from, key);
-  const auto* const rule = is_own(to) ? rule_named(to) : nullptr;
-  return torch.empty() || rule == nullptr ? torch : own_key(*rule, torch);
+  return is_own(to) ? todays_key(from, key) : torch_key(from, key);
 }
 
 std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim::ParameterState> state, const std::string& from,
                                                      const std::string& to) {
-  if (from == to) return state;
-  const auto* const rule = is_own(to) ? rule_named(to) : nullptr;
   for (auto& [parameter, tensors] : state) {
     optim::ParameterState result;
     for (auto& [key, tensor] : tensors) {
@@ -112,7 +105,7 @@ std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim
       if (!name.empty()) result[name] = std::move(tensor);
     }
     // PyTorch's SGD does not count: what matters is that there has been a first step.
-    if (rule != nullptr && rule->name == "SGD") result.try_emplace(kSteps, at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
+    if (is_own_sgd(to)) result.try_emplace(std::string(kStep), at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
     tensors = std::move(result);
   }
   return state;

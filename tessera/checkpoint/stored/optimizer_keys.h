@@ -21,9 +21,11 @@ nlohmann::json default_settings(const std::string& optimizer);
 /// kSomeOptimizer: the class must be inferred from the keys.
 bool is_same_rule(const std::string& one, const std::string& other);
 
-/// PyTorch's name for what this class calls `key`; empty for what PyTorch does not keep.
+/// What this class calls `key` today: as PyTorch does. Earlier versions of Tessera had names of their own.
+std::string todays_key(const std::string& optimizer, const std::string& key);
+/// The same; empty for what PyTorch does not keep.
 std::string torch_key(const std::string& optimizer, const std::string& key);
-/// What the class `to` calls the state that the class `from` calls `key`; empty for what it does not keep.
+/// The name in the class `to` for what was saved as `key` of the class `from`; empty for what it does not keep.
 std::string renamed_key(const std::string& key, const std::string& from, const std::string& to);
 /// State of the class `from` as the class `to` names it.
 std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim::ParameterState> state, const std::string& from,

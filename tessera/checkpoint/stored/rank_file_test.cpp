@@ -102,7 +102,7 @@ TEST(RankFile, SlicesAloneTellWhereValuesBelong) {
       const auto& actual = state.at(std::string("optimizer.") + name + "." + key);
       EXPECT_TRUE(same_values(actual, whole_state(kept, name, key, parameter))) << name << " " << key;
     }
-    EXPECT_EQ(state.at(std::string("optimizer.") + name + ".steps").item<int64_t>(), 2);
+    EXPECT_EQ(state.at(std::string("optimizer.") + name + ".step").item<int64_t>(), 2);
   }
 }
 
@@ -120,11 +120,11 @@ TEST(RankFile, StateOfBlocksIsOfTheFlatParameter) {
   auto covered = at::zeros({1500}, at::kLong);
   for (int rank = 0; rank < kRanks; rank++) {
     const auto file = open_rank_file(folder / "a", rank, kRanks);
-    const auto& part = file.record.state.at("optimizer.weight.first_scales");
+    const auto& part = file.record.state.at("optimizer.weight.exp_avg_scales");
     EXPECT_EQ(part.shape, std::vector<int64_t>{1500});
-    EXPECT_EQ(file.tensors.info("optimizer.weight.first_scales").sizes, std::vector{(part.numel() + 255) / 256});
+    EXPECT_EQ(file.tensors.info("optimizer.weight.exp_avg_scales").sizes, std::vector{(part.numel() + 255) / 256});
     for (const auto& slice : part.slices) view_of(covered, slice).add_(1);
-    EXPECT_EQ(file.record.state.at("optimizer.weight.first").slices, file.record.parts.at("weight").slices);
+    EXPECT_EQ(file.record.state.at("optimizer.weight.exp_avg").slices, file.record.parts.at("weight").slices);
   }
   EXPECT_TRUE(covered.eq(1).all().item<bool>());
 }

@@ -1,0 +1,42 @@
+#include "tessera/data/position.h"
+
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr const char* kPositionFormat = "position-1";
+
+}  // namespace
+
+std::string Position::save() const {
+  return fmt::format("{} {} {}", kPositionFormat, epoch, batch);
+}
+
+Position Position::load(const std::string& text) {
+  std::istringstream in(text);
+  std::string format, more;
+  Position position;
+  in >> format >> position.epoch >> position.batch;
+  if (!in || format != kPositionFormat || position.epoch < 0 || position.batch < 0 || in >> more) {
+    throw UsageError(fmt::format("'{}' describes no position in a data set", text));
+  }
+  return position;
+}
+
+uint64_t scramble(uint64_t value) {
+  value += 0x9e3779b97f4a7c15;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
+  return value ^ (value >> 31);
+}
+
+uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number) {
+  return scramble(scramble(scramble(seed) ^ static_cast<uint64_t>(epoch)) ^ static_cast<uint64_t>(number));
+}
+
+}  // namespace tessera::data

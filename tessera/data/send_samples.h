@@ -1,0 +1,20 @@
+// Batches that rank 0 sends to all ranks.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "tessera/comm/communicator.h"
+#include "tessera/data/samples.h"
+#include "tessera/data/share.h"
+
+namespace tessera::data {
+
+/// Throws UsageError if a batch for all ranks has not the rows of these shares, so that it can't be divided.
+void expect_rows_of(const std::vector<Share>& shares, const Samples& batch);
+
+/// Each rank's part of the batch that rank 0 has, on the device of the ranks. Only rank 0 needs to give something; if that is nothing, all
+/// ranks get nothing. Collective.
+std::optional<Samples> send_samples(const Communicator& world, const std::optional<Samples>& batch, const std::vector<Share>& shares);
+
+}  // namespace tessera::data

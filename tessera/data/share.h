@@ -1,0 +1,52 @@
+// How the samples of a batch are divided among ranks.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tessera::data {
+
+/// What happens to the last samples of an epoch if they do not fill a global batch.
+enum class Tail {
+  Drop,  // they are left out; with Order::Shuffled these are different samples in every epoch
+  Fill,  // the batch is filled up with samples from the beginning of the epoch, which count as repeats: even_batches of Accelerate
+  Keep,  // the batch is smaller, and parts differ by one sample at most: even_batches=False
+};
+
+/// A rank's part of a batch: `rows` samples from `first` on.
+struct Share {
+  int64_t first = 0, rows = 0;
+  int64_t repeats = 0;  // how many at its end only fill it
+  double weight = 1;    // see Samples
+};
+
+/// Where the part of a rank begins if parts differ by one at most, and the first ranks have the longer ones.
+int64_t part_begin(int64_t length, int rank, int ranks);
+
+class Division {
+ public:
+  /// With a global batch of 0, batches have any size. Errors begin with `owner`.
+  Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail);
+
+  /// How many batches so many samples are.
+  int64_t batches(int64_t samples) const;
+  /// For each local rank, its part of a batch of so many samples. With Tail::Keep, and where batches have any size, a rank for which none
+  /// is left gets the first one, with weight 0, so that all ranks go through the model together. Throws UsageError if a process of several
+  /// ranks would have parts of different sizes.
+  std::vector<Share> shares(int64_t samples) const;
+  /// From now on shares() has those of all ranks.
+  void take_all_ranks();
+  int64_t global_batch() const { return global_batch_; }
+  Tail tail() const { return tail_; }
+
+ private:
+  std::string owner_;
+  int64_t global_batch_;
+  std::vector<int> local_ranks_;
+  int ranks_;
+  Tail tail_;
+  bool for_others_ = false;
+};
+
+}  // namespace tessera::data

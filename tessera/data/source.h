@@ -1,0 +1,41 @@
+// Source: where the batches of a Loader come from.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/data/position.h"
+#include "tessera/data/samples.h"
+#include "tessera/data/share.h"
+
+namespace tessera::data {
+
+/// What this process gets of a batch.
+struct Drawn {
+  /// Makes the samples: those of each local rank, one rank after the other. Called by any thread, once. Empty where the epoch has ended.
+  std::function<Samples()> make = {};
+  std::vector<Share> shares = {};  // of its local ranks
+  int64_t batches = 0;             // of the epoch that has ended
+};
+
+/// Sampler and Stream are such sources; a program may have one of its own. One thread at a time calls its functions.
+class Source {
+ public:
+  virtual ~Source() = default;
+
+  /// Mostly the positions come one after the other, but a Loader may go to any.
+  virtual Drawn draw(const Position& position) = 0;
+  /// The number of batches in an epoch, unless only its end will show.
+  virtual std::optional<int64_t> batches(int64_t epoch) = 0;
+  /// Samples of one step on all ranks together; 0 if batches differ.
+  virtual int64_t global_batch() const = 0;
+  /// What the order of samples depends on, beside the position, in words.
+  virtual std::string order() const = 0;
+  /// From now on it draws the parts of all ranks, and not of this process only.
+  virtual void take_all_ranks() = 0;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,151 @@
+#include "tessera/data/stream.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "tessera/base/error.h"
+
+namespace tessera::data {
+namespace {
+
+/// Copies, because a reader may use its memory again.
+Samples joined(const std::vector<Samples>& parts) {
+  std::vector<at::Tensor> inputs, targets;
+  for (const auto& part : parts) {
+    inputs.push_back(part.inputs);
+    if (part.targets.defined()) targets.push_back(part.targets);
+  }
+  return {.inputs = at::cat(inputs), .targets = targets.empty() ? at::Tensor() : at::cat(targets)};
+}
+
+Samples narrowed(const Samples& samples, int64_t first, int64_t count) {
+  return {.inputs = samples.inputs.narrow(0, first, count),
+          .targets = samples.targets.defined() ? samples.targets.narrow(0, first, count) : at::Tensor()};
+}
+
+void expect_rows(const Samples& pulled) {
+  if (!pulled.inputs.defined() || pulled.inputs.dim() == 0 || pulled.size() == 0)
+    throw UsageError("stream: pull gave samples without a row; at the end it must give nothing");
+  if (pulled.targets.defined() && (pulled.targets.dim() == 0 || pulled.targets.size(0) != pulled.size()))
+    throw UsageError(
+        fmt::format("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes())));
+}
+
+}  // namespace
+
+Stream::Stream(StreamOptions options)
+    : options_(std::move(options)), division_("stream", options_.global_batch, options_.local_ranks, options_.ranks, options_.tail) {
+  if (!options_.open) throw UsageError("stream: there is no function that opens it");
+  if (options_.global_batch == 0)
+    throw UsageError("stream: a global batch of 0 has no samples; choose how many all ranks together take in a step");
+}
+
+std::string Stream::order() const {
+  return fmt::format("{}{}", options_.name, options_.tail == Tail::Drop ? ", the last samples dropped" : "");
+}
+
+std::optional<int64_t> Stream::batches(int64_t /*epoch*/) {
+  return std::nullopt;
+}
+
+Drawn Stream::draw(const Position& position) try {
+  go_to(position);
+  const auto count = fill();
+  const auto number = next_->batch;
+  if (number == 0 && count > 0 && division_.batches(count) == 0) {
+    throw UsageError(fmt::format("stream: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", count,
+                                 division_.global_batch()));
+  }
+  if (count == 0 || division_.batches(count) == 0) return {.batches = number};
+  const auto shares = division_.shares(count);
+  std::vector<Samples> parts;
+  std::vector<uint64_t> seeds;
+  for (const auto& share : shares) {
+    for (int64_t i = share.first; i < share.first + share.rows;) {  // behind the end come the first samples of the epoch
+      const auto begin = i < count ? i : (i - count) % first_.size();
+      const auto rest = i < count ? count - i : first_.size() - begin;
+      const auto taken = std::min(rest, share.first + share.rows - i);
+      parts.push_back(i < count ? rows(begin, taken) : narrowed(first_, begin, taken));
+      const auto before = i < count ? number * division_.global_batch() : 0;
+      for (int64_t k = begin; k < begin + taken; k++) seeds.push_back(seed_of_sample(options_.seed, position.epoch, before + k));
+      i += taken;
+    }
+  }
+  auto samples = joined(parts);
+  drop(count);
+  auto make = [samples = std::move(samples), seeds = std::move(seeds), transform = options_.transform] {
+    return transform ? transform(samples, seeds) : samples;
+  };
+  return {.make = std::move(make), .shares = shares};
+} catch (...) {
+  next_.reset();  // what the stream is at after an error nobody knows
+  throw;
+}
+
+void Stream::go_to(const Position& position) {
+  if (!next_ || position.epoch != next_->epoch || position.batch < next_->batch) begin(position.epoch);
+  while (next_->batch < position.batch) {
+    const auto count = fill();
+    if (count == 0 || division_.batches(count) == 0) return;
+    drop(count);
+  }
+}
+
+void Stream::begin(int64_t epoch) {
+  next_.reset();
+  waiting_.clear();
+  are_waiting_ = 0;
+  first_ = {};
+  has_ended_ = false;
+  pull_ = options_.open(epoch);
+  if (!pull_) throw UsageError(fmt::format("stream: open gave no function that pulls samples of epoch {}", epoch));
+  next_ = Position{.epoch = epoch};
+}
+
+int64_t Stream::fill() {
+  while (!has_ended_ && are_waiting_ < division_.global_batch()) {
+    auto pulled = pull_();
+    has_ended_ = !pulled;
+    if (has_ended_) break;
+    expect_rows(*pulled);
+    are_waiting_ += pulled->size();
+    waiting_.push_back(std::move(*pulled));
+  }
+  const auto count = std::min(are_waiting_, division_.global_batch());
+  if (next_->batch == 0 && count > 0 && division_.tail() == Tail::Fill) first_ = rows(0, count);
+  return count;
+}
+
+Samples Stream::rows(int64_t first, int64_t count) const {
+  std::vector<Samples> parts;
+  for (const auto& chunk : waiting_) {
+    const auto size = chunk.size();
+    if (first < size && count > 0) {
+      const auto taken = std::min(size - first, count);
+      parts.push_back(narrowed(chunk, first, taken));
+      count -= taken;
+    }
+    first = std::max<int64_t>(first - size, 0);
+  }
+  return joined(parts);
+}
+
+void Stream::drop(int64_t count) {
+  are_waiting_ -= count;
+  next_->batch++;
+  while (count > 0) {
+    auto& chunk = waiting_.front();
+    const auto size = chunk.size();
+    if (count < size) {
+      chunk = narrowed(chunk, count, size - count);
+      return;
+    }
+    count -= size;
+    waiting_.pop_front();
+  }
+}
+
+}  // namespace tessera::data

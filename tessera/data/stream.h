@@ -1,0 +1,59 @@
+// Stream: samples that come one after the other, from a file that is read from its beginning, a socket or a simulation.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/data/source.h"
+
+namespace tessera::data {
+
+/// Gives the next samples, as many as it likes, such as one record or a chunk of a file; nothing when there are no more.
+using Pull = std::function<std::optional<Samples>()>;
+
+struct StreamOptions {
+  /// Begins an epoch. Where a run goes on in the middle of one, what comes before is pulled, and dropped.
+  std::function<Pull(int64_t epoch)> open = {};
+  int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all, and keeps its part
+  std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
+  int ranks = 1;
+  Tail tail = Tail::Drop;
+  uint64_t seed = 0;
+  /// What is done with this rank's part, by several threads at once: decoding, tokens, or augmentation by seeds, as SeededFetch.
+  std::function<Samples(Samples samples, std::span<const uint64_t> seeds)> transform = {};
+  std::string name = "a stream";  // that a run must have in common with the one that it goes on from
+};
+
+class Stream : public Source {
+ public:
+  explicit Stream(StreamOptions options);
+
+  Drawn draw(const Position& position) override;
+  std::optional<int64_t> batches(int64_t epoch) override;
+  int64_t global_batch() const override { return division_.global_batch(); }
+  std::string order() const override;
+  void take_all_ranks() override { division_.take_all_ranks(); }
+
+ private:
+  void go_to(const Position& position);
+  void begin(int64_t epoch);
+  /// Pulls until a global batch is there, or the stream ends; returns how many samples of it there are.
+  int64_t fill();
+  void drop(int64_t count);
+  Samples rows(int64_t first, int64_t count) const;
+
+  StreamOptions options_;
+  Division division_;
+  Pull pull_;
+  std::optional<Position> next_;  // the batch that waiting_ begins with
+  std::deque<Samples> waiting_;
+  int64_t are_waiting_ = 0;
+  Samples first_;  // of the epoch, for Tail::Fill
+  bool has_ended_ = false;
+};
+
+}  // namespace tessera::data
