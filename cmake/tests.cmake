@@ -246,7 +246,7 @@ if(TARGET xla_bridge)
   endif()
 endif()
 
-# An engine that is no part of the library, as its author would write it, and those whose sums have no defined order.
+# Engines whose sums have no defined order, and devices of the tests' own.
 file(GLOB _engine_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/engine/*.cpp")
 if(TESSERA_SANITIZE STREQUAL "thread")
   list(FILTER _engine_tests EXCLUDE REGEX "/host_offload_test\\.cpp$")  # backward runs in a thread of the engine's, as above
@@ -409,6 +409,40 @@ if(MPIRUN AND Libtorch_PYTHON)
   other_test(launchers/losses SAYS " 0 failed" COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/launchers.py"
     $<TARGET_FILE_DIR:mnist> "${Libtorch_PYTHON}" ${_long})
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
+endif()
+
+# The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
+# place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
+if(NOT TESSERA_SANITIZE)
+  set(_extending "${PROJECT_SOURCE_DIR}/tests/extending")
+  set(_patched_folder "${PROJECT_BINARY_DIR}/extending")
+  file(GLOB_RECURSE _extending_sources CONFIGURE_DEPENDS "${_extending}/*.cpp")
+  if(NOT PJRT_INCLUDE_DIR)
+    list(FILTER _extending_sources EXCLUDE REGEX "/operator_rule_test\\.cpp$")
+  endif()
+  file(GLOB _patches CONFIGURE_DEPENDS "${_extending}/*.patch")
+  set(_patched "")
+  foreach(_patch IN LISTS _patches)
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_patch}")
+    file(STRINGS "${_patch}" _files REGEX "^\\+\\+\\+ b/")
+    list(TRANSFORM _files REPLACE "^\\+\\+\\+ b/" "")
+    list(APPEND _patched ${_files})
+  endforeach()
+  list(TRANSFORM _patched PREPEND "${PROJECT_SOURCE_DIR}/" OUTPUT_VARIABLE _unpatched)
+  list(TRANSFORM _patched PREPEND "${_patched_folder}/")
+  add_custom_command(OUTPUT ${_patched} DEPENDS ${_patches} ${_unpatched} "${_extending}/patched.py" VERBATIM
+    COMMAND ${Python3_EXECUTABLE} "${_extending}/patched.py" "${PROJECT_SOURCE_DIR}" "${_patched_folder}")
+  list(FILTER _patched EXCLUDE REGEX "_test\\.cpp$|/cli/main\\.cpp$")
+  test_program(test_extending ${_extending_sources} ${_patched}
+    "${PROJECT_SOURCE_DIR}/tessera/config/keys.cpp" "${PROJECT_SOURCE_DIR}/tessera/config/settings.cpp")
+  target_include_directories(test_extending BEFORE PRIVATE "${_patched_folder}" "${_extending}")
+  target_link_libraries(test_extending PRIVATE fmt::fmt-header-only CLI11::CLI11 nlohmann_json::nlohmann_json)
+  foreach(_source IN LISTS _extending_sources)
+    if(_source MATCHES "/([a-z_]+)_test\\.cpp$")  # each in a process of its own, because the device xla has to be the first of one
+      add_test(NAME extending/${CMAKE_MATCH_1} COMMAND test_extending ${CMAKE_MATCH_1} --gtest_brief=1)
+      set_tests_properties(extending/${CMAKE_MATCH_1} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
+    endif()
+  endforeach()
 endif()
 
 other_test(install/package COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/install/package.py" "${PROJECT_BINARY_DIR}")

@@ -1,4 +1,4 @@
-// All of Tessera's public headers.
+// What programs that train include. Those who extend Tessera also include tessera/extending.h.
 #pragma once
 
 #include "tessera/base/error.h"
@@ -61,7 +61,6 @@
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/checkpoint_modules.h"
-#include "tessera/shard/codec.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"

@@ -31,10 +31,10 @@ INNER = {
     "comm/groups/*": ["comm/*/*", "shard/*.cpp", "shard/*/*", "optim/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*", "checkpoint/convert/*", "data/*.cpp",
                       "train/*.cpp"],
     "comm/control/*": ["comm/control/*", "comm/communicator.cpp", "comm/engine.cpp", "comm/init.cpp", "shard/memory/*"],
-    "comm/host/*": ["comm/host/*", "comm/control/*", "comm/shm/*", "comm/self/*", "comm/fake/fake.cpp", "comm/backend/*", "comm/gloo/*", "comm/c10d/*",
+    "comm/host/*": ["extending.h", "comm/host/*", "comm/control/*", "comm/shm/*", "comm/self/*", "comm/fake/fake.cpp", "comm/backend/*", "comm/gloo/*", "comm/c10d/*",
                     "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "shard/memory/*", "cli/nodes.cpp", "cli/env.cpp",
                     "cli/test.cpp"],
-    "comm/shm/*": ["comm/shm/*", "comm/c10d/*", "comm/threads/run_ranks.cpp", "comm/engines.cpp"],
+    "comm/shm/*": ["extending.h", "comm/shm/*", "comm/c10d/*", "comm/threads/run_ranks.cpp", "comm/engines.cpp"],
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/c10d/*", "comm/engines.cpp"],
     "comm/c10d/*": ["comm/c10d/*", "comm/engines.cpp"],
@@ -94,7 +94,7 @@ def complaints(root):
     includes = includes_of(root)
     for file, own in includes.items():
         if file.count("/") == 1:
-            yield from inner_rooms(file, reachable(includes, file))  # the umbrella header
+            yield from inner_rooms(file, reachable(includes, file))  # an umbrella header
             continue
         room = room_of(file)
         if room in OUTSIDE:

@@ -6,15 +6,17 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "tessera/comm/mesh.h"
-#include "tessera/shard/codec.h"
 #include "tessera/shard/offload.h"
 
 namespace tessera {
+
+class Codec;
 
 /// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
@@ -125,7 +127,7 @@ struct ShardOptions {
   OffloadOptions offload = {};
   /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
   /// decodes needs gathered memory.
-  CodecPtr codec = {};
+  std::shared_ptr<const Codec> codec = {};
   /// Which dimension of a parameter Layout::Rows divides, as FSDP2's shard_placement_fn. Without an answer it is the outermost in memory.
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   /// With Layout::Flat: the part of each rank is padded to a multiple of so many values.

@@ -1,6 +1,7 @@
 """Keeps the guides true: their listings come from the examples, and their command lines are run.
 
-pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/, and those of the README are whole programs
+pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/ or of a file in tests/extending/, and those of the README
+                                  are whole programs; every diff is a part of a patch there; files that pages name are there
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
@@ -53,28 +54,44 @@ def is_part(listing, program):
     return True
 
 
+def missing_files(root, page):
+    """What a page names and is not there: files and folders that it links to, and on the page for authors also those that it names in other ways."""
+    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text()))
+    names = {(page.parent / name).resolve() for name in re.findall(r"\]\((?!\w+:)([^)#]+)[^)]*\)", text)}
+    if page.name == "extending.md":
+        names |= {root / name for name in re.findall(r"(?:^|[` ])((?:tessera|tests|docs|recipes|examples)/[\w./-]+)", page.read_text(), re.M) if "NAME" not in name}
+    return sorted(f"{page.relative_to(root)} names {name}, which is not there" for name in names if not name.exists())
+
+
 def check_listings(root):
     programs = {path.name: whole(bare(path.read_text())) for path in sorted((root / "examples").glob("*.cpp"))}
-    wrong, seen = [], 0
+    own = sorted(path for path in (root / "tests/extending").rglob("*") if path.suffix in {".h", ".cpp", ".patch"})
+    parts = {"cpp": [*programs.values(), *(whole(bare(path.read_text())) for path in own if path.suffix != ".patch")],
+             "diff": [path.read_text().splitlines() for path in own if path.suffix == ".patch"]}
+    wrong, seen = [said for page in pages_of(root) for said in missing_files(root, page)], 0
     for page in pages_of(root):
         text = page.read_text()
         for match in FENCE.finditer(text):
-            if match.group(1) != "cpp":
+            language = match.group(1)
+            if language not in parts:
                 continue
             seen += 1
-            listing = bare(match.group(2))
+            listing = bare(match.group(2)) if language == "cpp" else match.group(2).splitlines()
             line = text[: match.start()].count("\n") + 2
             if page.name == "README.md":
                 if whole(listing) not in programs.values():
                     wrong.append(f"README.md:{line}: this listing is no program in examples/")
-            elif not any(is_part(listing, program) for program in programs.values()):
-                wrong.append(f"{page.relative_to(root)}:{line}: this listing is no part of a program in examples/")
+            elif not any(is_part(listing, program) for program in parts[language]):
+                wrong.append(f"{page.relative_to(root)}:{line}: this listing is no part of a program in examples/ or of a file in tests/extending/")
     if seen < 10:
         wrong.append(f"only {seen} listings were found; has the way to mark them changed?")
     table = (root / "docs/reference.md").read_text()
-    for header in re.findall(r'#include "tessera/(.*)"', (root / "tessera/tessera.h").read_text()):
-        if header.rsplit("/", 1)[1] not in table:
-            wrong.append(f"docs/reference.md does not name {header}")
+    for umbrella in ("tessera/tessera.h", "tessera/extending.h"):
+        for header in re.findall(r'#include "tessera/(.*)"', (root / umbrella).read_text()):
+            if header.rsplit("/", 1)[1] not in table:
+                wrong.append(f"docs/reference.md does not name {header}")
+    authors = (root / "docs/extending.md").read_text()
+    wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     for name in programs:
         if not any(f"examples/{name}" in page.read_text() for page in pages_of(root)):
             wrong.append(f"no page names examples/{name}")

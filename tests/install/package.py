@@ -28,7 +28,7 @@ def check_headers(include, torch, compiler, has_xla):
     """Whatever the headers read lies beside them, or is read by libtorch's headers or a part of the standard library."""
     flags = [part for folder in ("include", "include/torch/csrc/api/include") for part in ("-isystem", torch / folder)]
     headers = sorted(path.relative_to(include).as_posix() for path in include.rglob("*.h"))
-    assert "tessera/tessera.h" in headers and "tessera/models/mnist.h" in headers, headers
+    assert {"tessera/tessera.h", "tessera/extending.h", "tessera/models/mnist.h"} <= set(headers), headers
     assert ("tessera/xla/init.h" in headers) == has_xla, headers
     ours = headers_behind(compiler, "".join(f"#include <{header}>\n" for header in headers), "-I", include, *flags)
     allowed = headers_behind(compiler, "#include <bits/stdc++.h>\n#include <torch/torch.h>\n#include <unistd.h>\n", *flags)

@@ -1,0 +1,16 @@
+// What those include who extend Tessera from a program of their own: the classes to derive from, and what these are made of. Programs that
+// only train need tessera/tessera.h. How each is done is in docs/extending.md.
+#pragma once
+
+#include "tessera/base/error.h"
+#include "tessera/comm/conformance.h"
+#include "tessera/comm/engine.h"
+#include "tessera/comm/engines.h"
+#include "tessera/comm/host/bytes.h"
+#include "tessera/comm/host/reducer.h"
+#include "tessera/comm/shm/shm_link.h"
+#include "tessera/comm/transport.h"
+#include "tessera/optim/optimizer.h"
+#include "tessera/optim/update_range.h"
+#include "tessera/shard/codec.h"
+#include "tessera/train/reporter.h"
