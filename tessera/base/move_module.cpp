@@ -6,14 +6,14 @@
 
 namespace tessera {
 
-void move_module(const torch::nn::Module& module, c10::Device device) {
+void move_module(ModuleRef module, c10::Device device) {
   const at::NoGradGuard no_grad;
   const auto move = [&](const at::Tensor& tensor) {
     const bool has_values = tensor.defined() && tensor.device().type() != c10::kMeta && tensor.device() != device;
     if (has_values) tensor.unsafeGetTensorImpl()->shallow_copy_from(tensor.to(device).getIntrusivePtr());
   };
-  for (const auto& parameter : module.parameters()) move(parameter);
-  for (const auto& buffer : module.buffers()) move(buffer);
+  for (const auto& parameter : module->parameters()) move(parameter);
+  for (const auto& buffer : module->buffers()) move(buffer);
 }
 
 }  // namespace tessera

@@ -3,13 +3,11 @@
 
 #include <c10/core/Device.h>
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera {
 
 /// Moves the parameters and buffers that have values to the device, which may be one that Module::to does not know. They stay the same tensors.
-void move_module(const torch::nn::Module& module, c10::Device device);
+void move_module(ModuleRef module, c10::Device device);
 
 }  // namespace tessera

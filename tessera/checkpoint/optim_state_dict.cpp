@@ -247,7 +247,7 @@ void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSo
 
 }  // namespace
 
-OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                      const FullOptimStateDictOptions& options) {
   expect_idle("full_optim_state_dict");
   expect_optimizer(optimizer);
@@ -292,7 +292,7 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch:
   return dict;
 }
 
-void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const OptimStateDict& dict,
+void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
                                 const LoadFullOptimStateDictOptions& options) {
   expect_idle("load_full_optim_state_dict");
   expect_optimizer(optimizer);
@@ -303,7 +303,7 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::
   load(optimizer, model, *source_of(flat, whose, world, kStateLoadFailed), options.may_be_unknown, world);
 }
 
-ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                                const ShardedStateDictOptions& options) {
   expect_idle("sharded_optim_state_dict");
   expect_optimizer(optimizer);
@@ -341,7 +341,7 @@ ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, co
   return dict;
 }
 
-void load_sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const ShardedOptimStateDict& dict,
+void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadOptimStateDictOptions& options) {
   expect_idle("load_sharded_optim_state_dict");
   expect_optimizer(optimizer);

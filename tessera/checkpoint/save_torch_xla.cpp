@@ -45,7 +45,7 @@ TorchXlaOptions options_of(const torch::nn::Module& model, const Communicator& w
 
 }  // namespace
 
-void save_torch_xla(const fs::path& prefix, torch::nn::Module& model, const Communicator& world,
+void save_torch_xla(const fs::path& prefix, ModuleRef model, const Communicator& world,
                     const std::optional<TorchXlaOptions>& options) {
   const auto together = [&](c10::function_ref<void()> act) {
     AllOrNone step;
@@ -58,7 +58,7 @@ void save_torch_xla(const fs::path& prefix, torch::nn::Module& model, const Comm
     expect_no_other_ranks(prefix, world.size());
     fs::remove_all(parts);  // of a program that was killed
   });
-  save(parts, {.model = &model}, world);
+  save(parts, {.model = &*model}, world);
   std::error_code ignored;
   std::deque<TorchXlaRankFile> files;
   std::exception_ptr failure;

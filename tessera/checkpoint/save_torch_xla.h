@@ -5,19 +5,16 @@
 #include <optional>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/comm/communicator.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera::checkpoint {
 
 /// Writes PREFIX_rank-R-of-N.pth on each rank R of N, or nothing on any of them: {"model": ..., "shard_metadata": ...}. Unless options are
 /// given, the modules that fully_shard was called on are those that are wrapped there. All ranks must see the same files, among which the
 /// folder PREFIX_rank.part has the values on their way. Collective.
-void save_torch_xla(const std::filesystem::path& prefix, torch::nn::Module& model, const Communicator& world,
+void save_torch_xla(const std::filesystem::path& prefix, ModuleRef model, const Communicator& world,
                     const std::optional<TorchXlaOptions>& options = {});
 
 /// Writes the files of all ranks from a checkpoint, or none. Returns their names. Rank files of torch_xla are divided over another number

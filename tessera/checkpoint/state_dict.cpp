@@ -74,7 +74,7 @@ void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDi
 
 }  // namespace
 
-StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options) {
+StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& options) {
   expect_idle("full_state_dict");
   const c10::AutoGradMode no_grad(false);
   const auto world = world_for(model);
@@ -89,7 +89,7 @@ StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOpt
                     options.offload_to_cpu ? CopyTo::Host : CopyTo::Device);
 }
 
-void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const LoadFullStateDictOptions& options) {
+void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options) {
   expect_idle("load_full_state_dict");
   const c10::AutoGradMode no_grad(false);
   const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
@@ -98,7 +98,7 @@ void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const
        {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied}, world);
 }
 
-ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options) {
+ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDictOptions& options) {
   expect_idle("sharded_state_dict");
   const c10::AutoGradMode no_grad(false);
   ShardedStateDict dict;
@@ -110,7 +110,7 @@ ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const Sharde
   return dict;
 }
 
-LocalStateDict local_state_dict(const torch::nn::Module& model, const LocalStateDictOptions& options) {
+LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOptions& options) {
   expect_idle("local_state_dict");
   const c10::AutoGradMode no_grad(false);
   LocalStateDict dict;
@@ -123,11 +123,11 @@ LocalStateDict local_state_dict(const torch::nn::Module& model, const LocalState
   return dict;
 }
 
-void load_sharded_state_dict(torch::nn::Module& model, const ShardedStateDict& dict, const LoadStateDictOptions& options) {
+void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options) {
   load_own_part(model, dict, options, "load_sharded_state_dict");
 }
 
-void load_local_state_dict(torch::nn::Module& model, const LocalStateDict& dict, const LoadStateDictOptions& options) {
+void load_local_state_dict(ModuleRef model, const LocalStateDict& dict, const LoadStateDictOptions& options) {
   load_own_part(model, dict, options, "load_local_state_dict");
 }
 

@@ -8,12 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/base/tensor_slice.h"
 #include "tessera/checkpoint/optimizer_ref.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera::checkpoint {
 
@@ -53,18 +50,18 @@ struct LoadFullOptimStateDictOptions {
 
 /// Copies of all whole parameters and buffers. The names of a tied parameter have one tensor. Buffers are those of rank 0, in their
 /// original dtype. Collective.
-StateDict full_state_dict(const torch::nn::Module& model, const FullStateDictOptions& options = {});
+StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& options = {});
 /// Each rank takes its part of the dict, which is the same on all ranks, or rank 0's, whose tensors travel one by one. Of a tied parameter
 /// one name is enough. Collective.
-void load_full_state_dict(torch::nn::Module& model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
+void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
 
 /// The whole state of an optimizer, tensors in the shape of the parameter and numbers of steps. A tied parameter has its first name.
 /// Settings such as learning rates are the program's, and not in it. State in blocks of a rank's values (SmallAdamW) has no whole form, and
 /// is a UsageError. Collective.
-OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                      const FullOptimStateDictOptions& options = {});
 /// Parameters that the dict does not name start without state. Collective.
-void load_full_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const OptimStateDict& dict,
+void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
                                 const LoadFullOptimStateDictOptions& options = {});
 
 /// The boxes of a tensor that this rank has.
@@ -82,18 +79,18 @@ struct ShardedStateDictOptions {
 
 /// This rank's part of each parameter. Of buffers, and of parameters in no unit, it is this rank's own, whole. A tied parameter has its
 /// first name. Nothing is communicated.
-ShardedStateDict sharded_state_dict(const torch::nn::Module& model, const ShardedStateDictOptions& options = {});
+ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDictOptions& options = {});
 /// Each rank's dict must have the values of that rank's shards, in any boxes. Collective.
-void load_sharded_state_dict(torch::nn::Module& model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
+void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
 
 using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
 
 /// This rank's part of the state of an optimizer, named and refused as by full_optim_state_dict. Nothing is communicated. (The local form
 /// is Optimizer::state().)
-ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model,
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                                const ShardedStateDictOptions& options = {});
 /// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
-void load_sharded_optim_state_dict(const OptimizerRef& optimizer, const torch::nn::Module& model, const ShardedOptimStateDict& dict,
+void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadOptimStateDictOptions& options = {});
 
 /// The values of this rank's shard as they lie in memory: those of the slices one after the other, each in the order of these strides.
@@ -106,8 +103,8 @@ using LocalStateDict = std::map<std::string, LocalTensor>;
 using LocalStateDictOptions = ShardedStateDictOptions;
 
 /// As sharded_state_dict, but one flat tensor for each parameter.
-LocalStateDict local_state_dict(const torch::nn::Module& model, const LocalStateDictOptions& options = {});
+LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOptions& options = {});
 /// The model must be sharded as the one from which the dict is: the same ranks, layout, units and memory formats. Collective.
-void load_local_state_dict(torch::nn::Module& model, const LocalStateDict& dict, const LoadStateDictOptions& options = {});
+void load_local_state_dict(ModuleRef model, const LocalStateDict& dict, const LoadStateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint

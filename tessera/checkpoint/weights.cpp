@@ -58,7 +58,7 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
 
 }  // namespace
 
-void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const WeightsOptions& options) {
+void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options) {
   expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
   const auto known = world_of(module);

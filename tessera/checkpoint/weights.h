@@ -6,9 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera::checkpoint {
 
@@ -26,6 +24,6 @@ struct WeightsOptions {
 /// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Every rank reads its own part of them. Unless the names and
 /// shapes are those of the module, it throws UsageError and changes nothing. What has a checksum is compared first, by each rank a share if
 /// the module is sharded: then it is collective, and an error on one rank is one on all.
-void load_weights(torch::nn::Module& module, const std::filesystem::path& path, const WeightsOptions& options = {});
+void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options = {});
 
 }  // namespace tessera::checkpoint

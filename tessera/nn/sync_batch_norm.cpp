@@ -183,7 +183,7 @@ void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
   stream << "tessera::nn::SyncBatchNorm(" << options.num_features() << ")";
 }
 
-void convert_sync_batchnorm(const torch::nn::Module& module, const Communicator& world) {
+void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
   std::vector<at::Tensor> weights;
   std::vector<std::string> unknown;
   const auto look_at = [&](const torch::nn::Module& each, const std::string& name) {
@@ -197,8 +197,8 @@ void convert_sync_batchnorm(const torch::nn::Module& module, const Communicator&
       unknown.push_back(name);
     }
   };
-  look_at(module, module.name());
-  for (const auto& child : module.named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
+  look_at(module, module->name());
+  for (const auto& child : module->named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
   if (!unknown.empty()) {
     throw UsageError(
         fmt::format("convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after "

@@ -3,6 +3,7 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::nn {
@@ -29,6 +30,6 @@ TORCH_MODULE(SyncBatchNorm);
 /// From now on every BatchNorm1d to 3d in the sharded module computes over the batches of all ranks, as a SyncBatchNorm does. The modules
 /// stay the same objects, because members of other modules hold them. Throws UsageError, with their names, for those that have no sharded
 /// weight by which their calls could be recognized.
-void convert_sync_batchnorm(const torch::nn::Module& module, const Communicator& world);
+void convert_sync_batchnorm(ModuleRef module, const Communicator& world);
 
 }  // namespace tessera::nn

@@ -137,7 +137,7 @@ void Average::copy_parameters() {
   for (auto& [parameter, average, own] : members_) average.copy_(parameter);
 }
 
-std::map<std::string, at::Tensor> Average::state(const torch::nn::Module& model) const {
+std::map<std::string, at::Tensor> Average::state(ConstModuleRef model) const {
   expect_shards();
   std::map<const c10::TensorImpl*, at::Tensor> averages;
   for (const auto& member : members_) averages[member.parameter.unsafeGetTensorImpl()] = member.average;

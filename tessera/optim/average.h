@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
+
 namespace torch::nn {
 class Module;
 }
@@ -35,7 +37,7 @@ class Average {
   void assign();
   /// This rank's parts of the average, by the names of the parameters in this model, of which the averaged one may be a part. For
   /// checkpoints (Contents::average).
-  std::map<std::string, at::Tensor> state(const torch::nn::Module& model) const;
+  std::map<std::string, at::Tensor> state(ConstModuleRef model) const;
   /// Throws UsageError if it can't be saved beside the model now.
   void expect_savable();
   /// The model and the average have been loaded: what an exception left swapped is gone.

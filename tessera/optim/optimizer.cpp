@@ -378,7 +378,7 @@ Optimizer::Member* Optimizer::find(const at::Tensor& parameter, Section*& sectio
   return nullptr;
 }
 
-std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& model) const {
+std::map<std::string, ParameterState> Optimizer::state(ConstModuleRef model) const {
   std::map<c10::TensorImpl*, std::string> names;
   for (const auto& [name, parameter] : named_parameters(model)) names[parameter.unsafeGetTensorImpl()] = name;
   std::map<std::string, ParameterState> result;
@@ -398,7 +398,7 @@ std::map<std::string, ParameterState> Optimizer::state(const torch::nn::Module& 
   return result;
 }
 
-void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
+void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state) {
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;
   for (const auto& [name, saved] : state) {
@@ -430,7 +430,7 @@ void Optimizer::expect_state(const torch::nn::Module& model, const std::map<std:
   }
 }
 
-void Optimizer::load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state) {
+void Optimizer::load_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state) {
   expect_state(model, state);
   std::map<std::string, at::Tensor> parameters;
   for (const auto& [name, parameter] : named_parameters(model)) parameters[name] = parameter;

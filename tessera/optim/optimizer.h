@@ -12,12 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/options.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera {
 class Unit;
@@ -83,12 +80,12 @@ class Optimizer {
   virtual std::map<std::string, std::vector<double>> hyperparameters() const { return {}; }
 
   /// The state of every parameter that has taken a step, by its name in the model. The tensors are the optimizer's own and not copies.
-  std::map<std::string, ParameterState> state(const torch::nn::Module& model) const;
+  std::map<std::string, ParameterState> state(ConstModuleRef model) const;
   /// Throws UsageError if load_state would.
-  void expect_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
+  void expect_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state);
   /// Copies a state into this optimizer. Parameters that the state does not name start without state. For a tensor of the device "meta" it
   /// only makes the memory, which the caller fills through state(). If the state does not fit, throws UsageError and changes nothing.
-  void load_state(const torch::nn::Module& model, const std::map<std::string, ParameterState>& state);
+  void load_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state);
 
  protected:
   struct Settings {

@@ -23,12 +23,12 @@ at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Commu
   return copy;
 }
 
-void sync_buffers(const torch::nn::Module& module, const Communicator& world, BufferSync sync) {
+void sync_buffers(ModuleRef module, const Communicator& world, BufferSync sync) {
   if (sync == BufferSync::None) return;
   const c10::AutoGradMode no_grad(false);
   all_or_none(world, {.unit = "sync_buffers"}, "has buffers without values", [&] {
     if (!world.is_first() && sync != BufferSync::Mean) return;
-    for (const auto& item : module.named_buffers()) {
+    for (const auto& item : module->named_buffers()) {
       if (!item.value().defined() || !lacks_values(item.value())) continue;
       throw UsageError(fmt::format(
           "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
@@ -36,7 +36,7 @@ void sync_buffers(const torch::nn::Module& module, const Communicator& world, Bu
           item.key()));
     }
   });
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : module->named_buffers()) {
     auto buffer = item.value();
     if (!world.is_first() && lacks_values(buffer)) allocate_values(buffer, world.traits().device);
     if (buffer.defined()) buffer.copy_(synced(item.key(), buffer, world, sync));

@@ -6,11 +6,8 @@
 
 #include <string>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/comm/communicator.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera {
 
@@ -24,6 +21,6 @@ enum class BufferSync {
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync);
 
 /// Gives the buffers of all ranks the same values, for example before an evaluation or a save. Collective, except with BufferSync::None.
-void sync_buffers(const torch::nn::Module& module, const Communicator& world, BufferSync sync = BufferSync::Rank0);
+void sync_buffers(ModuleRef module, const Communicator& world, BufferSync sync = BufferSync::Rank0);
 
 }  // namespace tessera

@@ -57,7 +57,7 @@ void checkpoint_module(const std::shared_ptr<Module>& module, const Options& opt
   remember_segment(*module, options);
 }
 
-void checkpoint_modules(Module& model, const WrapPolicy& policy, const Options& options) {
+void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options) {
   if (policy.options || policy.merge_below > 0) {
     throw UsageError("the WrapPolicy has options or merge_below, which are for sharding; checkpoint_modules takes one without them");
   }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/shard/activation.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/wrap.h"
@@ -34,12 +35,7 @@ void checkpoint_module(const Holder& holder, const Options& options = {}) {
 }
 
 /// checkpoint_module for all modules in the model that the policy chooses.
-void checkpoint_modules(torch::nn::Module& model, const WrapPolicy& policy, const Options& options = {});
-template <class Holder>
-  requires IsModule<Holder>
-void checkpoint_modules(const Holder& holder, const WrapPolicy& policy, const Options& options = {}) {
-  checkpoint_modules(static_cast<torch::nn::Module&>(*pointer_of(holder)), policy, options);
-}
+void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options = {});
 
 /// sequential->forward(x) in so many segments of about as many modules each. All but the last are checkpointed: what the last would drop,
 /// backward needs at once.

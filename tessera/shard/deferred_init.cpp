@@ -39,13 +39,13 @@ void detail::DeferredInit::finish(const torch::nn::Module& module) {
   for (const auto& item : module.named_buffers()) name(item.value(), DeferredStorage::Kind::Buffer, item.key());
 }
 
-void materialize(torch::nn::Module& module, const InitFunction& init) {
+void materialize(ModuleRef module, const InitFunction& init) {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::string> unknown;
-  for (const auto& item : module.named_parameters()) {
+  for (const auto& item : module->named_parameters()) {
     if (!materialize(item.value(), DeferredStorage::Kind::Parameter, item.key(), init, c10::kCPU)) unknown.push_back(item.key());
   }
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : module->named_buffers()) {
     if (!materialize(item.value(), DeferredStorage::Kind::Buffer, item.key(), init, c10::kCPU)) unknown.push_back(item.key());
   }
   if (unknown.empty()) return;

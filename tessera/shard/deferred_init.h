@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/base/no_copy.h"
 #include "tessera/shard/options.h"
 
@@ -57,11 +58,6 @@ auto deferred_init(Construct&& construct, const DeferredInitOptions& options = {
 
 /// Gives values to the parameters and buffers of a module that is not sharded. `init` fills parameters in place of what was recorded, and
 /// all for which nothing was: those of a module that was moved to the meta device. Without it, these are a UsageError with their names.
-void materialize(torch::nn::Module& module, const InitFunction& init = {});
-template <class Holder>
-  requires requires(Holder holder) { holder->parameters(); }
-void materialize(Holder holder, const InitFunction& init = {}) {
-  materialize(static_cast<torch::nn::Module&>(*holder), init);
-}
+void materialize(ModuleRef module, const InitFunction& init = {});
 
 }  // namespace tessera

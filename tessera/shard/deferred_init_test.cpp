@@ -225,7 +225,7 @@ TEST(DeferredInit, PartsOfOneBufferMayBeShardedOneAfterTheOther) {
       fully_shard(model, {.mesh = world});
     }
     for (const auto* name : {"first.weight", "second.weight", "bias"}) {
-      EXPECT_TRUE(at::equal(full_state(*deferred, name), full_state(*eager, name))) << name;
+      EXPECT_TRUE(at::equal(full_tensor(*deferred, name), full_tensor(*eager, name))) << name;
     }
   });
 }

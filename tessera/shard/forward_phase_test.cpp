@@ -44,7 +44,7 @@ TEST(Phases, RefuseWhatHasNoMeaningInTheMiddleOfAPass) {
         {"full_params", [&] { (void)full_params(*model); }},
         {"sync_gradients", [&] { sync_gradients(*model); }},
         {"set_reshard_after_forward", [&] { set_reshard_after_forward(*model, true); }},
-        {"set_reshard_after_backward", [&] { set_reshard_after_backward(*model, true); }},
+        {"set_reshard_after_backward", [&] { set_reshard_after_backward(*model, ReshardAfterBackward::Yes); }},
         {"skip_step", [&] { skip_step(*model); }},
     };
     for (const auto& [name, what] : calls) {

@@ -78,7 +78,7 @@ void expect_synced_everywhere(const torch::nn::Module& module, const std::vector
 
 }  // namespace
 
-FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients) {
+FullParams full_params(ModuleRef module, Access access, WithGradients gradients) {
   expect_idle("full_params");
   auto all = units(module);
   if (gradients == WithGradients::Yes) expect_synced_everywhere(module, all);
@@ -166,7 +166,7 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   return full_tensor(found, found.group->own, ranks);
 }
 
-std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks, BufferSync buffers, CopyTo to) {
+std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to) {
   const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);
@@ -185,7 +185,7 @@ std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ra
   return result;
 }
 
-at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks, BufferSync buffers) {
+at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks, BufferSync buffers) {
   const BelowPaging below;
   const auto model = local_values(module, name);
   const auto alias = model.aliases.find(name);

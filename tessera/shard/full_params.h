@@ -8,11 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/shard/buffers.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera {
 
@@ -42,7 +39,7 @@ class [[nodiscard]] FullParams {
   ~FullParams();
 
  private:
-  friend FullParams full_params(const torch::nn::Module& module, Access access, WithGradients gradients);
+  friend FullParams full_params(ModuleRef module, Access access, WithGradients gradients);
   FullParams() = default;
 
   std::vector<std::shared_ptr<Unit>> units_;
@@ -50,7 +47,7 @@ class [[nodiscard]] FullParams {
   Access access_ = Access::Read;
 };
 
-FullParams full_params(const torch::nn::Module& module, Access access = Access::Read, WithGradients gradients = WithGradients::No);
+FullParams full_params(ModuleRef module, Access access = Access::Read, WithGradients gradients = WithGradients::No);
 
 /// Which ranks get the result of a collective: all of them, or only rank 0.
 enum class Ranks { All, First };
@@ -74,10 +71,10 @@ enum class CopyTo { Device, Host };
 /// Copies of all full parameters and buffers of the module, by name; the names of a tied parameter have one copy. With Ranks::First the map
 /// is empty on all ranks but rank 0. `buffers` says how the buffers of the ranks are combined in the copies; the module's own buffers do
 /// not change. One unit is gathered at a time. Collective, unless the module has no units.
-std::map<std::string, at::Tensor> full_state(const torch::nn::Module& module, Ranks ranks = Ranks::All,
+std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks = Ranks::All,
                                              BufferSync buffers = BufferSync::Rank0, CopyTo to = CopyTo::Device);
 /// The same for a single parameter or buffer. Throws UsageError if the module has none of that name.
-at::Tensor full_state(const torch::nn::Module& module, const std::string& name, Ranks ranks = Ranks::All,
-                      BufferSync buffers = BufferSync::Rank0);
+at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks = Ranks::All,
+                       BufferSync buffers = BufferSync::Rank0);
 
 }  // namespace tessera

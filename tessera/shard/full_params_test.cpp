@@ -38,7 +38,7 @@ TEST(FullParams, CanBeReadAndWritten) {
       const torch::NoGradGuard no_grad;
       net->a->weight.fill_(0.5);
       for (const auto& read : {std::function([&] { full_parameter(net->a->weight); }), std::function([&] { full_state(*net); }),
-                               std::function([&] { full_state(*net, "a.weight"); })}) {
+                               std::function([&] { full_tensor(*net, "a.weight"); })}) {
         EXPECT_THAT(message_of<UsageError>(read), HasSubstr("reaches the shards of unit"));
       }
     }
@@ -108,9 +108,9 @@ TEST(FullState, IsThatOfTheUnshardedModel) {
     EXPECT_EQ(state.size(), 6);
     for (const auto& item : original->named_parameters()) EXPECT_TRUE(at::equal(state.at(item.key()), item.value())) << item.key();
     EXPECT_EQ(full_state(*net, Ranks::First).size(), world.rank() == 0 ? 6 : 0);
-    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
-    EXPECT_EQ(full_state(*net, "b.bias", Ranks::First).defined(), world.rank() == 0);
-    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bais"); }), HasSubstr("'b.bais'"));
+    EXPECT_TRUE(at::equal(full_tensor(*net, "b.bias"), original->b->bias));
+    EXPECT_EQ(full_tensor(*net, "b.bias", Ranks::First).defined(), world.rank() == 0);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_tensor(*net, "b.bais"); }), HasSubstr("'b.bais'"));
     EXPECT_EQ(full_parameter(parameters(*net)[0], Ranks::First).defined(), world.rank() == 0);
     net(input()).sum().backward();
     EXPECT_EQ(full_grad(parameters(*net)[0], Ranks::First).defined(), world.rank() == 0);
@@ -128,9 +128,9 @@ TEST(FullState, IsNoMixtureOfWhatTheRanksBrought) {
     fully_shard(net, {.mesh = world});
     const auto refusal = HasSubstr("different parameters for unit 'b'");
     EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net); }), refusal);
-    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "b.bias"); }), refusal);
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_tensor(*net, "b.bias"); }), refusal);
     EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(parameters(*net)[2]); }), refusal);
-    EXPECT_TRUE(full_state(*net, "a.bias").defined());
+    EXPECT_TRUE(full_tensor(*net, "a.bias").defined());
   });
 }
 
@@ -138,8 +138,8 @@ TEST(FullState, OfOneNameLooksAtNoOtherUnit) {
   with_ranks(3, [](const Communicator& world) {
     auto net = sharded_net(world);
     const auto guard = full_params(*net->a, Access::Write);
-    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), seeded_net()->b->bias));
-    EXPECT_THAT(message_of<UsageError>([&] { (void)full_state(*net, "a.bias"); }), HasSubstr("reaches the shards of unit"));
+    EXPECT_TRUE(at::equal(full_tensor(*net, "b.bias"), seeded_net()->b->bias));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)full_tensor(*net, "a.bias"); }), HasSubstr("reaches the shards of unit"));
   });
 }
 
@@ -153,7 +153,7 @@ TEST(FullState, HasTheBuffersOfRankZeroUnlessAskedOtherwise) {
     EXPECT_EQ(mean_with(), 0);
     EXPECT_EQ(mean_with(Ranks::All, BufferSync::Mean), 1);
     EXPECT_EQ(mean_with(Ranks::All, BufferSync::None), world.rank());
-    EXPECT_EQ(full_state(*model, "1.running_mean")[0].item<float>(), 0);
+    EXPECT_EQ(full_tensor(*model, "1.running_mean")[0].item<float>(), 0);
     EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->running_mean[0].item<float>(), world.rank());  // its own stays
   });
 }
@@ -200,7 +200,7 @@ TEST(FlatListing, ShowsAVectorOfWhatTrainsAndOneOfWhatDoesNot) {
 
     auto original = seeded_net();
     for (const auto& [name, whole] : full_state(*net)) EXPECT_TRUE(at::equal(whole, original->named_parameters()[name])) << name;
-    EXPECT_TRUE(at::equal(full_state(*net, "b.bias"), original->b->bias));
+    EXPECT_TRUE(at::equal(full_tensor(*net, "b.bias"), original->b->bias));
 
     original->b->bias.set_requires_grad(false);
     original(input()).pow(2).sum().backward();
@@ -360,7 +360,7 @@ TEST(UnsyncedGradients, CanBeReadUntilTheyAreReduced) {
     EXPECT_FALSE(unsynced_grad(net->a->weight).defined());
     auto replicas = seeded_net();
     fully_shard(replicas, {.mesh = Mesh(world, {.replicate = 2, .shard = 1})});
-    set_requires_all_reduce(*replicas, false);
+    set_requires_all_reduce(*replicas, Required::No);
     replicas(input()).pow(2).sum().backward();
     EXPECT_THAT(message_of<UsageError>([&] { unsynced_grad(replicas->a->weight); }), HasSubstr("a sum over its shard group"));
   });

@@ -350,8 +350,8 @@ void fully_shard(const torch::jit::Module&, const ShardOptions&) {
       "from the script's file before");
 }
 
-void fully_shard(Module& module, const ShardOptions& options) {
-  Module* const modules[] = {&module};
+void fully_shard(ModuleRef module, const ShardOptions& options) {
+  Module* const modules[] = {&*module};
   shard(modules, options);
 }
 
@@ -359,14 +359,9 @@ void fully_shard(std::span<const std::shared_ptr<Module>> modules, const ShardOp
   std::vector<Module*> pointers;
   if (modules.empty()) throw UsageError("fully_shard was given an empty list; a unit needs a module");
   for (const auto& module : modules) {
-    detail::expect_module(module != nullptr);
-    pointers.push_back(module.get());
+    pointers.push_back(&*ModuleRef(module));
   }
   shard(pointers, options);
-}
-
-void detail::expect_module(bool is_there) {
-  if (!is_there) throw UsageError("fully_shard was given an empty shared_ptr; give it a module");
 }
 
 }  // namespace tessera

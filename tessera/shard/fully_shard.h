@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/shard/options.h"
 
 namespace torch {
@@ -20,23 +21,10 @@ namespace tessera {
 /// Makes one unit of all parameters of the module that belong to no unit yet. Call it on inner modules first and on the model last. The
 /// module is used as before: its parameters are unsharded when an operator needs them, and `parameters()` returns this rank's shards. If no
 /// parameter is left for a unit, no unit is made and nothing is communicated. Collective: every rank passes the same module and options.
-void fully_shard(torch::nn::Module& module, const ShardOptions& options);
+void fully_shard(ModuleRef module, const ShardOptions& options);
 void fully_shard(std::span<const std::shared_ptr<torch::nn::Module>> modules, const ShardOptions& options);
 
 /// Always throws UsageError: the interpreter of a TorchScript module holds the parameters itself, so they can't be sharded.
 [[noreturn]] void fully_shard(const torch::jit::Module& script, const ShardOptions& options);
-
-namespace detail {
-/// Throws UsageError if the pointer to a module was null.
-void expect_module(bool is_there);
-}  // namespace detail
-
-/// The same for module holders (`Linear`, `auto model = Llama(config)`) and for shared pointers.
-template <class Holder>
-  requires requires(Holder holder) { holder->parameters(); }
-void fully_shard(Holder holder, const ShardOptions& options) {
-  if constexpr (requires { holder.get() == nullptr; }) detail::expect_module(holder.get() != nullptr);
-  fully_shard(static_cast<torch::nn::Module&>(*holder), options);
-}
 
 }  // namespace tessera

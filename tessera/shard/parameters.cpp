@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module) {
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(ConstModuleRef module) {
   std::vector<std::pair<std::string, at::Tensor>> result;
   std::set<c10::TensorImpl*> seen;
   const auto all_units = units(module);
@@ -21,7 +21,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
     return entry.requires_grad() && !is_ignored(entry) && (lost_all ? !is_paged(entry) : !all_units.empty());
   };
   std::string outside;
-  for (const auto& item : module.named_parameters()) {
+  for (const auto& item : module->named_parameters()) {
     const auto& entry = item.value();
     const auto found = locate(entry);
     const auto& tensor = found.parameter != nullptr ? found.parameter->shard : entry;
@@ -32,7 +32,7 @@ std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn
   return result;
 }
 
-std::vector<at::Tensor> parameters(const torch::nn::Module& module) {
+std::vector<at::Tensor> parameters(ConstModuleRef module) {
   std::vector<at::Tensor> result;
   for (auto& [name, parameter] : named_parameters(module)) result.push_back(std::move(parameter));
   return result;

@@ -8,11 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/base/tensor_slice.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera {
 
@@ -20,9 +17,9 @@ namespace tessera {
 /// in two ways: each tensor occurs once, and containers that list unsharded parameters (ParameterList, ParameterDict) contribute their
 /// shards. Throws UsageError if some trainable parameters are sharded and others are neither sharded nor ignored, because the gradients of
 /// those would never be averaged.
-std::vector<at::Tensor> parameters(const torch::nn::Module& module);
+std::vector<at::Tensor> parameters(ConstModuleRef module);
 /// The same with full names. A tied parameter has its first name.
-std::vector<std::pair<std::string, at::Tensor>> named_parameters(const torch::nn::Module& module);
+std::vector<std::pair<std::string, at::Tensor>> named_parameters(ConstModuleRef module);
 
 /// Which part of which parameter a shard is.
 struct ShardInfo {

@@ -227,7 +227,7 @@ struct Way {
       fully_shard(model, chosen);
     }
     if (divides) set_gradient_divide_factors(*model, default_divide_factors(ranks));
-    if (!reshards_after_backward) set_reshard_after_backward(*model, false);
+    if (!reshards_after_backward) set_reshard_after_backward(*model, ReshardAfterBackward::No);
     if (has_lists && !units_below.empty()) {
       set_modules_to_forward_prefetch(*units_below.front(), units_below);
       set_modules_to_backward_prefetch(*units_below.back(), units_below);

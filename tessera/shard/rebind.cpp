@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-void rebind(torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {
+void rebind(torch::optim::Optimizer& optimizer, ConstModuleRef module) {
   std::map<c10::TensorImpl*, at::Tensor> shards;
   for (const auto& unit : units(module)) {
     for (const auto& parameter : parameters_of(*unit)) {

@@ -110,7 +110,7 @@ void reset(Unit& unit) {
 
 }  // namespace
 
-void recover(const torch::nn::Module& model) {
+void recover(ModuleRef model) {
   const c10::AutoGradMode no_grad(false);
   const auto all = units(model);
   const auto everyone = world_of(model);

@@ -1,9 +1,7 @@
 // recover: brings the ranks back in step after an exception on some of them.
 #pragma once
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera {
 
@@ -11,6 +9,6 @@ namespace tessera {
 /// Abandons the current pass and drops all gradients of the model; all ranks then continue with the next batch. Collective, and the only
 /// collective that ranks may enter from different points of their programs. Throws CommError if the ranks have already taken different
 /// steps; they then have to load a checkpoint.
-void recover(const torch::nn::Module& model);
+void recover(ModuleRef model);
 
 }  // namespace tessera

@@ -92,7 +92,7 @@ NoSync::~NoSync() {
   }
 }
 
-NoSync no_sync(const Module& model) {
+NoSync no_sync(ModuleRef model) {
   expect_idle("no_sync");
   NoSync result;
   auto all = units_for(model, Recurse::Yes, "no_sync");
@@ -110,22 +110,22 @@ NoSync no_sync(const Module& model) {
   return result;
 }
 
-void set_requires_gradient_sync(const Module& module, bool required, Recurse recurse) {
+void set_requires_gradient_sync(ModuleRef module, Required required, Recurse recurse) {
   change_states(module, recurse, "set_requires_gradient_sync", [&](UnitState& state) {
-    const bool required_before = std::exchange(state.settings.gradient_sync, required);
+    const bool required_before = std::exchange(state.settings.gradient_sync, required == Required::Yes);
     if (!required_before) state.reduction.unsynced.expect();
   });
 }
 
-void set_requires_all_reduce(const Module& module, bool required, Recurse recurse) {
+void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurse) {
   constexpr auto kWhat = "set_requires_all_reduce";
   expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {
-    return !required && settings.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
+    return required == Required::No && settings.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
   });
-  change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.all_reduce = required; });
+  change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.all_reduce = required == Required::Yes; });
 }
 
-void sync_gradients(const Module& model) {
+void sync_gradients(ModuleRef model) {
   expect_idle("sync_gradients");
   const c10::AutoGradMode no_grad(false);
   auto all = units_for(model, Recurse::Yes, "sync_gradients");
@@ -172,7 +172,7 @@ void average_gradients(std::span<const at::Tensor> parameters, const Communicato
   for (auto& sum : sums) sum.wait();
 }
 
-void set_gradient_divide_factors(const Module& module, DivideFactors factors, Recurse recurse) {
+void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse) {
   constexpr auto kWhat = "set_gradient_divide_factors";
   for (const double factor : {factors.pre, factors.post}) {
     if (!(factor > 0) || !std::isfinite(factor)) throw UsageError(fmt::format("{}: gradients can't be divided by {}", kWhat, factor));
@@ -184,7 +184,7 @@ void set_gradient_divide_factors(const Module& module, DivideFactors factors, Re
   change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.divide = factors; });
 }
 
-void set_reduction_hook(const Module& module, ReductionHook hook, Recurse recurse) {
+void set_reduction_hook(ModuleRef module, ReductionHook hook, Recurse recurse) {
   constexpr auto kWhat = "set_reduction_hook";
   expect_none_waiting(module, recurse, kWhat);
   expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {

@@ -8,13 +8,10 @@
 #include <span>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/comm/mesh.h"
 #include "tessera/shard/custom_reduction.h"
 #include "tessera/shard/options.h"
-
-namespace torch::nn {
-class Module;
-}
 
 namespace tessera {
 
@@ -30,22 +27,24 @@ class [[nodiscard]] NoSync {
   ~NoSync();
 
  private:
-  friend NoSync no_sync(const torch::nn::Module& model);
+  friend NoSync no_sync(ModuleRef model);
   NoSync() = default;
 
   std::vector<std::shared_ptr<Unit>> units_;
 };
 
 /// Throws UsageError if the module is only a part of a sharded model.
-NoSync no_sync(const torch::nn::Module& model);
+NoSync no_sync(ModuleRef model);
 
-/// Whether backward passes reduce the gradients of the module. With false it is as inside no_sync.
-void set_requires_gradient_sync(const torch::nn::Module& module, bool required, Recurse recurse = Recurse::Yes);
-/// On a mesh with replicas: whether backward passes all-reduce gradients over the replicas. With false, each replica adds up its own
-/// sharded gradients until a pass does.
-void set_requires_all_reduce(const torch::nn::Module& module, bool required, Recurse recurse = Recurse::Yes);
+enum class Required { No, Yes };
+
+/// Whether backward passes reduce the gradients of the module. Where they are not required to, it is as inside no_sync.
+void set_requires_gradient_sync(ModuleRef module, Required required, Recurse recurse = Recurse::Yes);
+/// On a mesh with replicas: whether backward passes all-reduce gradients over the replicas. Where they are not required to, each replica
+/// adds up its own sharded gradients until a pass does.
+void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurse = Recurse::Yes);
 /// Reduces gradients that no backward pass has reduced, because the last one before the step was not allowed to. Collective.
-void sync_gradients(const torch::nn::Module& model);
+void sync_gradients(ModuleRef model);
 
 /// Averages over the ranks what no backward pass does: the gradients of parameters in no unit, such as those in ShardOptions::ignored. Call
 /// it between backward and what uses them. Shards in the list, whose gradients are means already, and frozen parameters are left alone; a
@@ -55,10 +54,10 @@ void average_gradients(std::span<const at::Tensor> parameters, const Communicato
 /// pre is a power of two, near the square root of the number of ranks; pre * post is that number. A mean over the ranks, as it is computed
 /// where no factors are set, has the same bits.
 DivideFactors default_divide_factors(int ranks);
-void set_gradient_divide_factors(const torch::nn::Module& module, DivideFactors factors, Recurse recurse = Recurse::Yes);
+void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse = Recurse::Yes);
 
 /// An empty function returns to the usual reduction.
-void set_reduction_hook(const torch::nn::Module& module, ReductionHook hook, Recurse recurse = Recurse::Yes);
+void set_reduction_hook(ModuleRef module, ReductionHook hook, Recurse recurse = Recurse::Yes);
 
 /// Calls the function in backward whenever the gradient of a shard has been accumulated. `shard.grad()` is then the mean over the ranks; to
 /// read it waits for the reduction.

@@ -143,9 +143,9 @@ TEST(NoSync, EndsInZeroGradForTheParametersOfThatOptimizerOnly) {
       fully_shard(net, {.mesh = Mesh(world, {.replicate = 2, .shard = 2})});
       optim::SGD one(parameters(*net->a), {.lr = 0.1}), other(parameters(*net->b), {.lr = 0.1});
       if (over_replicas) {
-        set_requires_all_reduce(*net, false);
+        set_requires_all_reduce(*net, Required::No);
         net(input(world.rank())).sum().backward();
-        set_requires_all_reduce(*net, true);
+        set_requires_all_reduce(*net, Required::Yes);
       } else {
         const auto guard = no_sync(*net);
         net(input(world.rank())).sum().backward();
@@ -219,13 +219,13 @@ TEST(NoSync, OfLowPrecisionMayLeaveUnitsOutOnSomeRanks) {
     for (int rank = 0; rank < 2; rank++) ((some(whole, rank) + loss_of(whole, 10 + rank)) / 2).backward();
     for (const bool by_switch : {false, true}) {
       const auto model = sharded({.mesh = world, .precision = {.param_dtype = at::kBFloat16}});
-      if (by_switch) set_requires_gradient_sync(*model, false);
+      if (by_switch) set_requires_gradient_sync(*model, Required::No);
       {
         std::optional<NoSync> guard;
         if (!by_switch) guard.emplace(no_sync(*model));
         some(*model, world.rank()).backward();
       }
-      if (by_switch) set_requires_gradient_sync(*model, true);
+      if (by_switch) set_requires_gradient_sync(*model, Required::Yes);
       model->forward(numbers({3, 8}, 10 + world.rank())).to(at::kFloat).pow(2).mean().backward();
       for (size_t i = 0; i < whole.parameters().size(); i++) {
         const auto expected = whole.parameters()[i].grad();
@@ -243,18 +243,19 @@ TEST(NoSync, IsForWholeModels) {
         ThrowsMessage<UsageError>(AllOf(HasSubstr("module Block is only a part of its model"), HasSubstr("set_requires_gradient_sync"))));
     const auto rootless = sharded_blocks(world);
     EXPECT_THAT([&] { (void)no_sync(*rootless->block[0]); }, ThrowsMessage<UsageError>(HasSubstr("only a part of its model")));
-    EXPECT_THAT([&] { (void)no_sync(RootedBlocks()); }, ThrowsMessage<UsageError>(HasSubstr("is not sharded")));
+    RootedBlocks plain;
+    EXPECT_THAT([&] { (void)no_sync(plain); }, ThrowsMessage<UsageError>(HasSubstr("is not sharded")));
   });
 }
 
 TEST(NoSync, OfAPartIsASwitch) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world});
-    set_requires_gradient_sync(*model->block[1], false);
+    set_requires_gradient_sync(*model->block[1], Required::No);
     loss_of(*model, world.rank()).backward();
     EXPECT_FALSE(model->block[1]->a->parameters()[0].grad().defined());
     EXPECT_TRUE(model->block[2]->a->parameters()[0].grad().defined());
-    set_requires_gradient_sync(*model->block[1], true);
+    set_requires_gradient_sync(*model->block[1], Required::Yes);
     loss_of(*model, 10 + world.rank()).backward();
     expect_same_gradients(*model, whole_after(2, {0, 1}));
   });
@@ -303,19 +304,19 @@ TEST(AllReduce, MayWaitUntilTheLastPass) {
     for (const auto residence : {Residence::Gathered, Residence::Auto}) {
       const auto model = sharded({.mesh = Mesh(world, {.replicate = 2, .shard = 2}), .residence = residence});
       const auto replicas = units(*model).front()->mesh().replicate();
-      set_requires_all_reduce(*model, false);
+      set_requires_all_reduce(*model, Required::No);
       replicas.reset_traffic();
       for (int pass = 0; pass < 3; pass++) loss_of(*model, 10 * pass + world.rank()).backward();
       EXPECT_EQ(replicas.traffic(Operation::AllReduce).calls, 0);
       EXPECT_FALSE(parameters(*model)[0].grad().defined());
       EXPECT_THAT([&] { optim::SGD(parameters(*model), {.lr = 0.1}).clip_grad_norm(1); },
                   ThrowsMessage<UsageError>(HasSubstr("not reduced")));
-      set_requires_all_reduce(*model, true);
+      set_requires_all_reduce(*model, Required::Yes);
       loss_of(*model, 30 + world.rank()).backward();
       EXPECT_EQ(replicas.traffic(Operation::AllReduce).calls, 5);
       expect_same_gradients(*model, whole_after(4, {0, 1, 2, 3}));
 
-      set_requires_all_reduce(*model, false);
+      set_requires_all_reduce(*model, Required::No);
       loss_of(*model, 40 + world.rank()).backward();
       sync_gradients(*model);
       expect_same_gradients(*model, whole_after(4, {0, 1, 2, 3, 4}));
@@ -417,7 +418,7 @@ TEST(ReductionHook, ReplacesTheReduction) {
     recover(*model);
     EXPECT_THAT([&] { set_gradient_divide_factors(*model, {.pre = 1, .post = 2}); },
                 ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
-    EXPECT_THAT([&] { set_requires_all_reduce(*model, false); }, ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
+    EXPECT_THAT([&] { set_requires_all_reduce(*model, Required::No); }, ThrowsMessage<UsageError>(HasSubstr("has a reduction hook")));
     set_reduction_hook(*model, {});
     set_gradient_divide_factors(*model, {.pre = 1, .post = 2});
     EXPECT_THAT([&] { set_reduction_hook(*model, &compress); }, ThrowsMessage<UsageError>(HasSubstr("has divide factors")));

@@ -103,7 +103,7 @@ std::vector<InTree> in_tree_order(const std::vector<std::shared_ptr<Unit>>& all)
 
 }  // namespace
 
-ModelCounters counters(const torch::nn::Module& module) {
+ModelCounters counters(ConstModuleRef module) {
   ModelCounters total;
   std::set<const Schedule*> seen;  // only one, unless fully_shard was called on parts of the module and not on the module itself
   for (const auto& unit : units(module)) {
@@ -120,7 +120,7 @@ ModelCounters counters(const torch::nn::Module& module) {
   return total;
 }
 
-void reset_counters(const torch::nn::Module& module) {
+void reset_counters(ModuleRef module) {
   for (const auto& unit : units(module)) {
     const auto schedule = unit->schedule();
     const auto lock = schedule->lock();
@@ -129,7 +129,7 @@ void reset_counters(const torch::nn::Module& module) {
   }
 }
 
-std::string describe(const torch::nn::Module& module) {
+std::string describe(ConstModuleRef module) {
   std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "gathered", "reduced"}};
   for (const auto& unit : in_tree_order(units(module))) rows.push_back(row_of(*unit.unit, unit.depth));
   const auto total = counters(module);

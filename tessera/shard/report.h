@@ -4,9 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera {
 
@@ -19,10 +17,10 @@ struct ModelCounters {
   uint64_t misses = 0;     // uses that the learned order did not predict
   uint64_t cancelled = 0;  // units that were unsharded early and resharded before they were used
 };
-ModelCounters counters(const torch::nn::Module& module);
-void reset_counters(const torch::nn::Module& module);
+ModelCounters counters(ConstModuleRef module);
+void reset_counters(ModuleRef module);
 
 /// A table of the units with their sizes and counters, indented as their modules nest. For people to read; the format may change.
-std::string describe(const torch::nn::Module& module);
+std::string describe(ConstModuleRef module);
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ ShardMetadata::Flat flat_of(const Unit::Group& group) {
 
 }  // namespace
 
-ShardMetadata shard_metadata(const torch::nn::Module& module, const Communicator& world) {
+ShardMetadata shard_metadata(ConstModuleRef module, const Communicator& world) {
   ShardMetadata result{.world_size = world.size(), .rank = world.local_ranks().front()};
   for (const auto& [name, shard] : named_parameters(module)) {
     const auto found = locate(shard);
@@ -33,7 +33,7 @@ ShardMetadata shard_metadata(const torch::nn::Module& module, const Communicator
         {.name = found.parameter->local_name, .original_name = name, .original_size = found.parameter->sizes});
     if (found.group->flat) result.flatten_info[name] = flat_of(*found.group);
   }
-  for (const auto& item : module.named_buffers()) {
+  for (const auto& item : module->named_buffers()) {
     if (item.value().defined() && is_cast_buffer(item.value())) result.buffer_info[item.key()] = original_dtype(item.value());
   }
   return result;

@@ -9,9 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera {
 
@@ -39,6 +37,6 @@ struct ShardMetadata {
   std::string to_json() const;
 };
 
-ShardMetadata shard_metadata(const torch::nn::Module& module, const Communicator& world);
+ShardMetadata shard_metadata(ConstModuleRef module, const Communicator& world);
 
 }  // namespace tessera

@@ -27,7 +27,7 @@ void skip_units(std::vector<std::shared_ptr<Unit>> skipped) {
 
 }  // namespace
 
-void skip_step(const torch::nn::Module& module) {
+void skip_step(ModuleRef module) {
   skip_units(units(module));
 }
 
@@ -40,9 +40,9 @@ void skip_step(std::span<const at::Tensor> parameters) {
   skip_units(std::move(all));
 }
 
-void set_requires_grad(const torch::nn::Module& module, Training training) {
+void set_requires_grad(ModuleRef module, Training training) {
   const bool trained = training == Training::Trained;
-  for (const auto& entry : module.parameters()) {
+  for (const auto& entry : module->parameters()) {
     const auto found = locate(entry);
     if (found.parameter == nullptr) {
       auto own = entry;

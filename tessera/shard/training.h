@@ -5,19 +5,17 @@
 
 #include <span>
 
-namespace torch::nn {
-class Module;
-}
+#include "tessera/base/module_ref.h"
 
 namespace tessera {
 
 enum class Training { Frozen, Trained };
 /// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next forward pass.
-void set_requires_grad(const torch::nn::Module& module, Training training);
+void set_requires_grad(ModuleRef module, Training training);
 
 /// A rank calls it in place of an optimizer step that other ranks take with an optimizer of torch::optim. It covers the units in which a
 /// parameter has a gradient. Tessera's own optimizers have a member skip_step() for this.
-void skip_step(const torch::nn::Module& module);
+void skip_step(ModuleRef module);
 /// The same for the units of these shards.
 void skip_step(std::span<const at::Tensor> parameters);
 

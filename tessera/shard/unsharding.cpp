@@ -39,13 +39,13 @@ void UnshardHandle::wait() const {
   if (unit_) unit_->schedule()->wait_for(*unit_);
 }
 
-UnshardHandle unshard(const Module& module) {
+UnshardHandle unshard(ModuleRef module) {
   auto unit = unit_for(module, "unshard");
   if (unit) unit->schedule()->prefetch(*unit);
   return UnshardHandle(std::move(unit));
 }
 
-void reshard(const Module& module) {
+void reshard(ModuleRef module) {
   const auto unit = unit_for(module, "reshard");
   if (!unit) return;
   if (unit->schedule()->reduces_in_order()) {
@@ -58,7 +58,7 @@ void reshard(const Module& module) {
   unit->schedule()->evict(*unit);
 }
 
-void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, Recurse recurse) {
+void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse) {
   expect_idle("set_reshard_after_forward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {
     const bool is_whole_anyway = unit->name().ends_with(kReplicated);
@@ -69,18 +69,18 @@ void set_reshard_after_forward(const Module& module, ReshardAfterForward rule, R
   }
 }
 
-void set_reshard_after_backward(const Module& module, bool reshards, Recurse recurse) {
+void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse) {
   expect_idle("set_reshard_after_backward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_backward")) {
-    LockedState(*unit)->settings.reshard_after_backward = reshards;
+    LockedState(*unit)->settings.reshard_after_backward = rule == ReshardAfterBackward::Yes;
   }
 }
 
-void set_modules_to_forward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
+void set_modules_to_forward_prefetch(ModuleRef module, std::span<const std::shared_ptr<Module>> modules) {
   set_prefetch(module, modules, &UnitSettings::forward_prefetch, "set_modules_to_forward_prefetch");
 }
 
-void set_modules_to_backward_prefetch(const Module& module, std::span<const std::shared_ptr<Module>> modules) {
+void set_modules_to_backward_prefetch(ModuleRef module, std::span<const std::shared_ptr<Module>> modules) {
   set_prefetch(module, modules, &UnitSettings::backward_prefetch, "set_modules_to_backward_prefetch");
 }
 

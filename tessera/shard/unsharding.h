@@ -4,6 +4,7 @@
 #include <memory>
 #include <span>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/shard/options.h"
 
 namespace torch::nn {
@@ -21,7 +22,7 @@ class UnshardHandle {
   void wait() const;
 
  private:
-  friend UnshardHandle unshard(const torch::nn::Module& module);
+  friend UnshardHandle unshard(ModuleRef module);
   explicit UnshardHandle(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {}
 
   std::shared_ptr<Unit> unit_;
@@ -29,20 +30,22 @@ class UnshardHandle {
 
 /// Starts to unshard the unit of the module before an operator needs it. It stays unsharded at least until it has been used once, or until
 /// reshard(). Collective, unless the ranks share the unit's memory.
-UnshardHandle unshard(const torch::nn::Module& module);
+UnshardHandle unshard(ModuleRef module);
 /// Reshards the unit of the module now.
-void reshard(const torch::nn::Module& module);
+void reshard(ModuleRef module);
 
 /// Replaces ShardOptions::reshard_after_forward. Collective if the rule is a number of ranks.
-void set_reshard_after_forward(const torch::nn::Module& module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);
-/// With false, units stay unsharded when their gradients have been reduced, until their shards change: one all-gather less in the next of
+void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);
+enum class ReshardAfterBackward { No, Yes };
+
+/// With No, units stay unsharded when their gradients have been reduced, until their shards change: one all-gather less in the next of
 /// several passes between two steps.
-void set_reshard_after_backward(const torch::nn::Module& module, bool reshards, Recurse recurse = Recurse::Yes);
+void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse = Recurse::Yes);
 
 /// The units of these modules are prefetched when the unit of `module` is used in forward, in place of those that the learned order
 /// predicts. An empty list returns to the learned order.
-void set_modules_to_forward_prefetch(const torch::nn::Module& module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
+void set_modules_to_forward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
 /// The same for backward.
-void set_modules_to_backward_prefetch(const torch::nn::Module& module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
+void set_modules_to_backward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
 
 }  // namespace tessera

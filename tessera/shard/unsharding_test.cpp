@@ -141,7 +141,8 @@ TEST(ReshardAfterForward, CanBeChangedLater) {
     EXPECT_EQ(gathers_of_a_step(*model), (std::vector<uint64_t>{1, 2, 1, 1, 1}));
     EXPECT_THAT([&] { set_reshard_after_forward(*model->block[0]->a, true, Recurse::No); },
                 ThrowsMessage<UsageError>(HasSubstr("no unit was made from module Linear itself; its parameters belong to unit 'block0'")));
-    EXPECT_THAT([&] { set_reshard_after_forward(Rooted(), true); },
+    Rooted plain;
+    EXPECT_THAT([&] { set_reshard_after_forward(plain, true); },
                 ThrowsMessage<UsageError>(HasSubstr("module RootedBlocks is not sharded")));
   });
 }
@@ -149,13 +150,13 @@ TEST(ReshardAfterForward, CanBeChangedLater) {
 TEST(ReshardAfterBackward, KeepsUnitsForTheNextPassUntilTheyChange) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded({.mesh = world, .reshard_after_forward = false});
-    set_reshard_after_backward(*model, false);
+    set_reshard_after_backward(*model, ReshardAfterBackward::No);
     for (int step = 0; step < 2; step++) train_step(*model);
     reset_counters(*model);
     for (int pass = 0; pass < 3; pass++) train_step(*model);
     EXPECT_EQ(counters(*model).gathers, 0);
     const auto often = sharded({.mesh = world});
-    set_reshard_after_backward(*often, false);
+    set_reshard_after_backward(*often, ReshardAfterBackward::No);
     for (int step = 0; step < 3; step++) train_step(*often);
     reset_counters(*often);
     train_step(*often);
@@ -198,8 +199,8 @@ TEST(Unshard, DoesNothingForARootWithoutParametersOfItsOwn) {
     const auto before = held_bytes(*model);
     reshard(*model);
     set_reshard_after_forward(*model, false, Recurse::No);
-    set_reshard_after_backward(*model, false, Recurse::No);
-    set_requires_gradient_sync(*model, false, Recurse::No);
+    set_reshard_after_backward(*model, ReshardAfterBackward::No, Recurse::No);
+    set_requires_gradient_sync(*model, Required::No, Recurse::No);
     EXPECT_EQ(held_bytes(*model), before);
     const std::vector<std::shared_ptr<torch::nn::Module>> all = {model, model->block[2]}, none = {};
     set_modules_to_forward_prefetch(*model, all);

@@ -206,16 +206,16 @@ std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::strin
 
 }  // namespace
 
-std::vector<at::Tensor> parameters_of_modules(const Module& model, const std::string& pattern) {
+std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::string& pattern) {
   return tensors_of_modules(model, pattern, [](const Module& module) { return module.parameters(); });
 }
 
-std::vector<at::Tensor> buffers_of_modules(const Module& model, const std::string& pattern) {
+std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern) {
   return tensors_of_modules(model, pattern, [](const Module& module) { return module.buffers(); });
 }
 
-void fully_shard(Module& model, const ShardOptions& options, const WrapPolicy& policy) {
-  Module* const whole[] = {&model};
+void fully_shard(ModuleRef model, const ShardOptions& options, const WrapPolicy& policy) {
+  Module* const whole[] = {&*model};
   expect_named_once(whole, options);
   if (!policy.chooses) {
     throw UsageError("the WrapPolicy has no function `chooses`; take one of wrap_always, wrap_classes and wrap_by_size, or set it");

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/shard/fully_shard.h"
 
 namespace tessera {
@@ -49,17 +50,12 @@ WrapPolicy wrap_by_size(WrapSizeOptions options = {});
 
 /// The parameters of all modules whose whole path in the model matches a regular expression (ECMAScript), each once: for the lists
 /// `ignored`, `replicated` and `left_out` of ShardOptions. Throws UsageError if no module matches.
-std::vector<at::Tensor> parameters_of_modules(const torch::nn::Module& model, const std::string& pattern);
+std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::string& pattern);
 /// Their buffers: for `ignored`, where they keep their dtype.
-std::vector<at::Tensor> buffers_of_modules(const torch::nn::Module& model, const std::string& pattern);
+std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern);
 
 /// Makes a unit of each module that the policy chooses, and one of what is left of the model. A parameter that is tied across modules goes
 /// to the innermost unit that contains all of its places. Collective, as fully_shard.
-void fully_shard(torch::nn::Module& model, const ShardOptions& options, const WrapPolicy& policy);
-template <class Holder>
-  requires requires(Holder holder) { holder->parameters(); }
-void fully_shard(Holder holder, const ShardOptions& options, const WrapPolicy& policy) {
-  fully_shard(static_cast<torch::nn::Module&>(*holder), options, policy);
-}
+void fully_shard(ModuleRef model, const ShardOptions& options, const WrapPolicy& policy);
 
 }  // namespace tessera

@@ -61,10 +61,10 @@ void backward_replicated(const torch::nn::Module& module, const Mesh& mesh, cons
   add_before();
 }
 
-void backward_sharded(const torch::nn::Module& module, const at::Tensor& loss, const Passes& passes, bool last) {
+void backward_sharded(torch::nn::Module& module, const at::Tensor& loss, const Passes& passes, bool last) {
   std::optional<NoSync> guard;
   if (passes.meets == Meets::AfterTheLastPass || (passes.meets == Meets::InTheLastPass && !last)) guard.emplace(no_sync(module));
-  if (passes.meets == Meets::ShardGroupInEachPass) set_requires_all_reduce(module, last);
+  if (passes.meets == Meets::ShardGroupInEachPass) set_requires_all_reduce(module, last ? Required::Yes : Required::No);
   loss.backward();
   if (passes.meets != Meets::InEachPass && last) sync_gradients(module);  // of what the last pass did not use
 }

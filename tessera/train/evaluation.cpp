@@ -2,14 +2,14 @@
 
 namespace tessera::train {
 
-Evaluation::Evaluation(torch::nn::Module& model, data::Loader& loader, const Communicator& world)
+Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world)
     : loader_(loader),
       world_(world),
       position_(loader.position()),
       progress_({.title = "evaluating", .steps = loader.batches().value_or(0), .at_end = AtEnd::Vanishes, .rank = world.local_ranks().front()}) {
-  modes_.emplace_back(&model, model.is_training());
-  for (const auto& module : model.modules(/*include_self=*/false)) modes_.emplace_back(module.get(), module->is_training());
-  model.eval();
+  modes_.emplace_back(&*model, model->is_training());
+  for (const auto& module : model->modules(/*include_self=*/false)) modes_.emplace_back(module.get(), module->is_training());
+  model->eval();
   loader_.seek({.epoch = loader_.position().epoch});
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/data/loader.h"
 #include "tessera/train/progress.h"
@@ -18,7 +19,7 @@ namespace tessera::train {
 /// for (auto& batch : trainer.evaluation(model, loader)). Shows how far it is as long as it takes.
 class Evaluation {
  public:
-  Evaluation(torch::nn::Module& model, data::Loader& loader, const Communicator& world);
+  Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
   ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood

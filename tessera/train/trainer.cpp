@@ -392,12 +392,12 @@ double Trainer::lr() const {
   return std::get<torch::optim::Optimizer*>(first)->param_groups().front().options().get_lr();
 }
 
-checkpoint::StateDict Trainer::get_state_dict(const torch::nn::Module& model) const {
+checkpoint::StateDict Trainer::get_state_dict(ConstModuleRef model) const {
   return checkpoint::full_state_dict(model, {.offload_to_cpu = true, .rank0_only = true});
 }
 
-void Trainer::save_model(torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
-  checkpoint::save(folder, {.model = &model}, world_, {.format = checkpoint::Format::Hub, .max_shard_size = options.max_shard_size});
+void Trainer::save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
+  checkpoint::save(folder, {.model = &*model}, world_, {.format = checkpoint::Format::Hub, .max_shard_size = options.max_shard_size});
 }
 
 void Trainer::skip_first_batches(data::Loader& loader, int64_t batches) {

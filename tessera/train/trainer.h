@@ -21,6 +21,7 @@
 #include <utility>
 #include <vector>
 
+#include "tessera/base/module_ref.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/state_dict.h"
@@ -188,20 +189,10 @@ class Trainer {
   }
 
   /// The whole state dict on rank 0, and an empty one on the others. Collective.
-  checkpoint::StateDict get_state_dict(const torch::nn::Module& model) const;
-  template <class Holder>
-    requires requires(const Holder& holder) { holder->parameters(); }
-  checkpoint::StateDict get_state_dict(const Holder& model) const {
-    return get_state_dict(static_cast<const torch::nn::Module&>(*model));
-  }
+  checkpoint::StateDict get_state_dict(ConstModuleRef model) const;
   /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank
   /// writes its part, so all must see the same files. Collective.
-  void save_model(torch::nn::Module& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
-  template <class Holder>
-    requires requires(const Holder& holder) { holder->parameters(); }
-  void save_model(Holder& model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const {
-    save_model(static_cast<torch::nn::Module&>(*model), folder, options);
-  }
+  void save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
 
   /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
   at::Tensor gather(const at::Tensor& tensor) const;
@@ -250,10 +241,8 @@ class Trainer {
   data::Stream make_stream(data::StreamOptions options) const;
   /// All batches of a loader, in eval mode and without gradients, put where the ranks train: for (auto& batch : trainer.evaluation(model,
   /// loader)). The model may be any module. Shows how far it is. Collective.
-  template <class Holder>
-    requires requires(const Holder& holder) { holder->parameters(); }
-  train::Evaluation evaluation(Holder& model, data::Loader& loader) const {
-    return {*model, has_prepared(loader) ? loader : placed(loader), world_};
+  train::Evaluation evaluation(ModuleRef model, data::Loader& loader) const {
+    return {model, has_prepared(loader) ? loader : placed(loader), world_};
   }
   /// Goes so many batches further in a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);

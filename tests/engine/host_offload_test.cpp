@@ -115,7 +115,7 @@ TEST_F(HostOffload, AccumulatesGradients) {
   for (const bool syncs : {false, true}) {
     expect_same({.mesh = world_}, [&](torch::nn::Sequential& model, optim::Optimizer& optimizer) {
       for (int pass = 0; pass < 2; pass++) {
-        set_requires_gradient_sync(*model, syncs || pass == 1);
+        set_requires_gradient_sync(*model, syncs || pass == 1 ? Required::Yes : Required::No);
         model->forward(batch(pass)).square().mean().backward();
       }
       optimizer.step();

@@ -219,7 +219,8 @@ Chapter chapter() {
      }},
     {.what = "a converted batch norm in a segment that runs again", .act = [](Run& run) { train_converted(run, /*segments=*/true); }},
     {.what = "`nn::convert_sync_batchnorm` before `fully_shard`", .act = [](Run& run) {
-       nn::convert_sync_batchnorm(Plain(5), run.world());
+       Plain norm(5);
+       nn::convert_sync_batchnorm(norm, run.world());
      }, .refused = "call it after fully_shard"},
     {.what = "`nn::convert_sync_batchnorm` of a norm without parameters", .act = [](Run& run) {
        const auto model = std::make_shared<Plain>(tnn::BatchNormOptions(5).affine(false));

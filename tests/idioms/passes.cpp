@@ -403,7 +403,7 @@ Chapter chapter() {
           if (run.sharded()) {
             unshard(*model).wait();
             set_reshard_after_forward(*model, step == 1, Recurse::No);
-            set_reshard_after_backward(*model, step == 1, Recurse::No);
+            set_reshard_after_backward(*model, step == 1 ? ReshardAfterBackward::Yes : ReshardAfterBackward::No, Recurse::No);
             const std::vector<std::shared_ptr<nn::Module>> all = {model, model->block[1].ptr()};
             set_modules_to_forward_prefetch(*model, all);
             set_modules_to_forward_prefetch(*model->block[0], all);

@@ -26,7 +26,7 @@ void train(Run& run, Mlp& model, const Steps& optimizer) {
 }
 
 /// This rank leaves out a step that others take.
-void leave_out(const Run& run, const Steps& optimizer, const nn::Module& model) {
+void leave_out(const Run& run, const Steps& optimizer, nn::Module& model) {
   if (!run.sharded()) return;
   optimizer.ours() != nullptr ? optimizer.ours()->skip_step() : skip_step(model);
 }

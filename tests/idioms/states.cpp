@@ -177,8 +177,8 @@ Chapter chapter() {
                .act =
                    [](Run& run) {
                      const auto model = trained(run);
-                     run.record(full_state(*model, "second.weight"));
-                     run.record(full_state(*model, "norm.num_batches_tracked"));
+                     run.record(full_tensor(*model, "second.weight"));
+                     run.record(full_tensor(*model, "norm.num_batches_tracked"));
                    }},
               {.what = "`tessera::full_state` for rank 0 alone, which saves it",
                .act =
@@ -199,7 +199,7 @@ Chapter chapter() {
                      run.shard_nested(model);
                      const auto loss = [&](int step) {
                        const auto value = loss_of(run, *model, step);
-                       run.record(full_state(*model, "first.weight"));
+                       run.record(full_tensor(*model, "first.weight"));
                        return value;
                      };
                      run.train(*model, loss, run.adamw(*model));

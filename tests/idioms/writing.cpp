@@ -53,7 +53,7 @@ void train_each(Run& run, void (*change)(at::Tensor parameter)) {
 }
 
 /// What a sharded program writes around access to whole parameters.
-std::optional<FullParams> whole(const Run& run, const nn::Module& model, Access access) {
+std::optional<FullParams> whole(const Run& run, nn::Module& model, Access access) {
   if (!run.sharded()) return std::nullopt;
   return full_params(model, access);
 }

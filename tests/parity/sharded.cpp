@@ -141,9 +141,9 @@ class Sharded final : public Trainee {
   }
   void backward(const at::Tensor& loss, bool last) override {
     const auto accumulate = test_.get("accumulate", std::string());
-    if (accumulate == "requires_gradient_sync") set_requires_gradient_sync(*model_, last);
-    if (test_.has("reshard_after_backward")) set_reshard_after_backward(*model_, last);
-    if (accumulate == "requires_all_reduce") set_requires_all_reduce(*model_, last);
+    if (accumulate == "requires_gradient_sync") set_requires_gradient_sync(*model_, last ? Required::Yes : Required::No);
+    if (test_.has("reshard_after_backward")) set_reshard_after_backward(*model_, last ? ReshardAfterBackward::Yes : ReshardAfterBackward::No);
+    if (accumulate == "requires_all_reduce") set_requires_all_reduce(*model_, last ? Required::Yes : Required::No);
     std::optional<NoSync> unsynced;
     if (accumulate == "no_sync" && !last) unsynced.emplace(no_sync(*model_));
     loss.backward();

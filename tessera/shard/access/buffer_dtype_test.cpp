@@ -106,7 +106,7 @@ TEST(BufferDtype, IsNotThatOfCheckpoints) {
   with_ranks(2, [&](const Communicator& world) {
     auto model = sharded(world, {.buffer_dtype = at::kBFloat16});
     model->norm->running_mean.fill_(0.5);
-    EXPECT_EQ(full_state(*model, "norm.running_mean").scalar_type(), at::kFloat);
+    EXPECT_EQ(full_tensor(*model, "norm.running_mean").scalar_type(), at::kFloat);
     checkpoint::save(folder / "step", {.model = model.get()}, world);
     for (const auto dtype : {std::optional(at::kBFloat16), std::optional<at::ScalarType>()}) {
       auto other = sharded(world, {.buffer_dtype = dtype});

@@ -85,7 +85,7 @@ TEST(Refused, IsToSaveOneRanksPartOfAModel) {
     auto net = sharded_net(world);
     std::stringstream file;
     EXPECT_THAT(message_of<UsageError>([&] { torch::save(net, file); }), HasSubstr("this rank's part of"));  // it has all, but flat
-    const auto whole = full_state(*net, "a.weight");
+    const auto whole = full_tensor(*net, "a.weight");
     std::stringstream other;
     torch::save(whole, other);
     at::Tensor read;
@@ -104,7 +104,7 @@ TEST(Refused, AreWritesToShardsOfAUnitThatIsInUse) {
       EXPECT_THAT(message_of<UsageError>([&] { optimizer.step(); }), HasSubstr("inside tessera::full_params"));
     }
     optimizer.step();
-    EXPECT_TRUE(at::equal(full_parameter(net->parameters()[0]), full_state(*net, "a.weight")));
+    EXPECT_TRUE(at::equal(full_parameter(net->parameters()[0]), full_tensor(*net, "a.weight")));
   });
 }
 

@@ -85,11 +85,11 @@ TEST(UnusedParameters, AreNotThoseThatAnotherRankHasFrozen) {
 TEST(UnusedParameters, LeaveSwitchesAlone) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    set_requires_gradient_sync(*model->block[1], false);
+    set_requires_gradient_sync(*model->block[1], Required::No);
     loss_of(*model, world.rank()).backward();
     EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
     EXPECT_TRUE(model->block[0]->parameters()[0].grad().defined());
-    set_requires_gradient_sync(*model->block[1], true);
+    set_requires_gradient_sync(*model->block[1], Required::Yes);
     loss_of(*model, 10 + world.rank()).backward();
     expect_same_gradients(*model, whole_after(2, {0, 1}));
     EXPECT_THAT([&] { (void)torch::autograd::grad({loss_of(*model, 0)}, {parameters(*model)[0]}, {}, false, false, true); },
@@ -129,7 +129,7 @@ TEST(UnusedParameters, CountAsZeroInSyncGradients) {
 TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
-    const auto& block = *model->block[0];
+    auto& block = *model->block[0];
     set_requires_grad(block, Training::Frozen);
     loss_of(*model, world.rank()).backward();
     set_requires_grad(block, Training::Trained);

@@ -116,7 +116,7 @@ at::Device make_device(const XlaOptions& options) {
   return kDevice;
 }
 
-void to_device(const torch::nn::Module& module) {
+void to_device(ModuleRef module) {
   (void)runner();  // throws if there is none
   move_module(module, kDevice);
 }

@@ -1,0 +1,11 @@
+#include "tessera/base/module_ref.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::detail {
+
+void refuse_no_module() {
+  throw UsageError("a function was given an empty shared_ptr, or an empty module holder, in place of a module; make the module first");
+}
+
+}  // namespace tessera::detail
