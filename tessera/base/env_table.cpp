@@ -15,19 +15,25 @@ namespace {
 
 constexpr std::string_view kPrefix = "TESSERA_";
 
+/// The variable of a key of the configuration.
+constexpr EnvVariable of_key(std::string_view name) {
+  return {name, "those of the key", "the key of a [configuration](configuration.md) with this name in small letters", "`Trainer`"};
+}
+
 constexpr std::array kTable = {
     EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl, xla",
-                "what the ranks talk over; overrides `InitOptions::transport`", "`tessera::init`"},
+                "what the ranks talk over where `InitOptions::transport` and `tessera_transport` do not say", "`tessera::init`, `Trainer`"},
     EnvVariable{"TESSERA_DEVICE", "cpu, cuda, cuda:1, xla", "where the tensors of ranks are whose program does not say; cpu if unset",
                 "`tessera::init`, `run_ranks`"},
     EnvVariable{"TESSERA_PJRT_PLUGIN", "cpu, tpu, cuda, or a path", "the PJRT plugin whose devices are `xla`; cpu if unset",
                 "`tessera::xla::init`"},
     EnvVariable{"TESSERA_XLA_CACHE", "a folder",
                 "where compiled programs are kept for the next process; in the user's caches if unset, `none` for nowhere", "XLA devices"},
-    EnvVariable{"TESSERA_XLA_DEVICES", "a number", "how many devices `tessera::init` takes for a world of XLA devices; all that there are if unset, of CPUs one",
+    EnvVariable{"TESSERA_XLA_DEVICES", "a number",
+                "how many devices `tessera::init` takes for a world of XLA devices; all that there are if unset, of CPUs one",
                 "`tessera::init`"},
-    EnvVariable{"TESSERA_XLA_TRACE_ONLY", "a number", "traces the programs of so many replicas and runs none of them; `tessera xla compile` sets it",
-                "XLA devices"},
+    EnvVariable{"TESSERA_XLA_TRACE_ONLY", "a number",
+                "traces the programs of so many replicas and runs none of them; `tessera xla compile` sets it", "XLA devices"},
     EnvVariable{"TESSERA_XLA_METRICS", "0, 1", "prints `metrics_report()` on standard error when the process ends", "XLA devices"},
     EnvVariable{"TESSERA_XLA_PROGRAMS", "a folder",
                 "where each process leaves the text and the figures of its programs, for `tessera xla program`", "XLA devices"},
@@ -37,8 +43,23 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_CONFIG_FILE", "a path",
                 "the configuration that launch reads unless `--config-file` names one, and that a `Trainer` reads under other launchers",
                 "`tessera launch`, `Trainer`"},
-    EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` is `Auto`",
-                "`fully_shard`"},
+    EnvVariable{"TESSERA_SETTINGS_FROM", "lines", "where the settings of ranks come from; set by `tessera launch`", "`Trainer`"},
+    EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` does not say",
+                "`fully_shard`, `Trainer`"},
+    of_key("TESSERA_LAYOUT"),
+    of_key("TESSERA_CODEC"),
+    of_key("TESSERA_GRAD_DTYPE"),
+    of_key("TESSERA_RESHARD_RANKS"),
+    of_key("TESSERA_PREFETCH_DEPTH"),
+    of_key("TESSERA_MAX_LIVE_UNITS"),
+    of_key("TESSERA_LIMIT_ALL_GATHERS"),
+    of_key("TESSERA_UNUSED_PARAMETERS"),
+    of_key("TESSERA_OFFLOAD"),
+    of_key("TESSERA_ACTIVATION_OFFLOAD"),
+    of_key("TESSERA_OFFLOAD_FOLDER"),
+    of_key("TESSERA_ACTIVATION_KEEP"),
+    of_key("TESSERA_CHECKPOINT_FORMAT"),
+    of_key("TESSERA_LOG_WITH"),
     EnvVariable{"TESSERA_DETECT_ANOMALY", "0, 1",
                 "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},

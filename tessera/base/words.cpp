@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <numeric>
 #include <utility>
 
@@ -25,6 +26,18 @@ size_t edit_distance(std::string_view one, std::string_view other) {
 }
 
 }  // namespace
+
+std::string lower(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  return result;
+}
+
+std::string upper(std::string_view text) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::toupper(letter); });
+  return result;
+}
 
 std::string name_ranks(std::span<const int> ranks) {
   std::string result = ranks.size() == 1 ? "rank " : "ranks ";

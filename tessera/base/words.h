@@ -21,6 +21,10 @@ std::string counted(int64_t number, std::string_view thing);
 /// The text with control characters as "\x1b", so that a terminal shows them in place of obeying. Those in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});
 
+/// In ASCII.
+std::string lower(std::string_view text);
+std::string upper(std::string_view text);
+
 /// Whether a text is UTF-8 as Python writes it: without surrogates.
 bool is_utf8(std::string_view text);
 

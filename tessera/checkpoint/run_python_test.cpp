@@ -102,7 +102,7 @@ struct GroupsRun {
 const std::map<std::string, std::map<std::string, std::string>> kTrainers = {
     {"sharded", {{"fsdp_state_dict_type", "SHARDED_STATE_DICT"}}},
     {"full", {{"fsdp_state_dict_type", "FULL_STATE_DICT"}}},
-    {"replicated", {{"distributed_type", "MULTI_CPU"}}},
+    {"replicated", {{"distributed_type", "MULTI_CPU"}, {"tessera_checkpoint_format", "accelerate"}}},
 };
 
 TEST(Runs, GoOnInPythonAndHere) {

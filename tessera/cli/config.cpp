@@ -26,7 +26,7 @@ enum class Answers { OfKeys, OfQuestions };
 struct CommandFlags {
   std::string file, answers, mixed_precision, output;
   std::vector<std::string> assignments;
-  bool overwrites = false;
+  bool overwrites = false, is_for_accelerate = false;
   GivenAnswers given = {};
 
   fs::path place() const {
@@ -99,7 +99,7 @@ int update(const CommandFlags& flags) {
   auto settings = read_configuration(flags.place());
   set_given(settings, flags.given);
   settings.expect_consistent();
-  write_configuration(settings, place_to_write(flags));
+  write_configuration(flags.is_for_accelerate ? config::for_accelerate(settings) : settings, place_to_write(flags));
   return 0;
 }
 
@@ -174,7 +174,7 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   add_answers(*command, add_part(*command, chosen, ask_all, Answers::OfQuestions));
   command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
                                    "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
-                                  "The files are those of Accelerate: either program reads what the other has written. Questions whose "
+                                  "The files are those of Accelerate, and may have a section tessera_config. Questions whose "
                                   "answer would change nothing here are left out."));
   auto* defaults = command->add_subcommand("default", "Writes a configuration without questions")->group("Commands");
   const auto flags = add_part(*defaults, chosen, write_defaults);
@@ -186,6 +186,8 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   const auto of_change = add_part(*change, chosen, update);
   add_answers(*change, of_change);
   change->add_option("--output-file", of_change->output, "The new file, if the other one shall stay")->type_name("FILE");
+  change->add_flag("--for-accelerate", of_change->is_for_accelerate, "Leave out tessera_config, with which Accelerate refuses a file")
+      ->needs("--output-file");
   change->footer(Help::footer_of(
       {"tessera config update --set mixed_precision=bf16", "tessera config update --config-file zero3.json --output-file run.yaml"},
       "Comments are lost. What a file of DeepSpeed says becomes FSDP. A name that ends in .json makes JSON."));

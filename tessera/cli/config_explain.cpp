@@ -43,7 +43,7 @@ std::vector<std::string> origins_of_ranks(const config::Settings& settings) {
   for (const auto& key : config::keys()) {
     const auto& setting = settings.setting(key.name);
     const bool is_as_ever = setting.origin <= config::Origin::File && setting.value == key.otherwise;
-    if (is_as_ever || key.variable.empty() || !key.no_effect.empty() || setting.value.empty()) continue;
+    if (is_as_ever || key.variable.empty() || !has_effect(key) || setting.value.empty()) continue;
     const auto source = source_of(setting);
     auto line = std::ranges::find(lines, source, &std::pair<std::string, std::string>::first);
     if (line == lines.end()) line = lines.insert(lines.end(), {source, source + ": "});

@@ -45,6 +45,11 @@ std::string values_of(const config::Key& key) {
   return key.kind == config::Kind::Text ? "TEXT" : "N";
 }
 
+std::string group_of(const config::Key& key) {
+  if (!config::has_effect(key)) return "";
+  return key.section == config::Section::Tessera ? "Configuration, beyond Accelerate" : "Configuration";
+}
+
 std::string sentence(std::string_view text) {
   std::string result(text);
   result.front() = static_cast<char>(std::toupper(static_cast<unsigned char>(result.front())));
@@ -61,9 +66,9 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
     command
         .add_option_function<std::string>(
             all_flags_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
-            sentence(key.meaning))
+            sentence(key.meaning.empty() ? key.reason : key.meaning))
         ->type_name(values_of(key))
-        ->group(config::has_effect(key) ? "Configuration" : "");
+        ->group(group_of(key));
   }
   const auto add_short = [&](const std::string& flag, const std::string& key, const std::string& value) {
     command

@@ -132,10 +132,13 @@ class Interview {
                .choices = menu("fsdp_backward_prefetch"),
                .otherwise = "BACKWARD_PRE"});
     }
-    ask_key({.name = "fsdp_state_dict_type",
-             .text = "What should be your state dict type?",
-             .choices = is_first ? menu("fsdp_state_dict_type") : kStateDictsOfVersion2,
-             .otherwise = "SHARDED_STATE_DICT"});
+    if (given_.contains("fsdp_state_dict_type") ||
+        is_yes({.name = "use_accelerate_checkpoints", .text = "Shall checkpoints be those of Accelerate?", .otherwise = "no"})) {
+      ask_key({.name = "fsdp_state_dict_type",
+               .text = "What should be your state dict type?",
+               .choices = is_first ? menu("fsdp_state_dict_type") : kStateDictsOfVersion2,
+               .otherwise = "SHARDED_STATE_DICT"});
+    }
     if (is_first) {
       ask_key({.name = "fsdp_forward_prefetch", .text = "Do you want to gather the next unit already in forward?", .otherwise = "no"});
       ask_key({.name = "fsdp_use_orig_params", .text = "Shall parameters keep their names?", .otherwise = "yes"});
@@ -238,7 +241,8 @@ class Interview {
 }  // namespace
 
 bool is_question(std::string_view name) {
-  return name == "use_deepspeed" || name == "deepspeed_config_file" || name == "use_fsdp" || name == "use_parallelism_config";
+  return name == "use_deepspeed" || name == "deepspeed_config_file" || name == "use_fsdp" || name == "use_accelerate_checkpoints" ||
+         name == "use_parallelism_config";
 }
 
 Settings interview(const Ask& ask, GivenAnswers given) {

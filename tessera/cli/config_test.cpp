@@ -47,13 +47,13 @@ class Config : public ::testing::Test {
 
 TEST_F(Config, AsksInTheOrderOfAccelerate) {
   const auto ended = run({"config"},
-                         "multi-CPU\n"   // machine
-                         "1\nno\n\n"     // machines, DeepSpeed, FSDP
-                         "1\n4\nno\n"    // version 1, HYBRID_SHARD, offload
-                         "2\n1e6\n"      // SIZE_BASED_WRAP
-                         "\n3\nyes\n\n"  // prefetch, SHARDED_STATE_DICT, forward prefetch, names
-                         "no\n\nyes\n"   // loading, sync, checkpointing
-                         "4\n3\n");      // ranks, bf16
+                         "multi-CPU\n"        // machine
+                         "1\nno\n\n"          // machines, DeepSpeed, FSDP
+                         "1\n4\nno\n"         // version 1, HYBRID_SHARD, offload
+                         "2\n1e6\n"           // SIZE_BASED_WRAP
+                         "\nyes\n3\nyes\n\n"  // prefetch, checkpoints of Accelerate, SHARDED_STATE_DICT, forward prefetch, names
+                         "no\n\nyes\n"        // loading, sync, checkpointing
+                         "4\n3\n");           // ranks, bf16
   ASSERT_EQ(ended.status, 0) << ended.output;
   EXPECT_THAT(ended.output, HasSubstr("wrote " + file_.string()));
   const auto settings = read(file_);

@@ -1,4 +1,5 @@
 // `tessera launch` as a user meets it: what it prints, how it ends, and that nothing outlives it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,9 +58,33 @@ TEST(Launch, GivesAllXlaDevicesToOneProcess) {
   const auto sharded = run("2", script, {{"TESSERA_DEVICE", "xla"}}, {"--use-fsdp"});
   EXPECT_EQ(sharded.out, "[rank 0] 0 1 xla 2\n");
   EXPECT_THAT(sharded.err, HasSubstr("launch: 1 process with 2 XLA devices"));
-  const auto several = run("2", script, {{"TESSERA_TRANSPORT", "xla"}}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1"});
+  const auto several =
+      run("2", script, {{"TESSERA_TRANSPORT", "xla"}}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1"});
   EXPECT_EQ(several.status, 2);
   EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes are no world yet"));
+}
+
+TEST(Launch, TellsRanksWhereTheirSettingsComeFrom) {
+  const Folder folder;
+  write_file(folder / "run.yaml", "fsdp_config:\n  fsdp_version: 2\ntessera_config:\n  layout: rows\n");
+  const auto place = (folder / "run.yaml").string();
+  const Command explain = {launch("1", {}).front(), "config", "explain"};
+  const auto ended = run("1", explain, {{"TESSERA_GRAD_DTYPE", "fp64"}, {"TESSERA_CONFIG_FILE", ""}, {"HF_HOME", folder.path()}},
+                         {"--config-file", place, "--tessera-max-live-units", "3", "--mixed-precision", "bf16"});
+  ASSERT_EQ(ended.status, 0) << ended.err;
+  const auto from = [](const char* key, const char* value, const std::string& where) {
+    return ::testing::ContainsRegex(fmt::format("{} +{} +{}\n", key, value, where));
+  };
+  EXPECT_THAT(ended.out, AllOf(from("fsdp_version", "2", "file " + place + ":2"), from("tessera_layout", "rows", "file " + place + ":4"),
+                               from("tessera_max_live_units", "3", "flag --tessera-max-live-units"),
+                               from("mixed_precision", "bf16", "flag --mixed-precision"),
+                               from("tessera_grad_dtype", "fp64", "environment TESSERA_GRAD_DTYPE")));
+}
+
+TEST(Launch, LetsRanksTalkOverWhatTheSettingsSay) {
+  const auto script = shell("echo $RANK $TESSERA_TRANSPORT");
+  EXPECT_THAT(lines(run("2", script, {{"TESSERA_TRANSPORT", "shm"}}, {"--tessera-transport", "gloo"}).out),
+              UnorderedElementsAre("[rank 0] 0 gloo", "[rank 1] 1 gloo"));
 }
 
 TEST(Launch, SaysHowManyThreadsARankHas) {

@@ -43,7 +43,10 @@ std::vector<std::string_view> transport_names() {
 
 std::string chosen_transport(const InitOptions& options) {
   const auto names = transport_names();
-  if (const auto given = env_choice("TESSERA_TRANSPORT", names)) return std::string(names[*given]);
+  if (options.transport.empty()) {
+    const auto given = env_choice("TESSERA_TRANSPORT", names);
+    return std::string(given ? names[*given] : kAuto);
+  }
   if (std::ranges::find(names, options.transport) != names.end()) return options.transport;
   throw UsageError(
       fmt::format("no transport of a launched program is called '{}'; there are {}", options.transport, fmt::join(names, ", ")));

@@ -14,6 +14,7 @@ namespace {
 
 using config::Origin;
 using config::Settings;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 Settings settings_of(const std::vector<std::pair<const char*, const char*>>& values) {
@@ -53,6 +54,8 @@ const std::map<std::string, Settings> kOurs = {
                          {"gradient_accumulation_steps", "4"}})},
 };
 
+const Settings kWithOwnKeys = settings_of({{"num_processes", "2"}, {"fsdp_version", "2"}, {"tessera_layout", "rows"}});
+
 std::string in_lower_case(std::string text) {
   std::ranges::transform(text, text.begin(), [](unsigned char letter) { return std::tolower(letter); });
   return text;
@@ -63,6 +66,8 @@ class Accelerate : public ::testing::Test {
   static void SetUpTestSuite() {
     folder = new Folder;
     for (const auto& [name, settings] : kOurs) write_file(*folder / ("ours-" + name + ".yaml"), to_yaml(settings));
+    write_file(*folder / "own.yaml", to_yaml(kWithOwnKeys));
+    write_file(*folder / "ours-without.yaml", to_yaml(for_accelerate(kWithOwnKeys)));
     Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_ACCELERATE_SCRIPT, folder->path()}, {}, Process::Output::Capture);
     output = python.read_output();
     status = python.wait(std::chrono::seconds(60)).value_or(-1);
@@ -120,6 +125,13 @@ TEST_F(Accelerate, ReadsWhatIsWritten) {
   }
 }
 
+TEST_F(Accelerate, RefusesOurOwnSection) {
+  EXPECT_THAT(read_file(*folder / "own-error"), HasSubstr("had unknown keys (['tessera_config'])"));
+  const auto without = read("again-without.yaml");
+  EXPECT_EQ(without.text("fsdp_version"), "2");
+  EXPECT_FALSE(without.is_set("tessera_layout"));
+}
+
 TEST_F(Accelerate, GivesItsRanksTheSameVariables) {
   for (const auto* name : {"one", "two"}) {
     std::istringstream lines(read_file(*folder / (std::string("ranks-") + name)));
@@ -127,6 +139,7 @@ TEST_F(Accelerate, GivesItsRanksTheSameVariables) {
     for (std::string line; std::getline(lines, line);) theirs.emplace(line.substr(0, line.find('=')), line.substr(line.find('=') + 1));
     EXPECT_GT(theirs.size(), 10);
     for (const auto& [variable, value] : kOurs.at(name).environment()) {
+      if (variable == "TESSERA_SETTINGS_FROM") continue;
       ASSERT_TRUE(theirs.contains(variable)) << variable;
       EXPECT_EQ(in_lower_case(theirs.at(variable)), in_lower_case(value)) << variable;
     }

@@ -23,24 +23,85 @@ std::string with_resharding(const std::string& strategy, bool reshards) {
   return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
 }
 
-const std::string& where_sizes_are(const Settings& settings) {
+/// "config.yaml:7", or that it is the default.
+std::string_view place_of(const Settings& settings, std::string_view key) {
+  return settings.is_set(key) ? std::string_view(settings.setting(key).where) : "the default";
+}
+
+std::string valued(const Settings& settings, std::string_view key) {
+  return fmt::format("{} {}", key, printable(settings.text(key)));
+}
+
+[[noreturn]] void contradict(const Settings& settings, std::string_view key, std::string_view other) {
+  throw ConfigError(fmt::format("{}: {} contradicts {} ({}); leave one of them out", place_of(settings, key), valued(settings, key),
+                                valued(settings, other), place_of(settings, other)));
+}
+
+/// Two values that can't hold together. Without a value, any but the usual one is meant.
+struct Exclusion {
+  std::string_view key, value, other, other_value = {};
+};
+
+constexpr Exclusion kExclusions[] = {
+    {"use_cpu", "true", "distributed_type", "MULTI_GPU"},
+    {"tessera_codec", "bf16", "mixed_precision"},
+    {"tessera_offload", "none", "fsdp_offload_params", "true"},
+    {"tessera_offload", "disk", "fsdp_offload_params", "true"},
+    {"tessera_residence", "node-shared", "fsdp_offload_params", "true"},
+    {"tessera_residence", "node-shared", "tessera_offload"},
+    {"tessera_layout", "rows", "fsdp_use_orig_params", "false"},
+    {"tessera_layout", "whole-parameters", "fsdp_use_orig_params", "false"},
+};
+
+/// What a key needs if its value is not the usual one.
+struct Need {
+  std::string_view key, other, value;
+};
+
+constexpr Need kNeeds[] = {
+    {"fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "true"},
+    {"fsdp_transformer_layer_cls_to_wrap", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"},
+    {"tessera_activation_keep", "fsdp_activation_checkpointing", "true"},
+    {"tessera_activation_offload", "fsdp_activation_checkpointing", "true"},
+};
+
+bool is_usual(const Settings& settings, std::string_view key) {
+  return settings.text(key) == find_key(key)->otherwise;
+}
+
+void expect_need(const Settings& settings, const Need& need) {
+  const auto& [key, other, value] = need;
+  if (is_usual(settings, key) || settings.text(other) == value) return;
+  throw ConfigError(fmt::format("{}: {} needs {} {}; it is {} ({})", place_of(settings, key), valued(settings, key), other, value,
+                                settings.text(other), place_of(settings, other)));
+}
+
+void expect_no_exclusion(const Settings& settings, const Exclusion& pair) {
+  const auto holds = [&](std::string_view key, std::string_view value) {
+    return settings.is_set(key) && (value.empty() ? !is_usual(settings, key) : settings.text(key) == value);
+  };
+  if (holds(pair.key, pair.value) && holds(pair.other, pair.other_value)) contradict(settings, pair.key, pair.other);
+}
+
+std::string_view key_of_sizes(const Settings& settings) {
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
-  return settings.setting(has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size").where;
+  return has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size";
+}
+
+/// The key that says what is divided.
+std::string_view key_of_strategy(const Settings& settings, const std::string& strategy) {
+  if (settings.text("distributed_type") != "FSDP") return "distributed_type";
+  return settings.text("fsdp_reshard_after_forward") == strategy ? "fsdp_reshard_after_forward" : "fsdp_sharding_strategy";
 }
 
 /// Sizes divide ranks into copies of a sharded model, so what shards nothing, or says itself how ranks are divided, contradicts them.
 void expect_sizes_of_strategy(const Settings& settings, const std::string& strategy) {
   if (!settings.has_sizes()) return;
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
-  const auto refuse = [&](std::string_view key) {
-    throw ConfigError(fmt::format("{}: the sizes of parallelism_config contradict {} {} ({}); leave one of them out",
-                                  where_sizes_are(settings), key, settings.text(key), settings.setting(key).where));
-  };
-  if (settings.text("distributed_type") != "FSDP") refuse("distributed_type");
   const bool is_one_copy = strategy.starts_with("HYBRID") && !has_copies;
   const bool shards_nothing = strategy == "NO_SHARD" && settings.integer("parallelism_config_dp_shard_size") > 1;
-  if (!is_one_copy && !shards_nothing) return;
-  refuse(settings.text("fsdp_reshard_after_forward") == strategy ? "fsdp_reshard_after_forward" : "fsdp_sharding_strategy");
+  if (settings.text("distributed_type") == "FSDP" && !is_one_copy && !shards_nothing) return;
+  contradict(settings, key_of_sizes(settings), key_of_strategy(settings, strategy));
 }
 
 void expect_one_strategy(const Settings& settings) {
@@ -49,9 +110,22 @@ void expect_one_strategy(const Settings& settings) {
   if (strategy.origin != reshard.origin || strategy.origin == Origin::Default || strategy.origin == Origin::Environment) return;
   const bool is_bool = reshard.value == "true" || reshard.value == "false";
   const bool agree = is_bool ? keeps_unsharded(strategy.value) == (reshard.value == "false") : strategy.value == reshard.value;
-  if (agree) return;
-  throw ConfigError(fmt::format("{}: fsdp_reshard_after_forward {} contradicts fsdp_sharding_strategy {} ({}); leave one of them out",
-                                reshard.where, reshard.value, strategy.value, strategy.where));
+  if (!agree) contradict(settings, "fsdp_reshard_after_forward", "fsdp_sharding_strategy");
+}
+
+/// What Tessera's own keys mean beside several others.
+void expect_own_keys(const Settings& settings) {
+  const auto strategy = settings.sharding_strategy();
+  if (settings.integer("tessera_reshard_ranks") > 0 && keeps_unsharded(strategy))
+    contradict(settings, "tessera_reshard_ranks", key_of_strategy(settings, strategy));
+  const auto& transport = settings.text("tessera_transport");
+  if (settings.text("distributed_type") == "XLA" && transport != "auto" && transport != "xla")
+    contradict(settings, "tessera_transport", "distributed_type");
+  if (settings.text("tessera_activation_offload") != "disk") expect_need(settings, {"tessera_offload_folder", "tessera_offload", "disk"});
+  const auto &format = settings.setting("tessera_checkpoint_format"), &layout = settings.setting("fsdp_state_dict_type");
+  const bool is_of_accelerate = layout.value != "LOCAL_STATE_DICT";
+  if (format.origin != Origin::Default && format.origin == layout.origin && is_of_accelerate != (format.value == "accelerate"))
+    contradict(settings, "tessera_checkpoint_format", "fsdp_state_dict_type");
 }
 
 void expect_gpu_ids(const Setting& ids) {
@@ -119,7 +193,7 @@ void Settings::expect_sizes_for(int64_t ranks) const {
   if (!has_sizes() || copies * shards == ranks) return;
   throw ConfigError(
       fmt::format("{}: parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {} is {}, but there are {} ranks",
-                  where_sizes_are(*this), copies, shards, copies * shards, ranks));
+                  place_of(*this, key_of_sizes(*this)), copies, shards, copies * shards, ranks));
 }
 
 std::string Settings::sharding_strategy() const {
@@ -134,26 +208,21 @@ void Settings::expect_consistent() const {
   expect_one_strategy(*this);
   expect_machines_that_fit(*this);
   expect_sizes_of_strategy(*this, keyed_strategy());
-  if (is_true("fsdp_cpu_ram_efficient_loading") && !is_true("fsdp_sync_module_states")) {
-    throw ConfigError(
-        fmt::format("{}: fsdp_cpu_ram_efficient_loading true needs fsdp_sync_module_states true ({}): only rank 0 loads values, and the "
-                    "others get theirs from it",
-                    setting("fsdp_cpu_ram_efficient_loading").where, setting("fsdp_sync_module_states").where));
-  }
-  if (!text("fsdp_transformer_layer_cls_to_wrap").empty() && text("fsdp_auto_wrap_policy") != "TRANSFORMER_BASED_WRAP") {
-    throw ConfigError(fmt::format("{}: fsdp_transformer_layer_cls_to_wrap needs fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP; it is {}",
-                                  setting("fsdp_transformer_layer_cls_to_wrap").where, text("fsdp_auto_wrap_policy")));
-  }
+  for (const auto& need : kNeeds) expect_need(*this, need);
+  for (const auto& exclusion : kExclusions) expect_no_exclusion(*this, exclusion);
   expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
-    throw ConfigError(fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; use SHARDED_STATE_DICT",
+    throw ConfigError(fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; leave it out",
                                   setting("fsdp_state_dict_type").where));
   }
   expect_gpu_ids(setting("gpu_ids"));
-  if (is_true("use_cpu") && text("distributed_type") == "MULTI_GPU") {
-    throw ConfigError(fmt::format("{}: use_cpu true contradicts distributed_type MULTI_GPU ({})", setting("use_cpu").where,
-                                  setting("distributed_type").where));
-  }
+  expect_own_keys(*this);
+}
+
+bool Settings::saves_for_accelerate() const {
+  const auto &format = setting("tessera_checkpoint_format"), &layout = setting("fsdp_state_dict_type");
+  if (format.origin != Origin::Default && format.origin >= layout.origin) return format.value == "accelerate";
+  return layout.origin != Origin::Default && layout.value != "LOCAL_STATE_DICT";
 }
 
 }  // namespace tessera::config

@@ -1,8 +1,9 @@
 // Configurations of DeepSpeed: the stages of ZeRO as sharding strategies.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <functional>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -12,13 +13,11 @@
 namespace tessera::config {
 namespace {
 
-using DeepSpeedShape = YamlValue::Shape;
-
 class DeepSpeedFile {
  public:
   FileEntries read(const YamlValue& root) {
     result_.add("distributed_type", "FSDP", root.where);
-    read_map(root, "", [&](const std::string& name, const YamlValue& value) { return read_top(name, value); });
+    read_map(root, "");
     finish(root);
     return std::move(result_);
   }
@@ -31,70 +30,76 @@ class DeepSpeedFile {
       return deepspeed_entries(root);
     }
     stage_ = 2;  // unless the section says otherwise
-    read_map(section, "", [&](const std::string& name, const YamlValue& value) { return read_flat(name, value); });
+    is_section_ = true;
+    read_map(section, "");
     finish(section);
     return std::move(result_);
   }
 
  private:
-  using Reader = std::function<bool(const std::string& name, const YamlValue& value)>;
+  using Value = const YamlValue&;
+  using Name = const std::string&;
+  using Take = void (DeepSpeedFile::*)(Name name, Value value);
 
-  /// What the reader knows nothing of becomes a remark.
-  void read_map(const YamlValue& map, const std::string& above, const Reader& reader) {
+  /// What takes the value of this name, in a file or in the section of Accelerate's files; nothing if there is none.
+  static Take taker_of(std::string_view name) {
+    using Self = DeepSpeedFile;
+    static constexpr std::pair<std::string_view, Take> kTakers[] = {
+        {"zero_optimization", &Self::take_old_zero},
+        {"zero_optimization.stage", &Self::take_stage},
+        {"zero_stage", &Self::take_stage},
+        {"zero_optimization.zero_hpz_partition_size", &Self::take_partition},
+        {"zero_optimization.offload_param.device", &Self::take_offload},
+        {"zero_optimization.offload_optimizer.device", &Self::take_offload},
+        {"offload_param_device", &Self::take_offload},
+        {"offload_optimizer_device", &Self::take_offload},
+        {"bf16.enabled", &Self::take_precision},
+        {"bfloat16.enabled", &Self::take_precision},
+        {"fp16.enabled", &Self::take_precision},
+        {"train_batch_size", &Self::take_batch_size},
+        {"train_micro_batch_size_per_gpu", &Self::take_batch_size},
+        {"gradient_accumulation_steps", &Self::take_shared},
+        {"gradient_clipping", &Self::take_shared},
+    };
+    const auto* const found = std::ranges::find(kTakers, name, [](const auto& row) { return row.first; });
+    return found == std::end(kTakers) ? nullptr : found->second;
+  }
+
+  static bool is_map(std::string_view name) {
+    static constexpr std::string_view kMaps[] = {
+        "zero_optimization", "zero_optimization.offload_param", "zero_optimization.offload_optimizer", "bf16", "bfloat16", "fp16"};
+    return std::ranges::find(kMaps, name) != std::end(kMaps);
+  }
+
+  /// What nothing takes becomes a remark.
+  void read_map(Value map, Name above) {
     for (size_t i = 0; i < map.names.size(); i++) {
       const auto& value = map.values[i];
       const auto name = above + printable(map.names[i]);
+      // Values of Accelerate's own questions that mean the same as leaving them out.
+      const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
       if (value.text == "auto") {
         remark(value, fmt::format("{} auto is left to the program", name));
-      } else if (!reader(map.names[i], value)) {
+      } else if (is_map(name) && value.shape != YamlValue::Shape::Scalar) {
+        read_map(value, name + ".");
+      } else if (const auto take = taker_of(name)) {
+        (this->*take)(name, value);
+      } else if (!is_none) {
         remark(value, fmt::format("{} of DeepSpeed has no counterpart here", name));
       }
     }
   }
 
-  bool read_top(const std::string& name, const YamlValue& value) {
-    if (name == "zero_optimization") return read_zero(value);
-    if (name == "bf16" || name == "bfloat16") return read_precision("bf16", name, value);
-    if (name == "fp16") return read_precision("fp16", name, value);
-    if (name == "train_batch_size" || name == "train_micro_batch_size_per_gpu") {
-      remark(value, fmt::format("{} has no effect: the program chooses the size of its batches", name));
-      return true;
-    }
-    return read_shared(name, value);
+  void take_batch_size(Name name, Value value) {
+    remark(value, fmt::format("{} has no effect: the program chooses the size of its batches", name));
   }
 
-  bool read_shared(const std::string& name, const YamlValue& value) {
-    if (!is_of_deepspeed_section(name)) return false;
-    result_.add(name, value.text, value.where);
-    return true;
-  }
+  void take_shared(Name name, Value value) { result_.add(name, value.text, value.where); }
 
-  bool read_zero(const YamlValue& zero) {
-    if (zero.shape == DeepSpeedShape::Scalar) {  // as it was written once
-      stage_ = to_bool(zero.text).value_or(false) ? 1 : 0;
-      return true;
-    }
-    read_map(zero, "zero_optimization.", [&](const std::string& name, const YamlValue& value) {
-      if (name == "stage") return read_stage(value);
-      if (name == "zero_hpz_partition_size") return read_partition(value);
-      if (name == "offload_param" || name == "offload_optimizer") return read_offload(name, value);
-      return false;
-    });
-    return true;
-  }
+  /// As it was written once.
+  void take_old_zero(Name /*name*/, Value value) { stage_ = to_bool(value.text).value_or(false) ? 1 : 0; }
 
-  bool read_flat(const std::string& name, const YamlValue& value) {
-    if (name == "zero_stage") return read_stage(value);
-    if (name == "offload_param_device" || name == "offload_optimizer_device") {
-      offload(name, value);
-      return true;
-    }
-    // Values of Accelerate's own questions that mean the same as leaving them out.
-    if (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file") return true;
-    return read_shared(name, value);
-  }
-
-  bool read_stage(const YamlValue& value) {
+  void take_stage(Name /*name*/, Value value) {
     const auto stage = to_integer(value.text);
     if (!stage || *stage < 0 || *stage > 3) {
       throw ConfigError(fmt::format("{}: the stage '{}' of ZeRO is not 0, 1, 2 or 3", value.where, printable(value.text)));
@@ -103,52 +108,38 @@ class DeepSpeedFile {
     stage_where_ = value.where;
     if (stage_ == 1) remark(value, "stage 1 of ZeRO becomes SHARD_GRAD_OP, which also shards the gradients");
     if (stage_ == 3) remark(value, "stage 3 of ZeRO becomes FULL_SHARD; what is gathered together is for fsdp_auto_wrap_policy to say");
-    return true;
   }
 
-  bool read_partition(const YamlValue& value) {
+  void take_partition(Name /*name*/, Value value) {
     const auto ranks = to_integer(value.text);
     if (!ranks || *ranks < 1)
       throw ConfigError(fmt::format("{}: zero_hpz_partition_size '{}' is no number of ranks", value.where, printable(value.text)));
     is_hybrid_ = *ranks > 1;
     if (is_hybrid_)
       remark(value, fmt::format("zero_hpz_partition_size {} becomes HYBRID_SHARD: parameters are sharded within each machine", *ranks));
-    return true;
   }
 
-  bool read_offload(const std::string& name, const YamlValue& value) {
-    read_map(value, "zero_optimization." + name + ".", [&](const std::string& part, const YamlValue& device) {
-      if (part == "device") offload(name, device);
-      return part == "device";
-    });
-    return true;
-  }
-
-  void offload(const std::string& name, const YamlValue& device) {
+  void take_offload(Name name, Value device) {
     if (device.text == "none") return;
     if (device.text != "cpu" && device.text != "nvme") {
       throw ConfigError(fmt::format("{}: {} '{}' is not none, cpu or nvme", device.where, name, printable(device.text)));
     }
     if (device.text == "nvme")
-      remark(device, fmt::format("{} nvme becomes the memory of the host; ShardOptions::offload can use a disk", name));
-    if (name.starts_with("offload_optimizer")) remark(device, fmt::format("{} moves shards and gradients to the host, too", name));
+      remark(device,
+             fmt::format("{} nvme becomes the memory of the host; tessera_offload disk keeps what ranks on CPUs have in files", name));
+    if (name.find("offload_optimizer") != std::string::npos)
+      remark(device, fmt::format("{} moves shards and gradients to the host, too", name));
     if (offload_where_.empty()) offload_where_ = device.where;
   }
 
-  bool read_precision(std::string_view dtype, const std::string& name, const YamlValue& value) {
-    read_map(value, name + ".", [&](const std::string& part, const YamlValue& enabled) {
-      if (part != "enabled") return false;
-      const auto is_enabled = to_bool(enabled.text);
-      if (!is_enabled)
-        throw ConfigError(fmt::format("{}: {}.enabled '{}' is not true or false", enabled.where, name, printable(enabled.text)));
-      if (!*is_enabled) return true;
-      if (!precision_where_.empty())
-        throw ConfigError(fmt::format("{}: both fp16 and bf16 are enabled ({})", enabled.where, precision_where_));
-      precision_where_ = enabled.where;
-      result_.add("mixed_precision", dtype, enabled.where);
-      return true;
-    });
-    return true;
+  void take_precision(Name name, Value enabled) {
+    const auto is_enabled = to_bool(enabled.text);
+    if (!is_enabled) throw ConfigError(fmt::format("{}: {} '{}' is not true or false", enabled.where, name, printable(enabled.text)));
+    if (!*is_enabled) return;
+    if (!precision_where_.empty())
+      throw ConfigError(fmt::format("{}: both fp16 and bf16 are enabled ({})", enabled.where, precision_where_));
+    precision_where_ = enabled.where;
+    result_.add("mixed_precision", name.starts_with("fp16") ? "fp16" : "bf16", enabled.where);
   }
 
   void finish(const YamlValue& root) {
@@ -163,7 +154,7 @@ class DeepSpeedFile {
 
   FileEntries result_;
   int64_t stage_ = 0;
-  bool is_hybrid_ = false;
+  bool is_hybrid_ = false, is_section_ = false;
   std::string stage_where_, offload_where_, precision_where_;
 };
 
@@ -172,7 +163,7 @@ class DeepSpeedFile {
 bool is_deepspeed(const YamlValue& root) {
   const auto is_section = [&](std::string_view name) {
     const auto* value = root.find(name);
-    return value != nullptr && value->shape == DeepSpeedShape::Map;
+    return value != nullptr && value->shape == YamlValue::Shape::Map;
   };
   return root.find("zero_optimization") != nullptr || root.find("train_batch_size") != nullptr ||
          root.find("train_micro_batch_size_per_gpu") != nullptr || is_section("bf16") || is_section("fp16");

@@ -1,13 +1,13 @@
-// The two halves of the table of keys.
+// The table of keys, in two parts. What their names, values and sections say already is added by keys().
 #pragma once
 
-#include <span>
+#include <vector>
 
 #include "tessera/config/keys.h"
 
 namespace tessera::config {
 
-std::span<const Key> top_keys();
-std::span<const Key> section_keys();
+std::vector<Key> keys_with_effect();
+std::vector<Key> keys_without_effect();
 
 }  // namespace tessera::config

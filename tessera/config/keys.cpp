@@ -3,24 +3,50 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <vector>
+#include <array>
 
 #include "tessera/base/words.h"
 #include "tessera/config/key_tables.h"
 
 namespace tessera::config {
+namespace {
+
+struct SectionNames {
+  std::string_view name, prefix;
+};
+
+/// In the order of Section.
+constexpr std::array<SectionNames, 5> kNames = {{{"", ""},
+                                                 {"fsdp_config", "fsdp_"},
+                                                 {"tessera_config", "tessera_"},
+                                                 {"parallelism_config", "parallelism_config_"},
+                                                 {"dynamo_config", "dynamo_"}}};
+
+Key completed(Key key) {
+  for (const auto section : kSections) {
+    if (key.name.starts_with(section_prefix(section))) key.section = section;
+  }
+  if (!key.choices.empty()) {
+    key.kind = Kind::Choice;
+  } else if (key.otherwise == "true" || key.otherwise == "false") {
+    key.kind = Kind::Bool;
+  } else if (key.kind == Kind::Text && key.otherwise.find_first_of("0123456789") == 0) {
+    key.kind = Kind::Integer;
+  }
+  if (key.section != Section::Top && key.variable.empty() && has_effect(key)) key.variable = upper(key.name);
+  return key;
+}
+
+}  // namespace
 
 std::span<const Key> keys() {
   static const auto all = [] {
-    std::vector<Key> both(top_keys().begin(), top_keys().end());
-    both.insert(both.end(), section_keys().begin(), section_keys().end());
+    auto both = keys_with_effect();
+    std::ranges::move(keys_without_effect(), std::back_inserter(both));
+    for (auto& key : both) key = completed(std::move(key));
     return both;
   }();
   return all;
-}
-
-bool has_effect(const Key& key) {
-  return key.no_effect.empty() && (key.refusal.empty() || key.choices.size() > 1);
 }
 
 // Accelerate drops this one in silence.
@@ -34,17 +60,11 @@ const Key* find_key(std::string_view name) {
 }
 
 std::string_view section_name(Section section) {
-  switch (section) {
-    case Section::Top:
-      return {};
-    case Section::Fsdp:
-      return "fsdp_config";
-    case Section::Parallelism:
-      return "parallelism_config";
-    case Section::Dynamo:
-      return "dynamo_config";
-  }
-  return {};
+  return kNames.at(static_cast<size_t>(section)).name;
+}
+
+std::string_view section_prefix(Section section) {
+  return kNames.at(static_cast<size_t>(section)).prefix;
 }
 
 std::string suggestion(std::string_view name) {

@@ -1,4 +1,4 @@
-// The keys of a configuration: those of Accelerate's files, by the names that they have there.
+// The keys of a configuration: those of Accelerate's files, by the names that they have there, and Tessera's own.
 #pragma once
 
 #include <cstdint>
@@ -6,40 +6,53 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::config {
 
-enum class Section { Top, Fsdp, Parallelism, Dynamo };
-enum class Kind { Bool, Integer, Number, Text, Choice };
+enum class Section { Top, Fsdp, Tessera, Parallelism, Dynamo };
+enum class Kind { Text, Bool, Integer, Number, Choice };
+
+/// What other values than the one that holds unless given do.
+enum class Effect {
+  Own,      // they change something
+  None,     // they are accepted, and change nothing
+  Refused,  // they are errors
+};
 
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 struct Key {
-  std::string_view name;  // "mixed_precision", "fsdp_sharding_strategy"
-  Section section = Section::Top;
+  std::string_view name;                       // "mixed_precision", "fsdp_sharding_strategy"
+  std::string_view otherwise = {};             // the value if nobody gives one
+  std::string_view meaning = {};               // a sentence for help texts and docs; empty for keys without effect
+  std::vector<std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
+  std::string variable = {};                   // through which launch tells ranks; empty if only launch needs to know
+  std::string_view reason = {};                // why other values, or other choices, are refused or have no effect
+  std::string_view refused = {};               // the value that `reason` is about, if it is about one
+  Effect effect = Effect::Own;
   Kind kind = Kind::Text;
-  std::span<const std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
-  int64_t least = 0, most = kNoLimit;              // of Kind::Integer and Kind::Number
-  std::string_view otherwise = {};                 // the value if nobody gives one
-  std::string_view variable = {};                  // through which launch tells ranks; empty if only launch needs to know
-  std::string_view meaning = {};                   // a sentence for help texts and docs
-  std::string_view refusal = {};    // why other values than `otherwise`, or than the choices, are refused; empty if they have their effect
-  std::string_view refused = {};    // the value that `refusal` is about, if it is about one
-  std::string_view no_effect = {};  // why other values than `otherwise` are accepted, and change nothing
+  int64_t least = 0, most = kNoLimit;  // of Kind::Integer and Kind::Number
+  Section section = Section::Top;
 };
 
 std::span<const Key> keys();
 
 /// Whether one of its values changes something here.
-bool has_effect(const Key& key);
+inline bool has_effect(const Key& key) {
+  return key.effect == Effect::Own;
+}
 
 /// The name that a key has today. A name that no key ever had stays as it is.
 std::string_view todays_name(std::string_view name);
 /// Nothing if there is no such key. Also finds a key by an older name of it.
 const Key* find_key(std::string_view name);
 
-/// The key in a file under which those of a section stand: "fsdp_config". Empty for the top.
+/// The key in a file under which those of a section stand, "fsdp_config", and how their names begin, "fsdp_". Empty for the top.
 std::string_view section_name(Section section);
+std::string_view section_prefix(Section section);
+/// All but the top.
+inline constexpr Section kSections[] = {Section::Fsdp, Section::Tessera, Section::Parallelism, Section::Dynamo};
 
 /// " (did you mean fsdp_version?)"; empty if no key has a name like this one.
 std::string suggestion(std::string_view name);

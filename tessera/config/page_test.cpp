@@ -27,17 +27,25 @@ std::string code(std::string_view text) {
   return text.empty() ? "" : fmt::format("`{}`", text);
 }
 
-std::string effect(const Key& key) {
-  if (!key.refusal.empty()) return fmt::format("{}. Anything else is refused: {}", key.meaning, key.refusal);
-  if (!key.no_effect.empty()) return fmt::format("{}. No effect: {}", key.meaning, key.no_effect);
-  return std::string(key.meaning);
+std::string meaning(const Key& key) {
+  return key.reason.empty() ? std::string(key.meaning) : fmt::format("{}. Anything else is refused: {}", key.meaning, key.reason);
 }
 
 std::string table(config::Section section) {
   std::string text = "\n| key | values | unless given | variable | meaning |\n| --- | --- | --- | --- | --- |\n";
   for (const auto& key : config::keys()) {
-    if (key.section != section) continue;
-    text += fmt::format("| {} | {} | {} | {} | {} |\n", code(key.name), values(key), code(key.otherwise), code(key.variable), effect(key));
+    if (key.section != section || !has_effect(key)) continue;
+    text += fmt::format("| {} | {} | {} | {} | {} |\n", code(key.name), values(key), code(key.otherwise), code(key.variable), meaning(key));
+  }
+  return text;
+}
+
+std::string table_without_effect() {
+  std::string text = "\n| key | section | unless given | other values |\n| --- | --- | --- | --- |\n";
+  for (const auto& key : config::keys()) {
+    if (has_effect(key)) continue;
+    text += fmt::format("| {} | {} | {} | {}: {} |\n", code(key.name), code(section_name(key.section)), code(key.otherwise),
+                        key.effect == config::Effect::Refused ? "refused" : "no effect", key.reason);
   }
   return text;
 }
@@ -49,7 +57,8 @@ TEST(ConfigurationPage, HasTheTableOfKeys) {
   ASSERT_NE(begin, std::string::npos);
   text.resize(begin + kTableBegins.size());
   text += table(Top);
-  for (const auto section : {Fsdp, Parallelism, Dynamo}) text += fmt::format("\nUnder `{}`:\n{}", section_name(section), table(section));
+  for (const auto section : {Fsdp, Tessera, Parallelism}) text += fmt::format("\nUnder `{}`:\n{}", section_name(section), table(section));
+  text += fmt::format("\nKeys of Accelerate that change nothing here:\n{}", table_without_effect());
   expect_page(TESSERA_CONFIGURATION_PAGE, text, "config/page");
 }
 
@@ -58,7 +67,9 @@ TEST(Keys, AreOfOnePiece) {
   for (const auto& key : config::keys()) {
     EXPECT_TRUE(names.insert(key.name).second) << key.name;
     EXPECT_TRUE(key.variable.empty() || variables.insert(key.variable).second) << key.variable;
-    EXPECT_FALSE(key.meaning.empty()) << key.name;
+    EXPECT_EQ(has_effect(key), !key.meaning.empty()) << key.name;
+    EXPECT_TRUE(has_effect(key) || !key.reason.empty()) << key.name;
+    EXPECT_TRUE(key.section == config::Section::Top || key.name.starts_with(section_prefix(key.section))) << key.name;
     EXPECT_EQ(key.kind == Kind::Choice, !key.choices.empty()) << key.name;
     EXPECT_EQ(config::find_key(key.name)->name, key.name);
     if (key.kind != Kind::Text) {

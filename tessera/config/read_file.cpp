@@ -14,26 +14,10 @@ namespace {
 
 using Shape = YamlValue::Shape;
 
-constexpr Section kSections[] = {Section::Fsdp, Section::Parallelism, Section::Dynamo};
-
-std::string_view prefix_of(Section section) {
-  switch (section) {
-    case Section::Top:
-      return {};
-    case Section::Fsdp:
-      return "fsdp_";
-    case Section::Parallelism:
-      return "parallelism_config_";
-    case Section::Dynamo:
-      return "dynamo_";
-  }
-  return {};
-}
-
 /// A list is its parts with commas in between. Sections that are refused are refused if there is anything in them.
 std::string text_of(const Key& key, const YamlValue& value) {
   if (value.shape == Shape::Scalar) return value.text;
-  if (key.kind != Kind::Text || (value.shape == Shape::Map && key.refusal.empty())) {
+  if (key.kind != Kind::Text || (value.shape == Shape::Map && key.effect != Effect::Refused)) {
     throw ConfigError(fmt::format("{}: {} has several values; it is {}", value.where, key.name, describe_values(key)));
   }
   if (value.shape == Shape::Map) return value.values.empty() ? "" : "{...}";
@@ -87,7 +71,7 @@ class AccelerateFile {
     if (value.shape != Shape::Map && !value.is_empty()) {
       throw ConfigError(fmt::format("{}: {} is not a section of keys", value.where, section_name(section)));
     }
-    const auto prefix = prefix_of(section);
+    const auto prefix = section_prefix(section);
     for (size_t i = 0; i < value.names.size(); i++) {
       const auto& name = value.names[i];
       const auto full = name.starts_with(prefix) ? name : std::string(prefix) + name;

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
+#include <sstream>
 #include <utility>
 
 #include "tessera/base/env.h"
@@ -50,9 +50,7 @@ std::string meant_variable(const std::string& name) {
   const bool is_fsdp = name.starts_with("FSDP_");
   const bool is_theirs = is_fsdp || name.starts_with("ACCELERATE_") || name.starts_with("PARALLELISM_CONFIG_");
   if (!is_theirs || std::ranges::find(known, name) != known.end()) return {};
-  auto lower = name;
-  std::ranges::transform(lower, lower.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  if (const auto* key = find_key(lower)) return std::string(key->variable);
+  if (const auto* key = find_key(lower(name))) return key->variable;
   if (is_fsdp) return nearest_name(name, known, "FSDP_");
   // Accelerate has many more of these, so only what differs by a letter or two is mistyped.
   constexpr size_t kLetters = 4;  // of which nearest_name lets half be wrong
@@ -73,6 +71,19 @@ std::vector<std::string> remarks_on_environment() {
   return remarks;
 }
 
+constexpr auto kOrigins = "TESSERA_SETTINGS_FROM";
+
+/// What launch has told of variables: a line for each, with its value, the number of its origin, and where that is.
+std::map<std::string, Setting> told_settings() {
+  std::map<std::string, Setting> told;
+  std::istringstream lines(env(kOrigins).value_or(""));
+  for (std::string variable, value, origin, where; std::getline(lines, variable, '\t') && std::getline(lines, value, '\t') &&
+                                                   std::getline(lines, origin, '\t') && std::getline(lines, where);) {
+    told[variable] = {.value = value, .origin = origin == "1" ? Origin::File : Origin::Flag, .where = where};
+  }
+  return told;
+}
+
 }  // namespace
 
 Settings::Settings() {
@@ -85,19 +96,23 @@ void Settings::set(std::string_view key, std::string_view value, Origin origin, 
   auto spelled = to_value(*known, value);
   auto& now = values_.find(known->name)->second;
   if (now.origin > origin) return;
-  if (!known->no_effect.empty() && spelled != known->otherwise) {
-    add_remark(fmt::format("{}: {} {} has no effect: {}", where, known->name, spelled, known->no_effect));
-  }
+  if (known->effect == Effect::None && spelled != known->otherwise)
+    add_remark(fmt::format("{}: {} {} has no effect: {}", where, known->name, spelled, known->reason));
   now = {.value = std::move(spelled), .origin = origin, .where = where};
 } catch (const ConfigError& error) {
   throw ConfigError(fmt::format("{}: {}", where, error.what()));
 }
 
 void Settings::read_environment() {
+  const auto told = told_settings();
   for (const auto& key : keys()) {
     if (key.variable.empty()) continue;
-    if (const auto value = env(key.variable.data()))
-      set(key.name, from_variable(key, *value), Origin::Environment, std::string(key.variable));
+    const auto value = env(key.variable.c_str());
+    if (!value) continue;
+    const auto found = told.find(key.variable);
+    const bool is_told = found != told.end() && found->second.value == *value;
+    set(key.name, from_variable(key, *value), is_told ? found->second.origin : Origin::Environment,
+        is_told ? found->second.where : key.variable);
   }
   for (auto& remark : remarks_on_environment()) add_remark(std::move(remark));
 }
@@ -130,10 +145,22 @@ std::map<std::string, std::string> Settings::environment() const {
   std::map<std::string, std::string> variables;
   const auto settings = settled();
   for (const auto& key : keys()) {
-    const auto& value = settings.text(key.name);
-    if (!key.variable.empty() && is_set(key.name) && !value.empty()) variables.emplace(key.variable, to_variable(key, value));
+    const auto& [value, origin, where] = settings.setting(key.name);
+    if (key.variable.empty() || origin == Origin::Default || value.empty()) continue;
+    const auto& told = variables[key.variable] = to_variable(key, value);
+    if (origin == Origin::Environment || where.find_first_of("\t\n") != std::string::npos) continue;
+    variables[kOrigins] += fmt::format("{}\t{}\t{}\t{}\n", key.variable, told, origin == Origin::File ? 1 : 2, where);
   }
   return variables;
+}
+
+std::optional<std::string> value_in_environment(std::string_view name) {
+  const auto& key = *find_key(name);
+  const auto value = env(key.variable.c_str());
+  if (!value) return std::nullopt;
+  Settings settings;
+  settings.set(name, *value, Origin::Environment, key.variable);
+  return settings.text(name);
 }
 
 std::filesystem::path usual_file() {

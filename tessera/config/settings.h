@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,7 +30,8 @@ class Settings {
   /// A YAML or JSON file of Accelerate, or a JSON file of DeepSpeed. Throws ConfigError, with file and line, for a key that nobody knows,
   /// a value that makes no sense, and one that is refused.
   void read_file(const std::filesystem::path& file);
-  /// The variables of all keys that have one. What is spelled almost like one becomes a remark.
+  /// The variables of all keys that have one. A value that launch has told keeps the origin that it had there. What is spelled almost like
+  /// a variable becomes a remark.
   void read_environment();
   /// Does nothing if the key has a value of a later origin. Throws ConfigError, which names `where`, as read_file does.
   void set(std::string_view key, std::string_view value, Origin origin, std::string where);
@@ -53,11 +55,13 @@ class Settings {
 
   /// The same for readers who know of no origins: where both keys for a strategy are set, they say the same.
   Settings settled() const;
-  /// The variables for ranks: of what was set, and nothing else.
+  /// The variables for ranks: of what was set, and one with the origins of their values.
   std::map<std::string, std::string> environment() const;
   /// What was read but has no effect here, such as settings of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
   void add_remark(std::string remark);
+  /// Whether Trainer::save_state writes the folders of Accelerate: as tessera_checkpoint_format says, or else fsdp_state_dict_type.
+  bool saves_for_accelerate() const;
 
  private:
   /// The strategy; of its two keys, the one with the stronger origin wins.
@@ -82,5 +86,10 @@ std::string to_json(const Settings& settings);
 
 /// The same training in the keys of fsdp_version 2. Its remarks say what that version has no key for.
 Settings to_fsdp2(const Settings& settings);
+/// Without the keys that Accelerate refuses: Tessera's own. Its remarks say which those are.
+Settings for_accelerate(const Settings& settings);
+
+/// The value that the environment has for a key; nothing if it has none. Throws ConfigError for one that makes no sense.
+std::optional<std::string> value_in_environment(std::string_view key);
 
 }  // namespace tessera::config

@@ -180,7 +180,7 @@ TEST_F(Files, AreRefusedWithTheReason) {
   EXPECT_THAT(error("tpu_use_cluster: true\n"), HasSubstr("tpu_use_cluster 'true' is refused: Tessera starts no TPU pods"));
   EXPECT_THAT(error("tpu_env: [A=1]\n"), HasSubstr("tpu_env 'A=1' is refused"));
   EXPECT_THAT(error("fp8_config: {backend: TE}\n"), HasSubstr("fp8_config '{...}' is refused"));
-  EXPECT_THAT(error("dynamo_config: {dynamo_backend: INDUCTOR}\n"), HasSubstr("dynamo_backend 'INDUCTOR' is not no: C++ modules"));
+  EXPECT_THAT(error("dynamo_config: {dynamo_backend: INDUCTOR}\n"), HasSubstr("dynamo_backend 'INDUCTOR' is refused: C++ modules"));
   EXPECT_THAT(error("parallelism_config: {parallelism_config_tp_size: 2}\n"), HasSubstr("parallelism_config_tp_size '2' is refused"));
   EXPECT_THAT(error("distributed_type: MEGATRON_LM\n"), HasSubstr("distributed_type 'MEGATRON_LM' is not one of NO, "));
   EXPECT_THAT(error("num_processes: 0\n"), HasSubstr("num_processes '0' is not a whole number from 1 on"));
@@ -261,8 +261,9 @@ TEST_F(Files, HaveTheNumbersOfYaml) {
     EXPECT_EQ(read(std::string("num_processes: ") + text + "\n").integer("num_processes"), number) << text;
   for (const auto* text : {"0x", "_1", "0o10", "1_000_000_000_000_000_000_000", "1:60", "-1_0", "'0x2'"})
     EXPECT_THAT(error(std::string("num_processes: ") + text + "\n"), HasSubstr("is not a whole number")) << text;
-  const std::pair<const char*, double> fractions[] = {{"1_000.5", 1000.5}, {".5", 0.5}, {"+1.5", 1.5}, {"1.", 1}, {"1.0e+3", 1000},
-                                                   {"1:30.5", 90.5}, {"+01:05.25", 65.25}, {"0:30.", 30}, {"!!float '1_0.5'", 10.5}};
+  const std::pair<const char*, double> fractions[] = {{"1_000.5", 1000.5},      {".5", 0.5},      {"+1.5", 1.5},        {"1.", 1},
+                                                      {"1.0e+3", 1000},         {"1:30.5", 90.5}, {"+01:05.25", 65.25}, {"0:30.", 30},
+                                                      {"!!float '1_0.5'", 10.5}};
   for (const auto& [text, number] : fractions)
     EXPECT_EQ(read(std::string("gradient_clipping: ") + text + "\n").number("gradient_clipping"), number) << text;
   EXPECT_EQ(read("main_process_ip: 192.168.1.1\n").text("main_process_ip"), "192.168.1.1");
@@ -306,7 +307,8 @@ TEST(Settings, NameVariablesThatAreMistyped) {
     const Set set(name, "1");
     Settings settings;
     settings.read_environment();
-    EXPECT_THAT(settings.remarks(), ElementsAre(HasSubstr(std::string(name) + ", which Tessera does not read (did you mean " + meant + "?)")));
+    EXPECT_THAT(settings.remarks(),
+                ElementsAre(HasSubstr(std::string(name) + ", which Tessera does not read (did you mean " + meant + "?)")));
   }
   for (const auto* theirs : {"ACCELERATE_USE_XPU", "ACCELERATE_DYNAMO_MODE", "PARALLELISM_CONFIG_CP_BACKEND", "ACCELERATE_LOG_LEVEL",
                              "FSDP_VERSION", "SOMEBODY_FSDP_VERSIO"}) {
@@ -326,7 +328,7 @@ TEST(Settings, GoThroughTheEnvironment) {
   sent.set("gradient_clipping", "1.5", Origin::Flag, "-");
   const auto variables = sent.environment();
   EXPECT_THAT(variables, UnorderedElementsAre(Pair("FSDP_MIN_NUM_PARAMS", "1000000"), Pair("ACCELERATE_USE_FSDP", "false"),
-                                              Pair("ACCELERATE_GRADIENT_CLIPPING", "1.5")));
+                                              Pair("ACCELERATE_GRADIENT_CLIPPING", "1.5"), Pair("TESSERA_SETTINGS_FROM", HasSubstr("-"))));
   Settings received;
   {
     std::list<Set> set;
@@ -336,9 +338,35 @@ TEST(Settings, GoThroughTheEnvironment) {
   EXPECT_EQ(received.integer("fsdp_min_num_params"), 1'000'000);
   EXPECT_EQ(received.text("distributed_type"), "NO");
   EXPECT_EQ(received.number("gradient_clipping"), 1.5);
-  EXPECT_EQ(received.setting("fsdp_min_num_params").origin, Origin::Environment);
   const Set wrong("FSDP_VERSION", "3");
   EXPECT_EQ(config_error([&] { received.read_environment(); }), "FSDP_VERSION: fsdp_version '3' is not one of 1, 2");
+}
+
+TEST(Settings, KeepTheirOriginsInTheEnvironment) {
+  Settings sent;
+  sent.set("fsdp_version", "2", Origin::File, "/a b/c.yaml:7");
+  sent.set("tessera_layout", "rows", Origin::Flag, "--tessera-layout");
+  sent.set("mixed_precision", "bf16", Origin::Environment, "ACCELERATE_MIXED_PRECISION");
+  sent.set("tessera_max_live_units", "3", Origin::Flag, "odd\tplace");
+  sent.set("tessera_prefetch_depth", "2", Origin::Flag, "--tessera-prefetch-depth");
+  const auto variables = sent.environment();
+  std::list<Set> set;
+  for (const auto& [name, value] : variables) set.emplace_back(name.c_str(), value.c_str());
+  const Set changed("TESSERA_PREFETCH_DEPTH", "3");  // by somebody between launch and the rank
+  Settings received;
+  received.read_environment();
+  const auto origin = [&](const char* key) { return std::pair(received.setting(key).origin, received.setting(key).where); };
+  EXPECT_EQ(origin("fsdp_version"), std::pair(Origin::File, std::string("/a b/c.yaml:7")));
+  EXPECT_EQ(origin("tessera_layout"), std::pair(Origin::Flag, std::string("--tessera-layout")));
+  EXPECT_EQ(origin("mixed_precision"), std::pair(Origin::Environment, std::string("ACCELERATE_MIXED_PRECISION")));
+  EXPECT_EQ(origin("tessera_max_live_units"), std::pair(Origin::Environment, std::string("TESSERA_MAX_LIVE_UNITS")));
+  EXPECT_EQ(origin("tessera_prefetch_depth"), std::pair(Origin::Environment, std::string("TESSERA_PREFETCH_DEPTH")));
+  for (const auto* nonsense : {"FSDP_VERSION", "FSDP_VERSION\t2\n\t\n", "\t\t\t\t\n"}) {
+    const Set broken("TESSERA_SETTINGS_FROM", nonsense);
+    Settings other;
+    other.read_environment();
+    EXPECT_EQ(other.setting("fsdp_version").where, "FSDP_VERSION");
+  }
 }
 
 TEST(Settings, UnderstandWhatAccelerateGivesItsRanks) {
@@ -375,14 +403,94 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
   EXPECT_THAT(error("gpu_ids: 0;1\n"), HasSubstr("c.yaml:1: gpu_ids '0;1' is neither all nor numbers"));
 }
 
+TEST_F(Files, HaveASectionOfTesseraItself) {
+  const auto settings =
+      read("tessera_config:\n  layout: Rows\n  tessera_max_live_units: 3\n  limit_all_gathers: no\n  log_with: [a.csv, b/]\n");
+  EXPECT_EQ(settings.text("tessera_layout"), "rows");
+  EXPECT_EQ(settings.setting("tessera_layout").where, (folder_ / "c.yaml:2").string());
+  EXPECT_EQ(settings.integer("tessera_max_live_units"), 3);
+  EXPECT_FALSE(settings.is_true("tessera_limit_all_gathers"));
+  EXPECT_EQ(settings.text("tessera_log_with"), "a.csv,b/");
+  EXPECT_THAT(to_yaml(settings), HasSubstr("\ntessera_config:\n  tessera_layout: rows\n  tessera_limit_all_gathers: false\n"));
+  EXPECT_EQ(to_yaml(read(to_yaml(settings))), to_yaml(settings));
+  EXPECT_EQ(to_json(read(to_json(settings), "c.json")), to_json(settings));
+  EXPECT_THAT(to_yaml(Settings()), Not(HasSubstr("tessera")));
+  EXPECT_THAT(error("tessera_config: {layuot: rows}\n"),
+              HasSubstr("c.yaml:1: there is no key 'tessera_layuot' (did you mean tessera_layout?)"));
+  EXPECT_THAT(error("tessera_config: {layout: 2}\n"), HasSubstr("tessera_layout '2' is not one of auto, flat, rows, whole-parameters"));
+  EXPECT_THAT(error("tessera_layout: rows\n"), HasSubstr("c.yaml:1: tessera_layout belongs under tessera_config"));
+  EXPECT_THAT(error("fsdp_config: {tessera_layout: rows}\n"), HasSubstr("there is no key 'fsdp_tessera_layout'"));
+  const auto plain = config::for_accelerate(settings);
+  EXPECT_THAT(to_yaml(plain), Not(HasSubstr("tessera")));
+  EXPECT_THAT(plain.remarks(), ::testing::SizeIs(4));
+  EXPECT_THAT(plain.remarks(), Contains(HasSubstr("c.yaml:2: tessera_layout rows is Tessera's own, and left out")));
+}
+
+TEST_F(Files, ThatContradictThemselvesInThatSectionAreRefused) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"mixed_precision: bf16\ntessera_config: {codec: bf16}\n", "c.yaml:2: tessera_codec bf16 contradicts mixed_precision bf16 ("},
+      {"fsdp_config: {offload_params: true}\ntessera_config: {offload: disk}\n",
+       "tessera_offload disk contradicts fsdp_offload_params true ("},
+      {"fsdp_config: {offload_params: true}\ntessera_config: {offload: none}\n",
+       "tessera_offload none contradicts fsdp_offload_params true ("},
+      {"tessera_config: {offload: disk, residence: node-shared}\n", "tessera_residence node-shared contradicts tessera_offload disk ("},
+      {"tessera_config: {layout: rows}\nfsdp_config: {use_orig_params: no}\n",
+       "tessera_layout rows contradicts fsdp_use_orig_params false ("},
+      {"tessera_config: {reshard_ranks: 2}\nfsdp_config: {sharding_strategy: SHARD_GRAD_OP}\n",
+       "tessera_reshard_ranks 2 contradicts fsdp_sharding_strategy SHARD_GRAD_OP ("},
+      {"tessera_config: {reshard_ranks: 2}\nfsdp_config: {version: 2, reshard_after_forward: no}\n",
+       "tessera_reshard_ranks 2 contradicts fsdp_"},
+      {"tessera_config: {reshard_ranks: 2}\ndistributed_type: MULTI_CPU\n", "contradicts distributed_type MULTI_CPU ("},
+      {"tessera_config: {transport: gloo}\ndistributed_type: XLA\n", "tessera_transport gloo contradicts distributed_type XLA ("},
+      {"tessera_config: {activation_keep: 'aten::mm'}\n",
+       "tessera_activation_keep aten::mm needs fsdp_activation_checkpointing true; it is false (the default)"},
+      {"tessera_config: {offload_folder: /tmp}\n", "tessera_offload_folder /tmp needs tessera_offload disk; it is none (the default)"},
+      {"tessera_config: {checkpoint_format: tessera}\nfsdp_config: {state_dict_type: FULL_STATE_DICT}\n",
+       "tessera_checkpoint_format tessera contradicts fsdp_state_dict_type FULL_STATE_DICT ("},
+      {"tessera_config: {checkpoint_format: accelerate}\nfsdp_config: {state_dict_type: LOCAL_STATE_DICT}\n",
+       "tessera_checkpoint_format accelerate contradicts fsdp_state_dict_type LOCAL_STATE_DICT ("},
+  };
+  for (const auto& [text, why] : wrong) EXPECT_THAT(error(text), HasSubstr(why)) << text;
+  for (const auto* right :
+       {"fsdp_config: {offload_params: true}\ntessera_config: {offload: host}\n", "tessera_config: {offload: disk, offload_folder: a}\n",
+        "fsdp_config: {activation_checkpointing: true}\ntessera_config: {activation_offload: disk, offload_folder: a}\n",
+        "tessera_config: {layout: flat}\nfsdp_config: {use_orig_params: no}\n"})
+    EXPECT_EQ(error(right), "no error came") << right;
+}
+
+TEST(Settings, SaveForAccelerateWhereThatIsAskedFor) {
+  struct Case {
+    const char* format;
+    Origin format_origin;
+    const char* layout;
+    Origin layout_origin;
+    bool expected;
+  };
+  using enum Origin;
+  for (const auto& [format, format_origin, layout, layout_origin, expected] : {Case{"", Default, "", Default, false},
+                                                                               {"", Default, "SHARDED_STATE_DICT", Environment, true},
+                                                                               {"", Default, "FULL_STATE_DICT", File, true},
+                                                                               {"", Default, "LOCAL_STATE_DICT", File, false},
+                                                                               {"accelerate", File, "", Default, true},
+                                                                               {"tessera", Flag, "FULL_STATE_DICT", File, false},
+                                                                               {"tessera", File, "FULL_STATE_DICT", Flag, true},
+                                                                               {"accelerate", Flag, "LOCAL_STATE_DICT", File, true}}) {
+    Settings settings;
+    if (format_origin != Default) settings.set("tessera_checkpoint_format", format, format_origin, "-");
+    if (layout_origin != Default) settings.set("fsdp_state_dict_type", layout, layout_origin, "-");
+    settings.expect_consistent();
+    EXPECT_EQ(settings.saves_for_accelerate(), expected) << format << " " << layout;
+  }
+}
+
 TEST_F(Files, ThatDivideRanksOtherwiseThanTheStrategyAreRefused) {
   const std::string sizes = "parallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n";
-  EXPECT_THAT(error("distributed_type: MULTI_CPU\n" + sizes), HasSubstr("contradict distributed_type MULTI_CPU ("));
-  EXPECT_THAT(error("fsdp_config: {sharding_strategy: NO_SHARD}\n" + sizes), HasSubstr("contradict fsdp_sharding_strategy NO_SHARD"));
+  EXPECT_THAT(error("distributed_type: MULTI_CPU\n" + sizes), HasSubstr("contradicts distributed_type MULTI_CPU ("));
+  EXPECT_THAT(error("fsdp_config: {sharding_strategy: NO_SHARD}\n" + sizes), HasSubstr("contradicts fsdp_sharding_strategy NO_SHARD"));
   EXPECT_THAT(error("fsdp_config: {sharding_strategy: HYBRID_SHARD}\nparallelism_config: {dp_shard_size: 2}\n"),
-              HasSubstr("contradict fsdp_sharding_strategy HYBRID_SHARD"));
+              HasSubstr("contradicts fsdp_sharding_strategy HYBRID_SHARD"));
   EXPECT_THAT(error("fsdp_config: {reshard_after_forward: NO_SHARD}\n" + sizes),
-              HasSubstr("contradict fsdp_reshard_after_forward NO_SHARD"));
+              HasSubstr("contradicts fsdp_reshard_after_forward NO_SHARD"));
   EXPECT_EQ(read("fsdp_config: {sharding_strategy: HYBRID_SHARD}\n" + sizes).sharding_strategy(), "HYBRID_SHARD");
 }
 
@@ -393,14 +501,18 @@ TEST(Strategy, IsThatOfTheStrongerOrigin) {
     settings.set(key, in_file, Origin::File, "c.yaml:2");
     settings.set(other, by_flag, Origin::Flag, "--flag");
     settings.expect_consistent();
-    // Ranks read from variables, of which none is stronger, and come to the same.
-    Settings of_ranks;
-    for (const auto& [name, value] : settings.environment()) {
-      const auto is_it = [&](const config::Key& each) { return each.variable == name; };
-      if (const auto found = std::ranges::find_if(config::keys(), is_it); found->name != "distributed_type")
-        of_ranks.set(found->name, value, Origin::Environment, name);
+    // Ranks come to the same, whether they know the origins or not.
+    const auto variables = settings.environment();
+    for (const auto* unknown : {"", "TESSERA_SETTINGS_FROM"}) {
+      std::list<Set> set;
+      for (const auto& [name, value] : variables) {
+        if (name != unknown) set.emplace_back(name.c_str(), value.c_str());
+      }
+      Settings of_ranks;
+      of_ranks.read_environment();
+      of_ranks.expect_consistent();
+      EXPECT_EQ(of_ranks.sharding_strategy(), settings.sharding_strategy());
     }
-    EXPECT_EQ(of_ranks.sharding_strategy(), settings.sharding_strategy());
     return settings.sharding_strategy();
   };
   const auto *sharding = "fsdp_sharding_strategy", *reshard = "fsdp_reshard_after_forward";
@@ -486,7 +598,7 @@ TEST(Settings, OfVersion2SayTheSame) {
     EXPECT_EQ(converted.text("fsdp_version"), "2");
     EXPECT_FALSE(converted.is_set("fsdp_sharding_strategy"));
     EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:2: fsdp_backward_prefetch NO_PREFETCH has no key")));
-    EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:3: fsdp_state_dict_type LOCAL_STATE_DICT becomes")));
+    EXPECT_THAT(converted.remarks(), Contains(HasSubstr("c.yaml:3: fsdp_state_dict_type LOCAL_STATE_DICT has no key")));
     EXPECT_THAT(converted.remarks(), Contains("c.yaml:6: something else"));
     return converted;
   };

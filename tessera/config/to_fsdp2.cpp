@@ -1,6 +1,7 @@
-// From the keys of fsdp_version 1 to those of version 2.
+// The same training in fewer keys: in those of fsdp_version 2, or without Tessera's own.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "tessera/config/settings.h"
@@ -12,8 +13,21 @@ namespace {
 constexpr std::array<std::string_view, 5> kRemoved = {"fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_use_orig_params",
                                                       "fsdp_sync_module_states", "fsdp_sharding_strategy"};
 
-bool is_removed(std::string_view key) {
-  return std::ranges::find(kRemoved, key) != kRemoved.end() || key == "fsdp_reshard_after_forward";
+/// All that was set but for the keys that `is_left_out`; each whose value is not the usual one becomes a remark.
+template <class Predicate>
+Settings without(const Settings& from, std::string_view reason, Predicate is_left_out) {
+  Settings to;
+  for (const auto& remark : from.remarks()) to.add_remark(remark);
+  for (const auto& key : keys()) {
+    const auto& [value, origin, where] = from.setting(key.name);
+    if (origin == Origin::Default) continue;
+    if (!is_left_out(key)) {
+      to.set(key.name, value, origin, where);
+    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy") {  // which becomes other keys
+      to.add_remark(fmt::format("{}: {} {} {}", where, key.name, value, reason));
+    }
+  }
+  return to;
 }
 
 /// Version 2 knows copies of the model only as sizes.
@@ -35,30 +49,23 @@ void set_sizes(const Settings& from, Settings& to, const std::string& strategy) 
 
 }  // namespace
 
-Settings to_fsdp2(const Settings& from) {
-  if (from.text("fsdp_version") == "2" || from.text("distributed_type") != "FSDP") return from;
-  from.expect_consistent();
-  Settings to;
-  for (const auto& remark : from.remarks()) to.add_remark(remark);
-  for (const auto& key : keys()) {
-    const auto& [value, origin, where] = from.setting(key.name);
-    if (origin == Origin::Default) continue;
-    if (!is_removed(key.name)) {
-      to.set(key.name, value, origin, where);
-    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy" && key.name != "fsdp_reshard_after_forward") {
-      to.add_remark(fmt::format("{}: {} {} has no key in version 2", where, key.name, value));
-    }
-  }
-  const auto strategy = from.sharding_strategy();
+Settings for_accelerate(const Settings& settings) {
+  return without(settings, "is Tessera's own, and left out", [](const Key& key) { return key.section == Section::Tessera; });
+}
+
+Settings to_fsdp2(const Settings& given) {
+  if (given.text("fsdp_version") == "2" || given.text("distributed_type") != "FSDP") return given;
+  given.expect_consistent();
+  const bool is_local = given.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";  // as Tessera saves without the key
+  const auto is_removed = [&](const Key& key) {
+    return std::ranges::find(kRemoved, key.name) != kRemoved.end() || (is_local && key.name == "fsdp_state_dict_type");
+  };
+  auto to = without(given, "has no key in version 2", is_removed);
+  const auto strategy = given.sharding_strategy();
   const bool reshards = strategy == "FULL_SHARD" || strategy == "HYBRID_SHARD";
-  to.set("fsdp_version", "2", Origin::File, "version 2");
-  to.set("fsdp_reshard_after_forward", reshards ? "true" : "false", Origin::File, "version 2");
-  if (from.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
-    to.set("fsdp_state_dict_type", "SHARDED_STATE_DICT", Origin::Code, "version 2");
-    to.add_remark(
-        fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT becomes SHARDED_STATE_DICT", from.setting("fsdp_state_dict_type").where));
-  }
-  if (strategy != "FULL_SHARD" && strategy != "SHARD_GRAD_OP") set_sizes(from, to, strategy);
+  to.set("fsdp_version", "2", Origin::Code, "version 2");
+  to.set("fsdp_reshard_after_forward", reshards ? "true" : "false", Origin::Code, "version 2");
+  if (strategy != "FULL_SHARD" && strategy != "SHARD_GRAD_OP") set_sizes(given, to, strategy);
   return to;
 }
 

@@ -14,12 +14,6 @@
 namespace tessera::config {
 namespace {
 
-std::string lower(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  return result;
-}
-
 std::optional<double> to_number(std::string_view text) {
   double value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -27,12 +21,14 @@ std::optional<double> to_number(std::string_view text) {
   return value;
 }
 
+/// In any case of letters; YAML may have made a truth of one of them.
+bool is_same_word(std::string_view text, std::string_view other) {
+  const auto truth = to_bool(text);
+  return lower(text) == lower(other) || (truth && to_bool(other) == truth && to_integer(other) == to_integer(text));
+}
+
 std::optional<std::string> to_choice(const Key& key, std::string_view text) {
-  const auto bool_value = to_bool(text);
-  const auto is_it = [&](std::string_view choice) {
-    return lower(choice) == lower(text) ||
-           (bool_value.has_value() && to_bool(choice) == bool_value && to_integer(choice) == to_integer(text));
-  };
+  const auto is_it = [&](std::string_view choice) { return is_same_word(text, choice); };
   const auto found = std::ranges::find_if(key.choices, is_it);
   if (found != key.choices.end()) return std::string(*found);
   const auto number = to_integer(text).value_or(0);
@@ -55,7 +51,7 @@ std::optional<std::string> spelled(const Key& key, std::string_view text) {
     case Kind::Choice:
       return to_choice(key, text);
     case Kind::Text:
-      return std::string(text);
+      return std::string(is_same_word(text, key.otherwise) ? key.otherwise : text);
   }
   return std::nullopt;
 }
@@ -103,14 +99,11 @@ std::string describe_values(const Key& key) {
 std::string to_value(const Key& key, std::string_view text) {
   const auto value = spelled(key, text);
   const auto shown = fmt::format("{} '{}'", key.name, printable(text));
-  const bool is_refused = key.refused.empty() || lower(key.refused) == lower(text);
-  if (!value && key.kind == Kind::Choice && !key.refusal.empty() && is_refused) {
-    throw ConfigError(fmt::format("{} is not {}: {}", shown, describe_values(key), key.refusal));
+  if (!value) {
+    const bool has_reason = key.kind == Kind::Choice && !key.reason.empty() && (key.refused.empty() || lower(key.refused) == lower(text));
+    throw ConfigError(fmt::format("{} is not {}{}{}", shown, describe_values(key), has_reason ? ": " : "", has_reason ? key.reason : ""));
   }
-  if (!value) throw ConfigError(fmt::format("{} is not {}", shown, describe_values(key)));
-  if (key.kind != Kind::Choice && !key.refusal.empty() && *value != key.otherwise) {
-    throw ConfigError(fmt::format("{} is refused: {}", shown, key.refusal));
-  }
+  if (key.effect == Effect::Refused && *value != key.otherwise) throw ConfigError(fmt::format("{} is refused: {}", shown, key.reason));
   if (std::ranges::any_of(*value, [](unsigned char letter) { return letter < ' '; })) {
     throw ConfigError(fmt::format("{} has a control character", shown));
   }

@@ -85,7 +85,7 @@ enum class Listing {
 
 /// Where unsharded parameters lie.
 enum class Residence {
-  Auto,        // what TESSERA_RESIDENCE says (auto, gathered, node-shared); by default node-shared where that is possible
+  Auto,        // node-shared where that is possible
   Gathered,    // an all-gather copies them into private memory of each rank
   NodeShared,  // the ranks of one host share one copy; ConfigError where that is not possible
 };
@@ -122,7 +122,7 @@ struct ShardOptions {
   /// Without it, the values are those that deferred_init has recorded, or have to be loaded before the first use.
   InitFunction param_init_fn = {};
   Listing listing = Listing::ByName;
-  Residence residence = Residence::Auto;
+  std::optional<Residence> residence = {};  // what TESSERA_RESIDENCE says unless given, and without that Auto
   Layout layout = Layout::Auto;
   OffloadOptions offload = {};
   /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
@@ -147,8 +147,9 @@ struct ShardOptions {
   // The outermost fully_shard call decides about these for a whole model.
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
-  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the all-gather
-  /// of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many more units.
+  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the
+  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many
+  /// more units.
   std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
   bool limit_all_gathers = true;

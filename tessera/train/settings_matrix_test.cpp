@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <set>
 
@@ -27,6 +28,33 @@ namespace {
 
 using Pairs = std::map<std::string, std::string>;
 
+std::atomic<int> scaled = 0;
+
+/// An operator that counts how often it runs.
+TORCH_LIBRARY(example, library) {
+  library.def("scale(Tensor x, Tensor scale) -> Tensor", [](const at::Tensor& x, const at::Tensor& scale) {
+    scaled++;
+    return x * scale;
+  });
+}
+
+at::Tensor scale_by(const at::Tensor& x, const at::Tensor& scale) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("example::scale", "").typed<at::Tensor(const at::Tensor&, const at::Tensor&)>();
+  return op.call(x, scale);
+}
+
+/// The folders of files without names that this process has mapped into memory.
+std::set<std::string> folders_of_mapped_files() {
+  std::set<std::string> folders;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const auto begin = line.find('/'), end = line.rfind("/#");
+    if (begin != std::string::npos && end != std::string::npos && begin < end) folders.insert(line.substr(begin, end - begin));
+  }
+  return folders;
+}
+
 /// A layer of two halves and a buffer, which counts how often it is computed.
 struct BlockImpl : torch::nn::Module {
   torch::nn::Linear first = register_module("first", torch::nn::Linear(8, 8)), second = register_module("second", torch::nn::Linear(8, 8));
@@ -36,7 +64,7 @@ struct BlockImpl : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& x) {
     calls++;
-    return watched(second(watched(first(x))) * scale);
+    return watched(second(scale_by(watched(first(x)), scale)));
   }
   static at::Tensor watched(at::Tensor x) {
     if (on_gradient && x.requires_grad()) x.register_hook([](const at::Tensor& /*gradient*/) { on_gradient(); });
@@ -62,9 +90,18 @@ torch::nn::Sequential make_model() {
 /// What can be seen of a run, under names for people.
 using Seen = std::map<std::string, std::string>;
 
+/// The folder of the test is called FOLDER.
+std::vector<std::string> named(const std::set<std::string>& folders, const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& each : folders)
+    names.push_back(each.starts_with(folder.string()) ? "FOLDER" + each.substr(folder.string().size()) : "the folder for temporary files");
+  return names;
+}
+
 void train_on(const Communicator& world, const Pairs& settings, const std::filesystem::path& folder, Seen& seen, std::atomic<int>& makers) {
-  Trainer trainer(
-      {.world = world, .settings = settings, .adjust_sharding = [](ShardOptions& options) { options.residence = Residence::Gathered; }});
+  Trainer trainer({.world = world, .settings = settings, .adjust_sharding = [&](ShardOptions& options) {
+                     if (!settings.contains("tessera_residence")) options.residence = Residence::Gathered;
+                   }});
   makers += trainer.needs_values() ? 1 : 0;
   auto model = trainer.make_model(make_model);
   trainer.prepare(model);
@@ -72,22 +109,37 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
   trainer.prepare(optimizer);
   const auto before = trainer.get_state_dict(*model);
   at::Tensor output;
+  std::set<std::string> mapped;
+  std::string gradients;
   std::vector<uint64_t> gathers;
   for (int step = 0; step < 2; step++) {
     gathers.clear();
     const auto begin = counters(*model).gathers;
-    BlockImpl::on_gradient = [&] { gathers.push_back(counters(*model).gathers - begin); };
+    BlockImpl::on_gradient = [&] {
+      gathers.push_back(counters(*model).gathers - begin);
+      mapped.merge(folders_of_mapped_files());
+    };
     const auto accumulation = trainer.accumulate();
     output = call(model, torch::ones({2, 8}));
     trainer.backward(output.to(at::kFloat).pow(2).sum());
+    gradients = c10::toString(parameters(*model).front().grad().scalar_type());
     trainer.step();
   }
+  trainer.log({{"loss", 1.0}});
+  trainer.end_training();
   BlockImpl::on_gradient = {};
   const auto after = trainer.get_state_dict(*model);
   const auto trained = counters(*model);
   const auto text = describe(*model);
   int64_t sharded = 0;
-  for (const auto& parameter : model->parameters()) sharded += shard_info(parameter) ? 1 : 0;
+  std::vector<int64_t> own;
+  for (const auto& parameter : model->parameters()) {
+    const auto info = shard_info(parameter);
+    sharded += info ? 1 : 0;
+    int64_t values = 0;
+    for (const auto& range : info ? info->ranges : std::vector<ValueRange>()) values += range.numel;
+    if (own.size() < 4) own.push_back(values);
+  }
   {
     const torch::NoGradGuard no_grad;
     for (int pass = 0; pass < 2; pass++) call(model, torch::ones({2, 8}));
@@ -111,6 +163,10 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
           {"units", fmt::format("{}", std::ranges::count(text, '\n') - 2)},
           {"parameters of the optimizer", fmt::format("{}", parameters(*model).size())},
           {"sharded parameters", fmt::format("{}", sharded)},
+          {"values of the first layer's parameters on rank 0", fmt::format("{}", fmt::join(own, " "))},
+          {"dtype of gradients", gradients},
+          {"reports", fmt::format("{}", fmt::join(names_in(folder.parent_path() / "reports").value_or(std::vector<std::string>()), ", "))},
+          {"values in files of", fmt::format("{}", fmt::join(named(mapped, folder.parent_path()), ", "))},
           {"dtype of results", c10::toString(output.scalar_type())},
           {"dtype of buffers", c10::toString(model->ptr<BlockImpl>(0)->scale.scalar_type())},
           {"change of the parameters", fmt::format("{:.3g}", std::sqrt(change))},
@@ -137,20 +193,26 @@ std::string beginning(const Pairs& settings) {
   return text;
 }
 
-/// Two steps on four ranks of two hosts. Where a setting is refused, that is all.
-Seen observe(const Pairs& settings) {
+/// Two steps on four ranks of two hosts, or of one that may share memory. Where a setting is refused, that is all.
+Seen observe(Pairs settings) {
   const Folder folder;
+  std::filesystem::create_directory(folder / "offload");
+  for (auto& [key, value] : settings) {
+    if (value.starts_with("FOLDER")) value.replace(0, 6, folder.path().string());
+  }
+  scaled = 0;
   Seen seen;
   std::atomic<int> makers = 0;
   BlockImpl::calls = 0;
   try {
     run_ranks(kRanks, [&](const Communicator& world) { train_on(world, settings, folder / "state", seen, makers); },
-              {.host_of = {0, 0, 1, 1}});
+              {.host_of = settings.contains("tessera_residence") ? std::vector{0, 0, 0, 0} : std::vector{0, 0, 1, 1}});
   } catch (const ConfigError& error) {
     const std::string text = error.what();
     return {{"error", text.substr(text.find(": ") + 2)}};  // without the rank, which may be any
   }
   seen["ranks that make values"] = fmt::format("{}", makers.load());
+  seen["runs of example::scale"] = fmt::format("{}", scaled.load());
   seen["layers computed"] = fmt::format("{}", BlockImpl::calls.load());
   seen["ranks that begin otherwise"] = beginning(settings.contains("fsdp_sync_module_states") ? settings : Pairs());
   return seen;
@@ -197,9 +259,28 @@ const std::vector<Row> kRows = {
     {"fsdp_cpu_ram_efficient_loading", "true"},
     {"fsdp_sync_module_states", "false"},
     {"fsdp_activation_checkpointing", "true", kUnwrapped},
+    {"fsdp_state_dict_type", "SHARDED_STATE_DICT"},
     {"fsdp_state_dict_type", "FULL_STATE_DICT"},
-    {"fsdp_state_dict_type", "LOCAL_STATE_DICT"},
+    {"fsdp_state_dict_type", "LOCAL_STATE_DICT", {}, {{"fsdp_state_dict_type", "SHARDED_STATE_DICT"}}},
     {"fsdp_ignored_modules", "0.*"},
+    {"tessera_residence", "gathered", {}, {{"tessera_residence", "auto"}}},
+    {"tessera_residence", "node-shared", {}, {{"tessera_residence", "gathered"}}},
+    {"tessera_layout", "rows"},
+    {"tessera_layout", "whole-parameters"},
+    {"tessera_codec", "bf16"},
+    {"tessera_grad_dtype", "fp64"},
+    {"tessera_reshard_ranks", "2"},
+    {"tessera_prefetch_depth", "2", {{"tessera_max_live_units", "3"}}},
+    {"tessera_max_live_units", "1"},
+    {"tessera_limit_all_gathers", "false", {{"tessera_prefetch_depth", "2"}}},
+    {"tessera_unused_parameters", "zeros"},
+    {"tessera_offload", "disk"},
+    {"tessera_offload", "host"},
+    {"tessera_offload_folder", "FOLDER/offload", {{"tessera_offload", "disk"}}},
+    {"tessera_activation_offload", "disk", {{"fsdp_activation_checkpointing", "true"}}},
+    {"tessera_activation_keep", "example::scale", {{"fsdp_activation_checkpointing", "true"}}},
+    {"tessera_checkpoint_format", "accelerate"},
+    {"tessera_log_with", "FOLDER/reports/log.jsonl"},
     {"parallelism_config_dp_replicate_size", "4"},
     {"parallelism_config_dp_shard_size",
      "2",
@@ -216,6 +297,7 @@ const std::map<std::string_view, const char*> kOfLaunch = {
     {"main_process_port", "launchers meet there (`cli/nodes`)"},
     {"gpu_ids", "ranks have it in `CUDA_VISIBLE_DEVICES` (`cli/restarts`)"},
     {"enable_cpu_affinity", "each rank may use other processors (`cli/restarts`)"},
+    {"tessera_transport", "ranks talk over it (`cli/launch`)"},
     {"use_cpu", "ranks train on the CPU, as they do without it today (`config/settings`)"},
 };
 
@@ -261,7 +343,7 @@ TEST(SettingsMatrix, EachKeyHasItsEffect) {
     shown.insert(key);
   }
   for (const auto& key : config::keys()) {
-    EXPECT_TRUE(shown.contains(key.name) || !key.refusal.empty() || !key.no_effect.empty()) << key.name << " is in no row";
+    EXPECT_TRUE(shown.contains(key.name) || !has_effect(key)) << key.name << " is in no row";
   }
   constexpr std::string_view kBegin = "<!-- Measured by a test: TESSERA_TEST_WRITE_PAGES=1 ./check train/settings_matrix -->\n",
                              kEnd = "\n<!-- end -->\n";

@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/shard/activation.h"
 #include "tessera/shard/strategy.h"
 
 namespace tessera::train {
@@ -17,17 +19,6 @@ using config::Settings;
 std::string shown(const Settings& settings, std::string_view key) {
   const auto& setting = settings.setting(key);
   return setting.where.empty() ? std::string(key) : fmt::format("{} ({})", key, setting.where);
-}
-
-std::vector<std::string> comma_separated(const std::string& text) {
-  std::vector<std::string> names;
-  for (size_t begin = 0; begin <= text.size();) {
-    const auto end = std::min(text.find(',', begin), text.size());
-    const auto first = text.find_first_not_of(' ', begin);
-    if (first < end) names.push_back(text.substr(first, text.find_last_not_of(' ', end - 1) + 1 - first));
-    begin = end + 1;
-  }
-  return names;
 }
 
 ShardOptions strategy_of(const Settings& settings, const Communicator& world) {
@@ -68,12 +59,74 @@ std::optional<WrapPolicy> policy_of(const Settings& settings) {
   return wrap_classes(classes);
 }
 
+/// The number of a choice of the key: that of the enumerator with the same name.
+template <class T>
+T chosen(const Settings& settings, std::string_view key) {
+  const auto& choices = config::find_key(key)->choices;
+  return static_cast<T>(std::ranges::find(choices, settings.text(key)) - choices.begin());
+}
+
+OffloadTo offload_of(const Settings& settings, std::string_view key, const Communicator& world) {
+  const auto to = chosen<OffloadTo>(settings, key);
+  const auto device = world.traits().device;
+  const auto refuse = [&](std::string_view why) {
+    throw ConfigError(fmt::format("{} is {}, but {}", shown(settings, key), settings.text(key), why));
+  };
+  if (to == OffloadTo::Host && device.is_cpu())
+    refuse("parameters are in the memory of the host already; leave it out, or keep them in files by tessera_offload disk");
+  if (to == OffloadTo::Disk && !device.is_cpu())
+    refuse(fmt::format("parameters are on {}; only what lies in host memory can be kept in files", device.str()));
+  return to;
+}
+
+/// What the keys of tessera_config say.
+void apply_own_keys(const Settings& settings, const Communicator& world, ShardOptions& options) {
+  options.residence = chosen<Residence>(settings, "tessera_residence");
+  options.layout = chosen<Layout>(settings, "tessera_layout");
+  options.unused_parameters = chosen<UnusedParameters>(settings, "tessera_unused_parameters");
+  if (settings.text("tessera_codec") == "bf16") options.codec = cast_codec(at::kBFloat16);
+  if (const auto& dtype = settings.text("tessera_grad_dtype"); dtype != "no")
+    options.mixed_precision.grad_dtype = dtype == "fp64" ? at::kDouble : at::kFloat;
+  if (const auto ranks = settings.integer("tessera_reshard_ranks"); ranks > 0) options.reshard_after_forward = static_cast<int>(ranks);
+  if (const auto depth = settings.integer("tessera_prefetch_depth"); depth > 0) options.prefetch_depth = static_cast<int>(depth);
+  options.max_live_units = static_cast<int>(settings.integer("tessera_max_live_units"));
+  options.limit_all_gathers = settings.is_true("tessera_limit_all_gathers");
+  options.offload.parameters = offload_of(settings, "tessera_offload", world);
+  if (options.offload.parameters == OffloadTo::Disk) options.offload.gradients = OffloadTo::Disk;
+  options.offload.disk.folder = settings.text("tessera_offload_folder");
+}
+
+std::optional<activation::Options> activation_of(const Settings& settings, const Communicator& world) {
+  if (!settings.is_true("fsdp_activation_checkpointing")) return {};
+  activation::Options options{.offload = offload_of(settings, "tessera_activation_offload", world),
+                              .disk = {.folder = settings.text("tessera_offload_folder")}};
+  const auto kept = comma_separated(settings.text("tessera_activation_keep"));
+  try {
+    if (!kept.empty()) options.keep = activation::operators(kept);
+  } catch (const UsageError& error) {
+    throw ConfigError(fmt::format("{}: {}", shown(settings, "tessera_activation_keep"), error.what()));
+  }
+  return options;
+}
+
 }  // namespace
+
+std::vector<std::string> comma_separated(std::string_view text) {
+  std::vector<std::string> names;
+  for (size_t begin = 0; begin <= text.size();) {
+    const auto end = std::min(text.find(',', begin), text.size());
+    const auto first = text.find_first_not_of(' ', begin);
+    if (first < end) names.emplace_back(text.substr(first, text.find_last_not_of(' ', end - 1) + 1 - first));
+    begin = end + 1;
+  }
+  return names;
+}
 
 Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, const Communicator& world) {
   Sharding result{.options = strategy_of(settings, world)};
   auto& options = result.options;
   options.mixed_precision = precision_of(settings);
+  apply_own_keys(settings, world, options);
   if (settings.text("distributed_type") != "FSDP") {
     options.start = Start::FromRank0;  // as PyTorch's data parallelism does
     return result;
@@ -81,8 +134,8 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
   if (settings.is_true("fsdp_offload_params")) {
     if (world.traits().device.is_cpu()) {
       throw ConfigError(
-          fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them on disk: "
-                      "TrainerOptions::adjust_sharding can set ShardOptions::offload",
+          fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them in files by "
+                      "tessera_offload disk",
                       shown(settings, "fsdp_offload_params")));
     }
     options.offload.parameters = OffloadTo::Host;
@@ -97,7 +150,7 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
     options.ignored.insert(options.ignored.end(), buffers.begin(), buffers.end());
   }
   result.policy = policy_of(settings);
-  result.checkpoints_activations = settings.is_true("fsdp_activation_checkpointing");
+  result.activation = activation_of(settings, world);
   return result;
 }
 

@@ -187,7 +187,7 @@ TEST(ShardingSettings, IgnoredModulesStayWhole) {
 }
 
 TEST(ShardingSettings, IgnoredModulesTrainAsOthers) {
-  const auto train = [](const Pairs& settings, bool torchs, const std::function<void(Trainer& trainer)>& before_step) {
+  const auto train = [](const Pairs& settings, bool torchs, const std::function<void(Trainer & trainer)>& before_step) {
     std::map<std::string, at::Tensor> state;
     with_ranks(3, [&](const Communicator& world) {
       Trainer trainer({.world = world, .settings = settings});
@@ -221,8 +221,8 @@ TEST(ShardingSettings, IgnoredModulesTrainAsOthers) {
       auto ignored = plain;
       ignored["fsdp_ignored_modules"] = "b";
       const auto expected = train(plain, torchs, [](Trainer&) {});
-      for (const auto& before_step : {std::function<void(Trainer&)>([](Trainer&) {}),
-                                      std::function<void(Trainer&)>([](Trainer& trainer) { trainer.grad_norm(); })}) {
+      for (const auto& before_step :
+           {std::function<void(Trainer&)>([](Trainer&) {}), std::function<void(Trainer&)>([](Trainer& trainer) { trainer.grad_norm(); })}) {
         for (const auto& [name, values] : train(ignored, torchs, before_step)) {
           EXPECT_TRUE(at::allclose(values, expected.at(name), 1e-4, 1e-5)) << name;
         }
@@ -248,10 +248,49 @@ TEST(ShardingSettings, WhatThisDeviceCanNotDoIsRefused) {
       auto net = seeded_net();
       return message_of<ConfigError>([&] { trainer.prepare(net); });
     };
-    EXPECT_THAT(refusal({{"fsdp_offload_params", "true"}}), AllOf(HasSubstr("TrainerOptions::settings"), HasSubstr("keep them on disk")));
+    EXPECT_THAT(refusal({{"fsdp_offload_params", "true"}}), AllOf(HasSubstr("TrainerOptions::settings"), HasSubstr("keep them in files")));
     EXPECT_THAT(refusal({{"fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"}}), HasSubstr("names no class"));
     EXPECT_THAT(refusal({{"parallelism_config_dp_shard_size", "3"}}), HasSubstr("but there are 2 ranks"));
+    EXPECT_THAT(refusal({{"tessera_offload", "host"}}),
+                HasSubstr("tessera_offload (TrainerOptions::settings) is host, but parameters are in the memory of the host already"));
+    EXPECT_THAT(refusal({{"tessera_activation_keep", "aten::mmm"}, {"fsdp_activation_checkpointing", "true"}}),
+                AllOf(HasSubstr("tessera_activation_keep (TrainerOptions::settings)"), HasSubstr("no operator 'aten::mmm'")));
+    const auto refused_at_once = [&](const Pairs& settings) {
+      return message_of<ConfigError>([&] { const Trainer trainer({.world = world, .settings = settings}); });
+    };
+    EXPECT_THAT(refused_at_once({{"tessera_log_with", "a.csv,b.txt"}}),
+                AllOf(HasSubstr("TrainerOptions::settings: tessera_log_with: "), HasSubstr("b.txt")));
+    EXPECT_THAT(refused_at_once({{"tessera_transport", "gloo"}}),
+                HasSubstr("tessera_transport is gloo, but the program has given the Trainer a world over threads"));
   });
+}
+
+TEST(ShardingSettings, SayWhatRanksTalkOver) {
+  const Trainer alone({.settings = {{"tessera_transport", "self"}}});
+  EXPECT_EQ(alone.world().traits().name, "self");
+  EXPECT_THAT(message_of<UsageError>([] { const Trainer trainer({.settings = {{"tessera_transport", "pigeon"}}}); }),
+              HasSubstr("is called 'pigeon'; there are auto, self"));
+  ::setenv("TESSERA_TRANSPORT", "gloo", 1);
+  EXPECT_EQ(Trainer({.settings = {{"tessera_transport", "self"}}}).world().traits().name, "self") << "code wins";
+  EXPECT_THAT(message_of<ConfigError>([] { const Trainer trainer; }), HasSubstr("transport gloo needs ranks"));
+  ::unsetenv("TESSERA_TRANSPORT");
+}
+
+TEST(ShardingSettings, OfCodeWinOverTheResidenceOfTheEnvironment) {
+  ::setenv("TESSERA_RESIDENCE", "node-shared", 1);
+  const auto described = [](const Pairs& settings) {
+    std::string text;
+    with_ranks(2, [&](const Communicator& world) {
+      Trainer trainer({.world = world, .settings = settings});
+      auto net = seeded_net();
+      trainer.prepare(net);
+      if (world.is_first()) text = describe(*net);
+    });
+    return text;
+  };
+  EXPECT_THAT(described({}), HasSubstr("node-shared"));
+  EXPECT_THAT(described({{"tessera_residence", "gathered"}}), AllOf(HasSubstr("gathered"), ::testing::Not(HasSubstr("node-shared"))));
+  ::unsetenv("TESSERA_RESIDENCE");
 }
 
 }  // namespace

@@ -43,10 +43,37 @@ void expect_same_settings(const config::Settings& settings, const Communicator& 
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
   std::string lines;
   for (const auto& key : config::keys()) {
-    if (!key.variable.empty() && key.no_effect.empty()) lines += fmt::format("{}\t{}\n", key.name, settings.text(key.name));
+    if (!key.variable.empty() && has_effect(key)) lines += fmt::format("{}\t{}\n", key.name, settings.text(key.name));
   }
   const auto different = difference_on_ranks(world, lines, {.unit = "settings"});
   if (!different.empty()) throw DisagreementError(fmt::format("ranks have different settings; give all of them the same. {}", different));
+}
+
+/// Throws ConfigError if the program has made a world over another transport than the settings ask for.
+Communicator world_of(const TrainerOptions& options, const config::Settings& settings) {
+  const auto& transport = settings.setting("tessera_transport");
+  const bool is_asked_for = transport.origin != config::Origin::Default && transport.origin != config::Origin::Environment;
+  if (!options.world) return init({.transport = is_asked_for ? transport.value : ""});  // which reads the environment itself
+  const auto& given = options.world->traits().name;
+  if (!is_asked_for || transport.value == "auto" || transport.value == given) return *options.world;
+  throw ConfigError(fmt::format("{}: tessera_transport is {}, but the program has given the Trainer a world over {}; leave one of them out",
+                                transport.where, transport.value, given));
+}
+
+/// Where log() writes: what the program and the settings say. Throws ConfigError for what can't be written.
+std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
+  auto paths = options.log_with;
+  for (const auto& path : paths) train::report_format(path);
+  const auto& setting = settings.setting("tessera_log_with");
+  for (const auto& path : train::comma_separated(setting.value)) {
+    try {
+      train::report_format(path);
+    } catch (const ConfigError& error) {
+      throw ConfigError(fmt::format("{}: tessera_log_with: {}", setting.where, error.what()));
+    }
+    if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
+  }
+  return paths;
 }
 
 bool have_gradients(const std::vector<at::Tensor>& parameters) {
@@ -72,10 +99,10 @@ void expect_parameters_of(const torch::nn::Module& model, const std::vector<at::
 Trainer::Trainer(TrainerOptions options)
     : options_(std::move(options)),
       settings_(settings_of(options_)),
-      world_(options_.world ? *options_.world : init()),
-      scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}) {
+      world_(world_of(options_, settings_)),
+      scaler_({.enabled = settings_.text("mixed_precision") == "fp16"}),
+      reports_(reports_of(options_, settings_)) {
   expect_same_settings(settings_, world_);
-  for (const auto& path : options_.log_with) train::report_format(path);  // throws for what can't be written
   if (!is_main_process()) return;
   for (const auto& remark : settings_.remarks()) tessera::log(LogLevel::Warning, remark);
   const auto& type = settings_.text("distributed_type");
@@ -113,11 +140,11 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   auto sharding = train::sharding_of(settings_, *model, world_);
   if (options_.adjust_sharding) options_.adjust_sharding(sharding.options);
   if (sharding.options.offload.parameters != OffloadTo::Host) move_module(*model, world_.traits().device);
-  if (sharding.checkpoints_activations) {
+  if (sharding.activation) {
     if (sharding.policy) {
-      activation::checkpoint_modules(*model, *sharding.policy);
+      activation::checkpoint_modules(*model, *sharding.policy, *sharding.activation);
     } else {
-      activation::checkpoint_module(model);
+      activation::checkpoint_module(model, *sharding.activation);
     }
   }
   if (sharding.policy) {

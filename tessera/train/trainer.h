@@ -52,7 +52,7 @@ struct TrainerOptions {
   /// A file of the configuration. What launch has set wins over it. TESSERA_CONFIG_FILE unless given.
   std::filesystem::path config_file = {};
   std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes what the settings give, for each model
-  /// Where log() writes: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard.
+  /// Where log() writes: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard. tessera_log_with adds to it.
   std::vector<std::string> log_with = {};
 };
 
@@ -170,10 +170,10 @@ class Trainer {
   /// Whether load_state finds anything there, which it does not in an empty folder. First repairs a save that a killed process left half
   /// done. Throws UsageError for a file. Collective.
   bool has_state(const std::filesystem::path& folder) const;
-  /// Saves all that was prepared and registered, and the generators: in the layout that fsdp_state_dict_type names, which is Accelerate's,
-  /// or for LOCAL_STATE_DICT a checkpoint of Tessera. Several models lie in folders model_0, model_1 and so on. Replaces an earlier save
-  /// once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients would be lost.
-  /// Collective.
+  /// Saves all that was prepared and registered, and the generators: as a checkpoint of Tessera, or in a layout of Accelerate if
+  /// tessera_checkpoint_format or fsdp_state_dict_type asks for it. Several models lie in folders model_0, model_1 and so on. Replaces an
+  /// earlier save once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients
+  /// would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
   /// What save_state saves, for checkpoint::save or an AsyncSaver: load_state takes that, too. Of one model. Throws as save_state.
   checkpoint::Contents contents() const;
@@ -340,6 +340,7 @@ class Trainer {
   config::Settings settings_;
   const Communicator world_;
   optim::GradScaler scaler_;
+  const std::vector<std::string> reports_;  // where log() writes
   std::vector<Model> models_;
   std::vector<Prepared> optimizers_;
   std::vector<data::Loader*> loaders_;

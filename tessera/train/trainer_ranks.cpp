@@ -189,7 +189,7 @@ void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (std::exchange(resumed_, false) && number != steps()) {
     for (const auto& value : values) from.first_of[value.name] = number;
   }
-  if (!log_) log_.emplace(options_.log_with, from);
+  if (!log_) log_.emplace(reports_, from);
   log_->write(number, values);
   for (const auto& tracker : trackers_) tracker->write(number, values);
   log_from_ = std::max(log_from_, number + 1);

@@ -275,7 +275,7 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
   const auto& type = settings_.text("fsdp_state_dict_type");
   auto contents = contents_of(model);
   contents.notes = std::move(notes);
-  if (type == "LOCAL_STATE_DICT") {
+  if (!settings_.saves_for_accelerate()) {
     checkpoint::save(folder, contents, world_);
   } else {
     using Layout = checkpoint::AccelerateLayout;

@@ -67,6 +67,30 @@ TEST(TrainerState, GoesOnFromWhatItHasSaved) {
                                    "dl_state_dict.bin", "custom_checkpoint_0.pkl"));
 }
 
+TEST(TrainerState, IsOfTesseraUnlessAccelerateIsAskedFor) {
+  using Pairs = std::map<std::string, std::string>;
+  const std::pair<Pairs, const char*> cases[] = {
+      {{}, "manifest.json"},
+      {{{"distributed_type", "MULTI_CPU"}}, "manifest.json"},
+      {{{"fsdp_state_dict_type", "LOCAL_STATE_DICT"}}, "manifest.json"},
+      {{{"fsdp_state_dict_type", "FULL_STATE_DICT"}}, "pytorch_model_fsdp.bin"},
+      {{{"tessera_checkpoint_format", "accelerate"}}, "pytorch_model_fsdp_0"},
+      {{{"tessera_checkpoint_format", "accelerate"}, {"distributed_type", "MULTI_CPU"}}, "model.safetensors"},
+  };
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    for (const auto& [settings, file] : cases) {
+      Trainer trainer(options_for(world, settings));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      trainer.save_state(folder / "run");
+      EXPECT_TRUE(std::filesystem::exists(folder / "run" / file)) << file;
+      trainer.load_state(folder / "run");
+      world.barrier({.unit = "loaded"});
+    }
+  });
+}
+
 TEST(TrainerState, GoesOnWithTheProgramsOwnNumbersInReports) {
   const Folder folder;
   for (const auto* layout : {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}) {
@@ -90,7 +114,7 @@ TEST(TrainerState, GoesOnWithTheProgramsOwnNumbersInReports) {
       }
       trainer.end_training();
     };
-    for (const int number : {1, 100}) {  // fewer than steps, and more
+    for (const int number : {1, 100}) {                                                // fewer than steps, and more
       with_ranks(2, [&](const Communicator& world) { run(world, 1, 3, number, 2); });  // ends after epoch 3, which is done again
       with_ranks(2, [&](const Communicator& world) { run(world, 3, 4, number, 0); });
       std::ifstream lines(report);
@@ -398,7 +422,7 @@ TEST(TrainerState, GoesOnAfterAnEpochWithBatchesOfAnotherSize) {
 TEST(TrainerState, DoesNotTakeADamagedFileForAMissingOne) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
-    Trainer trainer(options_for(world));
+    Trainer trainer(options_for(world, {{"tessera_checkpoint_format", "accelerate"}}));
     auto net = seeded_net();
     auto loader = numbers_loader(world, 8);
     trainer.prepare(net, loader);

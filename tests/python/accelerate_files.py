@@ -1,6 +1,7 @@
 """accelerate_files.py FOLDER: for tessera/config/accelerate_test.cpp. Writes configurations with Accelerate's own code to FOLDER/theirs-*.yaml, reads each
 FOLDER/ours-NAME.yaml with its own reader, writes it again as FOLDER/again-NAME.yaml, and what its launcher would give the ranks as FOLDER/ranks-NAME.
-Ends with status 77 if there is no package accelerate.
+What its reader says of
+FOLDER/own.yaml, which has keys of Tessera's own, becomes FOLDER/own-error. Ends with status 77 if there is no package accelerate.
 """
 import os
 import pathlib
@@ -43,6 +44,11 @@ ClusterConfig(**MACHINE, distributed_type="FSDP", mixed_precision="no", fsdp_con
 ClusterConfig(**MACHINE, distributed_type="DEEPSPEED", mixed_precision="bf16", deepspeed_config={
     "zero_stage": 3, "gradient_accumulation_steps": 2, "offload_optimizer_device": "none", "offload_param_device": "cpu",
     "zero3_init_flag": False}).to_yaml_file(folder / "theirs-deepspeed.yaml")
+
+try:
+    load_config_from_file(str(folder / "own.yaml"))
+except ValueError as error:
+    (folder / "own-error").write_text(str(error))
 
 for ours in sorted(folder.glob("ours-*.yaml")):
     name = ours.stem.removeprefix("ours-")

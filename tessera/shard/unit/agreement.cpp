@@ -52,7 +52,7 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
   option("output_dtype", dtype_text(precision.output_dtype));
   option("start", word(options.start, {"Equal", "FromRank0", "Loaded"}));
   option("listing", word(options.listing, {"ByName", "Flat"}));
-  option("residence", word(options.residence, {"Auto", "Gathered", "NodeShared"}));
+  option("residence", word(options.residence.value_or(Residence::Auto), {"Auto", "Gathered", "NodeShared"}));
   option("layout", word(options.layout, {"Auto", "Flat", "Rows", "WholeParameters"}));
   option("shard_size_multiple", options.shard_size_multiple);
   option("max_live_units", options.max_live_units);
