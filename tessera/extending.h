@@ -3,6 +3,7 @@
 #pragma once
 
 #include "tessera/base/error.h"
+#include "tessera/base/storage.h"
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/engine.h"
 #include "tessera/comm/engines.h"
