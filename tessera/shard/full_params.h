@@ -71,8 +71,8 @@ enum class CopyTo { Device, Host };
 /// Copies of all full parameters and buffers of the module, by name; the names of a tied parameter have one copy. With Ranks::First the map
 /// is empty on all ranks but rank 0. `buffers` says how the buffers of the ranks are combined in the copies; the module's own buffers do
 /// not change. One unit is gathered at a time. Collective, unless the module has no units.
-std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks = Ranks::All,
-                                             BufferSync buffers = BufferSync::Rank0, CopyTo to = CopyTo::Device);
+std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks = Ranks::All, BufferSync buffers = BufferSync::Rank0,
+                                             CopyTo to = CopyTo::Device);
 /// The same for a single parameter or buffer. Throws UsageError if the module has none of that name.
 at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks = Ranks::All,
                        BufferSync buffers = BufferSync::Rank0);

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using tessera::testing::message_of;
 
 TEST(BeforeInit, NothingMovesToTheDevice) {
-  const torch::nn::Linear layer(2, 2);
+  torch::nn::Linear layer(2, 2);
   EXPECT_THAT(message_of<UsageError>([&] { to_device(*layer); }), HasSubstr("call tessera::xla::init first"));
   EXPECT_THAT(message_of<UsageError>([] { step_boundary(); }), HasSubstr("call tessera::xla::init first"));
   EXPECT_THAT(message_of<UsageError>([] { (void)metrics(); }), HasSubstr("call tessera::xla::init first"));
