@@ -70,10 +70,12 @@ class NewFile::Uploading {
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       auto& part = number_ == 0 ? first_ : next_;
-      const auto count = std::min(bytes.size(), kUploadPart - part.size());
+      // What is written first is what may be written again.
+      const auto room = part.empty() && number_ == 0 ? std::max(bytes.size(), upload_part(0)) : upload_part(number_) - part.size();
+      const auto count = std::min(bytes.size(), room);
       part.insert(part.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
       bytes = bytes.subspan(count);
-      if (part.size() == kUploadPart) end_part();
+      if (part.size() >= upload_part(number_)) end_part();
     }
   }
 

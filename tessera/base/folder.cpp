@@ -29,23 +29,26 @@ std::string beginning(const Stored& folder) {
   return folder.name.empty() ? "" : folder.name + '/';
 }
 
-std::optional<std::vector<std::string>> names_in(const Stored& folder) {
+std::optional<std::vector<std::string>> names_in(const Stored& folder, std::string_view begin) {
   std::set<std::string> names;
   const auto start = beginning(folder);
-  for (const auto& name : folder.storage->list(start)) names.insert(name.substr(start.size(), name.find('/', start.size()) - start.size()));
+  for (const auto& name : folder.storage->list(start + std::string(begin)))
+    names.insert(name.substr(start.size(), name.find('/', start.size()) - start.size()));
   if (names.empty()) return std::nullopt;
   return std::vector(names.begin(), names.end());
 }
 
 }  // namespace
 
-std::optional<std::vector<std::string>> names_in(const fs::path& folder) {
-  if (const auto there = stored(folder)) return names_in(*there);
+std::optional<std::vector<std::string>> names_in(const fs::path& folder, std::string_view start) {
+  if (const auto there = stored(folder)) return names_in(*there, start);
   std::error_code error;
   std::vector<std::string> names;
   fs::directory_iterator entry(folder, error);
   if (error == std::errc::no_such_file_or_directory) return std::nullopt;
-  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) names.push_back(entry->path().filename().string());
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    if (auto name = entry->path().filename().string(); name.starts_with(start)) names.push_back(std::move(name));
+  }
   if (error) throw IoError(fmt::format("can't read the folder {}: {}", folder.string(), error.message()));
   std::ranges::sort(names);
   return names;

@@ -4,13 +4,14 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace tessera {
 
-/// The names in a folder, sorted, or nothing if there is no such folder. Throws IoError if the folder can't be read to its end: a file that
-/// was missed would look like one that does not exist.
-std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder);
+/// The names in a folder that begin so, sorted, or nothing if there is no such folder. Throws IoError if the folder can't be read to its
+/// end: a file that was missed would look like one that does not exist.
+std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder, std::string_view start = {});
 
 /// A new folder among the temporary ones, which goes with this object. Throws IoError.
 class TemporaryFolder {

@@ -1,8 +1,12 @@
 #include "tessera/base/storage.h"
 
+#include <fmt/format.h>
+
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "tessera/base/error.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +24,8 @@ Registry& registry() {
 }  // namespace
 
 void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage) {
+  if (scheme.empty() || scheme.find_first_of(":/.") != std::string::npos)
+    throw UsageError(fmt::format("use_storage was given the scheme '{}'; give it what stands before ://, such as s3", scheme));
   auto& [mutex, all] = registry();
   const std::lock_guard lock(mutex);
   if (storage) {
@@ -37,7 +43,11 @@ std::optional<Stored> stored(const std::filesystem::path& path) {
   auto& [mutex, all] = registry();
   const std::lock_guard lock(mutex);
   const auto found = all.find(std::string_view(text).substr(0, colon));
-  if (found == all.end()) return std::nullopt;
+  if (found == all.end()) {
+    const bool is_meant = text.compare(colon, 3, "://") == 0 && text.find('/') == colon + 1;
+    if (!is_meant) return std::nullopt;
+    throw UsageError(fmt::format("{}: there is no storage {}://; a program names one by use_storage", text, text.substr(0, colon)));
+  }
   const auto begin = std::min(text.find_first_not_of('/', colon + 1), text.size());
   const auto end = text.find_last_not_of('/') + 1;
   return Stored{.storage = found->second, .name = text.substr(begin, end > begin ? end - begin : 0)};

@@ -12,10 +12,13 @@
 
 namespace tessera {
 
-/// The bytes of each part of an upload but the last, which has at most so many.
-inline constexpr size_t kUploadPart = 16 << 20;
+/// The bytes of a part of an upload. The last one may have fewer, and part 0 more. Later parts are larger, so that ten thousand are enough
+/// for a terabyte.
+constexpr size_t upload_part(int part) {
+  return (size_t{16} << 20) << (part / 2000);
+}
 
-/// An object on its way. Without complete() nothing of it appears.
+/// An object on its way. Without complete() nothing of it appears, and the destructor drops what was written.
 class Upload {
  public:
   virtual ~Upload() = default;
@@ -31,6 +34,7 @@ class Storage {
   virtual ~Storage() = default;
   /// Bytes of an object, or nothing if there is none of this name.
   virtual std::optional<uint64_t> size(const std::string& name) = 0;
+  /// Fills all of it.
   virtual void read(const std::string& name, uint64_t offset, std::span<std::byte> to) = 0;
   virtual std::unique_ptr<Upload> create(const std::string& name) = 0;
   /// The names of all objects that begin with `start`.

@@ -18,8 +18,8 @@ void expect_known_ending(const std::filesystem::path& save_path);
 /// each of its other names to the first.
 Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path,
                       const ConvertProgress& progress = {});
-/// The same for programs of several ranks: rank 0 does it, and every rank returns when the file is there; only rank 0 knows what was left out. An error is
-/// thrown on all ranks. Collective.
+/// The same for programs of several ranks: rank 0 does it, and every rank returns when the file is there. Only rank 0 knows what was left
+/// out, and from which format. An error is thrown on all ranks. Collective.
 Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const Communicator& world);
 
 }  // namespace tessera::checkpoint

@@ -10,6 +10,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
@@ -52,6 +53,7 @@ void expect_used(const ConvertOptions& options) {
 
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_outside(out, checkpoint);
+  expect_storable(out, options.to);
   expect_writable_as(out, options.to);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
@@ -80,6 +82,12 @@ std::string folder_of_model(const fs::path& checkpoint) {
 void expect_writable_as(const fs::path& out, Format format) {
   expect_no_run(out);
   expect_ending_of(out, format);
+}
+
+void expect_storable(const fs::path& out, Format format) {
+  if (format == Format::Tessera || !stored(out)) return;
+  throw UsageError(
+      fmt::format("{} is in a store, which takes Tessera's format and not {}; write to another place", out.string(), name_of(format)));
 }
 
 void expect_no_blocks(const Manifest& run) {

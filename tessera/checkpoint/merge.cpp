@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
@@ -36,6 +37,9 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
 
 /// What is to be removed with a checkpoint: its folder, or a file, or several with one prefix.
 std::vector<fs::path> removable(const fs::path& checkpoint) {
+  if (stored(checkpoint))
+    throw UsageError(
+        fmt::format("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint.string()));
   const auto format = format_of(checkpoint);
   const auto files = read_catalog(checkpoint).files;
   std::error_code unknown;

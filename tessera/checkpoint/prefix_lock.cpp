@@ -73,7 +73,9 @@ PrefixLock::PrefixLock(const fs::path& prefix, const Communicator& world) : path
   step.attempt([&] {
     if (!world.is_first()) return;
     expect_usable(prefix);
-    if (stored(prefix)) return;  // where nothing can be locked
+    if (stored(prefix))
+      return log(LogLevel::Warning,
+                 fmt::format("{} is in a store, which can't be locked, so nothing keeps a second job from saving there", prefix.string()));
     file_ = take(path_, prefix.string());
   });
   step.expect_all(world, {.unit = "checkpoint"}, fmt::format("can't save as {}", prefix.string()));

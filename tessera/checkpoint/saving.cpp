@@ -4,7 +4,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
-#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert/run_source.h"
@@ -60,9 +59,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
   const bool is_accelerates = options.format == Format::Accelerate;
   together([&] {
-    if (stored(path))
-      throw UsageError(
-          fmt::format("{} is in a store, which takes Tessera's format; save in that, and convert it to another place", path.string()));
+    expect_storable(path, options.format);
     expect_place(path, contents, options);
     expect_writable_as(path, options.format);
     if (is_accelerates && world.is_first()) recover_folder(path);

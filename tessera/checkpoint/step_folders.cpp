@@ -57,8 +57,7 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
   const auto parent = prefix.has_parent_path() ? prefix.parent_path() : fs::path(".");
   const auto start = fmt::format("{}{}", prefix.filename().string(), kStep);
   std::vector<StepFolder> found;
-  for (const auto& name : names_in(parent).value_or(std::vector<std::string>())) {
-    if (!name.starts_with(start)) continue;
+  for (const auto& name : names_in(parent, start).value_or(std::vector<std::string>())) {
     if (const auto step = number_in(std::string_view(name).substr(start.size())))
       found.push_back({.step = *step, .folder = prefix.parent_path() / name});
   }

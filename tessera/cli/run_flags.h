@@ -22,8 +22,7 @@ inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std
   app.add_option("--save-steps", run.save_every, "Save every so many steps, too")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
   app.add_flag("--save-beside", run.save_beside, "Train on while a checkpoint is written")->needs("--ckpt-prefix");
   app.add_option_function<int>(
-         "--keep", [&run](int last) { run.keep = checkpoint::Keep{.last = last}; },
-         "How many of the newest checkpoints stay; all by default")
+         "--keep", [&run](int last) { (run.keep ? *run.keep : run.keep.emplace()).last = last; }, "How many of the newest checkpoints stay")
       ->check(from_to(1, 1'000'000))
       ->needs("--ckpt-prefix");
   app.add_option("--log-steps", run.report_every, "Steps between two reports")->capture_default_str()->check(from_to(1, 1'000'000));

@@ -154,15 +154,6 @@ std::map<std::string, std::string> Settings::environment() const {
   return variables;
 }
 
-std::optional<std::string> value_in_environment(std::string_view name) {
-  const auto& key = *find_key(name);
-  const auto value = env(key.variable.c_str());
-  if (!value) return std::nullopt;
-  Settings settings;
-  settings.set(name, *value, Origin::Environment, key.variable);
-  return settings.text(name);
-}
-
 std::filesystem::path usual_file() {
   if (auto file = env("TESSERA_CONFIG_FILE")) return *file;
   auto file = default_file();

@@ -89,7 +89,4 @@ Settings to_fsdp2(const Settings& settings);
 /// Without the keys that Accelerate refuses: Tessera's own. Its remarks say which those are.
 Settings for_accelerate(const Settings& settings);
 
-/// The value that the environment has for a key; nothing if it has none. Throws ConfigError for one that makes no sense.
-std::optional<std::string> value_in_environment(std::string_view key);
-
 }  // namespace tessera::config

@@ -32,13 +32,14 @@ class SampledSource : public Source {
   }
 
   Drawn draw(const Position& position) override {
-    if (position.batch >= sampler_.batches(position.epoch)) return {.batches = sampler_.batches(position.epoch)};
+    if (const auto count = sampler_.batches(position.epoch); position.batch >= count) return {.batches = count};
     auto part = sampler_.part(position);
     auto shares = part.shares;
     return {.make = [this, part = std::move(part)] { return fetch_(part.numbers, part.seeds); }, .shares = std::move(shares)};
   }
   std::optional<int64_t> batches(int64_t epoch) override { return sampler_.batches(epoch); }
   int64_t global_batch() const override { return sampler_.global_batch(); }
+  int ranks() const override { return sampler_.ranks(); }
   std::string order() const override { return sampler_.order(); }
   void take_all_ranks() override { sampler_.take_all_ranks(); }
 
@@ -60,6 +61,14 @@ UsageError no_such_place(const Position& position, int64_t batches) {
 
 int64_t repeats_of(const std::vector<Share>& shares) {
   return std::accumulate(shares.begin(), shares.end(), int64_t{0}, [](int64_t sum, const Share& share) { return sum + share.repeats; });
+}
+
+Samples copy_of(const Samples& samples) {
+  auto copy = samples;
+  for (auto* const rows : {&copy.inputs, &copy.targets}) {
+    if (rows->defined()) *rows = rows->clone();
+  }
+  return copy;
 }
 
 void put(Samples& samples, const Place& place) {
@@ -90,6 +99,13 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
   for (const auto& group : {options.dispatch, options.join}) {
     if (group && group->local_ranks().size() > 1)
       throw UsageError("loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave that out");
+    const int ranks = group ? (options.dispatch ? group->size() : 1) : source_->ranks();
+    if (source_->ranks() != ranks) {
+      throw UsageError(
+          fmt::format("loader: {} needs a source of {}, but this one divides batches among {}; {}", options.dispatch ? "dispatch" : "join",
+                      options.dispatch ? "all ranks of the group" : "each rank's own, which knows of no others", source_->ranks(),
+                      options.dispatch ? "give it their number (Trainer::make_sampler, make_stream)" : "leave ranks and local_ranks out"));
+    }
   }
   expect_place(position_);
   if (is_remote()) return;
@@ -129,6 +145,13 @@ void Loader::expect_place(const Position& position) {
 }
 
 void Loader::seek(const Position& position) {
+  last_taken_ = 0;
+  last_weight_ = 1;
+  if (position == position_ && !(peeked_ && peeked_->error)) return;  // what was fetched stays good
+  restart(position);
+}
+
+void Loader::restart(const Position& position) {
   expect_place(position);
   peeked_.reset();
   has_run_out_ = false;
@@ -137,16 +160,19 @@ void Loader::seek(const Position& position) {
     position_ = to_draw_ = position;
     delivered_ = begun_;  // so that workers drop what they are about to bring
     ready_.clear();
+    has_failed_ = false;
   }
   news_.notify_all();
 }
 
 void Loader::place(Place place) {
-  {
-    const std::lock_guard lock(mutex_);
-    place_ = std::move(place);
-  }
-  seek(position_);  // what was fetched for the other place is fetched anew
+  std::unique_lock lock(mutex_);
+  const bool is_first = !place_;
+  place_ = std::move(place);
+  lock.unlock();
+  if (is_first && !peeked_) return;  // what was fetched before goes there when it is taken
+  spare_ = {};
+  restart(position_);  // what was fetched for the other place is fetched anew
 }
 
 Loader::~Loader() {
@@ -159,8 +185,9 @@ Loader::~Loader() {
 }
 
 bool Loader::at_end() {
-  if (const auto count = batches()) return position_.batch == *count;
-  return !peek().batch && !peek().error;
+  // With dispatch only rank 0 might know it, and the others would wait.
+  const auto count = options_.dispatch ? std::nullopt : batches();
+  return count ? position_.batch == *count : !peek().batch && !peek().error;
 }
 
 std::optional<Samples> Loader::next() {
@@ -181,6 +208,8 @@ const Loader::Result& Loader::peek() {
   if (peeked_) return *peeked_;
   try {
     peeked_ = options_.dispatch ? receive() : options_.join ? join() : take_own();
+    if (!peeked_->batch && !peeked_->error && position_.batch == 0)
+      throw UsageError(fmt::format("loader: epoch {} has no batches; has the source any samples?", position_.epoch));
   } catch (...) {
     peeked_ = {.error = std::current_exception()};
   }
@@ -196,8 +225,10 @@ Loader::Result Loader::take_own() {
   }
   auto taken = std::move(ready_.at(delivered_));
   ready_.erase(delivered_++);
+  const auto place = place_;
   lock.unlock();
   news_.notify_all();
+  if (taken.batch && !taken.is_placed) put_at(taken, place, position_);
   return taken;
 }
 
@@ -212,8 +243,9 @@ Loader::Result Loader::receive() {
     if (whole.batch) expect_rows_of(whole.shares, *whole.batch);
   });
   auto own = send_samples(world, whole.batch, whole.shares);
-  if (own) put(*own, place_);
-  return {.batch = std::move(own)};
+  Result result{.batch = std::move(own)};
+  if (result.batch && place_) put_at(result, place_, position_);
+  return result;
 }
 
 Loader::Result Loader::join() {
@@ -235,11 +267,12 @@ Loader::Result Loader::join() {
     has_run_out_ = false;
     return {};
   }
-  if (own.batch) {
-    spare_ = *own.batch;
-  } else {
-    own.batch = spare_;
+  // Copies, because programs change their batches.
+  if (!own.batch) {
+    own.batch = copy_of(spare_);
     own.batch->repeats = spare_.size();
+  } else if (!spare_.inputs.defined()) {
+    spare_ = copy_of(*own.batch);
   }
   own.batch->weight = static_cast<double>(rows * ranks.size()) / static_cast<double>(all);
   return own;
@@ -249,38 +282,49 @@ Loader::Result Loader::join() {
 Samples Loader::first_of_epoch() {
   const Position first = {.epoch = position_.epoch};
   std::unique_lock lock(mutex_);
-  const auto drawn = draw(first, lock);
+  const auto attempt = draw(first, lock);
   lock.unlock();
-  auto result = make(first, drawn, place_);
+  auto result = make(first, attempt.drawn, place_);
   if (result.error) std::rethrow_exception(result.error);
   if (!result.batch) throw UsageError("loader: the source of a rank that is joined has no samples at all");
   return std::move(*result.batch);
 }
 
-Drawn Loader::draw(const Position& position, std::unique_lock<std::mutex>& lock) {
-  Drawn drawn;
+void Loader::put_at(Result& result, const Place& place, const Position& position) {
+  const c10::NoGradGuard no_grad;
+  try {
+    put(*result.batch, place);
+  } catch (...) {
+    result = {.error = with_context(counted_at(position))};
+  }
+}
+
+Loader::Attempt Loader::draw(const Position& position, std::unique_lock<std::mutex>& lock) {
+  Attempt attempt;
   with_source(lock, [&] {
     const c10::NoGradGuard no_grad;
     try {
-      drawn = source_->draw(position);
+      attempt.drawn = source_->draw(position);
     } catch (...) {
-      drawn.make = [error = std::current_exception()]() -> Samples { std::rethrow_exception(error); };
+      attempt = {.drawn = {.make = [error = std::current_exception()]() -> Samples { std::rethrow_exception(error); }, .shares = {{}}},
+                 .has_failed = true};
     }
   });
-  return drawn;
+  return attempt;
 }
 
 Loader::Result Loader::make(const Position& position, const Drawn& drawn, const Place& place) const {
   const c10::NoGradGuard no_grad;
   try {
     if (!drawn.make) {
-      if (position.batch > drawn.batches && !options_.join) throw no_such_place(position, drawn.batches);
+      if (drawn.batches && position.batch > *drawn.batches && !options_.join) throw no_such_place(position, *drawn.batches);
       return {};
     }
-    Result result{.batch = drawn.make(), .shares = drawn.shares};
+    if (drawn.shares.empty()) throw UsageError("the source has given a batch without the share of any rank");
+    Result result{.batch = drawn.make(), .shares = drawn.shares, .is_placed = place && !options_.dispatch};
     result.batch->repeats = repeats_of(drawn.shares);
     result.batch->weight = drawn.shares.front().weight;
-    if (!options_.dispatch) put(*result.batch, place);
+    if (result.is_placed) put(*result.batch, place);
     return result;
   } catch (...) {
     return {.error = with_context(counted_at(position))};
@@ -308,7 +352,7 @@ void Loader::work() {
   const c10::ParallelGuard alone(true);  // makes operators here run in this thread only, so that they don't compete with the model's
   std::unique_lock lock(mutex_);
   for (;;) {
-    news_.wait(lock, [this] { return stopping_ || (!is_drawing_ && begun_ < delivered_ + options_.ahead); });
+    news_.wait(lock, [this] { return stopping_ || (!is_drawing_ && !has_failed_ && begun_ < delivered_ + options_.ahead); });
     if (stopping_) return;
     make_next(lock);
   }
@@ -319,8 +363,9 @@ void Loader::make_next(std::unique_lock<std::mutex>& lock) {
   const auto position = to_draw_;
   const auto place = place_;
   to_draw_.batch++;
-  const auto drawn = draw(position, lock);
+  const auto [drawn, has_failed] = draw(position, lock);
   if (number < delivered_) return;
+  has_failed_ = has_failed;
   if (!drawn.make) to_draw_ = {.epoch = position.epoch + 1};
   lock.unlock();
   auto result = make(position, drawn, place);

@@ -38,10 +38,11 @@ struct LoaderOptions {
   int ahead = 4;        // how many batches are fetched in advance
   Position start = {};  // where to resume: the position() of an earlier loader
   /// Rank 0 of these fetches whole batches, and sends all ranks theirs, as dispatch_batches of Accelerate: for data that only one rank can
-  /// read. next() is collective then, and the other ranks neither sample nor fetch. Processes must stand for one rank each.
+  /// read. next() is collective then, and the other ranks draw and fetch nothing. The source is the same on all ranks, made for all of
+  /// them.
   std::optional<Communicator> dispatch = {};
-  /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets its last
-  /// batch again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
+  /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets a batch of
+  /// before again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
   std::optional<Communicator> join = {};
 };
 
@@ -61,6 +62,7 @@ class Loader {
   bool at_end();
 
   /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
+  /// A stream is opened again.
   void seek(const Position& position);
   /// From the next batch on, what is fetched is put there by the worker that has fetched it. To be called between two calls of next().
   void place(Place place);
@@ -86,13 +88,20 @@ class Loader {
     std::optional<Samples> batch = {};  // nothing at the end of an epoch
     std::vector<Share> shares = {};
     std::exception_ptr error = nullptr;
+    bool is_placed = false;
+  };
+  struct Attempt {
+    Drawn drawn = {};
+    bool has_failed = false;  // what it makes is the error
   };
 
   bool is_remote() const { return options_.dispatch && !options_.dispatch->is_first(); }
   void expect_place(const Position& position);
+  void restart(const Position& position);
   void work();
   void make_next(std::unique_lock<std::mutex>& lock);
-  Drawn draw(const Position& position, std::unique_lock<std::mutex>& lock);
+  Attempt draw(const Position& position, std::unique_lock<std::mutex>& lock);
+  static void put_at(Result& result, const Place& place, const Position& position);
   Samples first_of_epoch();
   Result make(const Position& position, const Drawn& drawn, const Place& place) const;
   void with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act);
@@ -115,6 +124,7 @@ class Loader {
   std::mutex mutex_;  // protects all members below
   std::condition_variable news_;
   bool is_drawing_ = false;  // a thread uses the source
+  bool has_failed_ = false;  // the source, so that nothing more is drawn
   Position to_draw_;
   Place place_;
   int64_t begun_ = 0, delivered_ = 0;  // numbers of batches and ends of epochs, counted over all epochs

@@ -111,6 +111,58 @@ TEST(LoaderOfRanks, JoinsRanksThatRunOutFirst) {
   }
 }
 
+TEST(LoaderOfRanks, GivesAJoinedRankUnchangedSamples) {
+  testing::with_ranks(2, [](const Communicator& world) {
+    Loader loader(Stream(counting(2 + 8 * world.rank())), {.join = world});
+    while (const auto batch = loader.next()) {
+      EXPECT_LT(batch->inputs.max().item<int64_t>(), 10);
+      batch->inputs.add_(100);  // as programs do that normalise in place
+    }
+  });
+}
+
+/// Batches of one number, as many as it is made for.
+class CountingSource : public Source {
+ public:
+  CountingSource(int64_t count, std::vector<Share> shares) : count_(count), shares_(std::move(shares)) {}
+  Drawn draw(const Position& position) override {
+    if (position.batch >= count_) return {};
+    return {.make = [position] { return Samples{.inputs = at::full({1}, position.batch), .targets = {}}; }, .shares = shares_};
+  }
+  std::optional<int64_t> batches(int64_t /*epoch*/) override { return std::nullopt; }
+  int64_t global_batch() const override { return 1; }
+  std::string order() const override { return "numbers"; }
+  int ranks() const override { return 1; }
+  void take_all_ranks() override {}
+
+ private:
+  const int64_t count_;
+  const std::vector<Share> shares_;
+};
+
+TEST(LoaderOfRanks, TakesASourceOfTheProgram) {
+  Loader loader(std::make_unique<CountingSource>(3, std::vector{Share{.rows = 1}}));
+  for (int epoch = 0; epoch < 2; epoch++) {
+    int64_t batches = 0;
+    while (loader.next()) batches++;
+    EXPECT_EQ(batches, 3);
+  }
+  Loader wrong(std::make_unique<CountingSource>(3, std::vector<Share>()));
+  EXPECT_THAT(message_of<UsageError>([&] { wrong.next(); }), HasSubstr("without the share of any rank"));
+}
+
+TEST(LoaderOfRanks, KnowsForHowManyRanksASourceIs) {
+  testing::with_ranks(2, [](const Communicator& world) {
+    EXPECT_THAT(message_of<UsageError>([&] { Loader(Stream(counting(4)), {.dispatch = world}); }),
+                HasSubstr("dispatch needs a source of all ranks of the group, but this one divides batches among 1"));
+    auto of_both = counting(4);
+    of_both.ranks = 2;
+    of_both.local_ranks = {world.rank()};
+    EXPECT_THAT(message_of<UsageError>([&] { Loader(Stream(of_both), {.join = world}); }),
+                HasSubstr("but this one divides batches among 2"));
+  });
+}
+
 TEST(LoaderOfRanks, RefusesARankWithoutAnySample) {
   testing::with_ranks(2, [](const Communicator& world) {
     Loader loader(Stream(counting(4 * world.rank())), {.join = world});

@@ -38,6 +38,8 @@ Sampler::Sampler(const SamplerOptions& options)
     throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill",
                                  options.sampler ? static_cast<int64_t>(order_.size()) : options.size, options.global_batch));
   }
+  const auto rest = options.batch_sampler ? 0 : options.size % options.global_batch;
+  if (options.tail == Tail::Keep && !options.sampler && rest > 0) division_.shares(rest);  // throws if it can't be divided
   order_in_words_ = describe();
 }
 

@@ -53,6 +53,7 @@ class Sampler {
 
   /// Samples of one step on all ranks together; 0 with a batch_sampler.
   int64_t global_batch() const { return division_.global_batch(); }
+  int ranks() const { return division_.ranks(); }
   /// What the order of samples depends on, beside the position: "6000 samples, shuffled with seed 42, the last dropped".
   std::string order() const { return order_in_words_; }
   /// From now on part() is that of all ranks.

@@ -241,6 +241,8 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal({.size = 9, .sampler = numbers({1}), .batch_sampler = batches({{1}})}), HasSubstr("only one of them"));
   Sampler all_ranks({.size = 9, .local_ranks = {0, 1}, .ranks = 2, .batch_sampler = batches({{1, 2}, {3}})});
   EXPECT_THAT(message_of<UsageError>([&] { all_ranks.part({.batch = 1}); }), HasSubstr("1 samples can't be divided among 2 ranks"));
+  EXPECT_THAT(refusal({.size = 9, .global_batch = 2, .local_ranks = {0, 1}, .ranks = 2, .tail = Tail::Keep}),
+              HasSubstr("1 samples can't be divided among 2 ranks"));
   Sampler sampler({.size = 9, .global_batch = 2});
   EXPECT_THAT(message_of<UsageError>([&] { sampler.part({.epoch = 1, .batch = 4}); }), HasSubstr("no batch 4 in epoch 1; an epoch has 4"));
 }

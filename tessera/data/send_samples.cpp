@@ -47,16 +47,17 @@ std::optional<Samples> send_samples(const Communicator& world, const std::option
     header = {{"inputs", shape_of(batch->inputs)}, {"targets", shape_of(batch->targets)}};
     for (const auto& share : shares) header["shares"].push_back({share.rows, share.repeats, share.weight});
   }
-  header = json::parse(world.texts(header.dump(), {.unit = "dispatch"}).front());
-  if (header.is_null()) return std::nullopt;
+  const auto sent_header = json::parse(world.texts(header.dump(), {.unit = "dispatch"}).front());
+  if (sent_header.is_null()) return std::nullopt;
+  const auto& all = sent_header.at("shares");
   int64_t first = 0;
-  for (int rank = 0; rank < world.rank(); rank++) first += header["shares"][static_cast<size_t>(rank)][0].get<int64_t>();
-  const auto& own = header["shares"][static_cast<size_t>(world.rank())];
-  const auto count = own[0].get<int64_t>();
-  return Samples{.inputs = sent(world, batch ? batch->inputs : at::Tensor(), header["inputs"], first, count),
-                 .targets = sent(world, batch ? batch->targets : at::Tensor(), header["targets"], first, count),
-                 .repeats = own[1].get<int64_t>(),
-                 .weight = own[2].get<double>()};
+  for (int rank = 0; rank < world.rank(); rank++) first += all.at(static_cast<size_t>(rank)).at(0).get<int64_t>();
+  const auto& own = all.at(static_cast<size_t>(world.rank()));
+  const auto count = own.at(0).get<int64_t>();
+  return Samples{.inputs = sent(world, batch ? batch->inputs : at::Tensor(), sent_header.at("inputs"), first, count),
+                 .targets = sent(world, batch ? batch->targets : at::Tensor(), sent_header.at("targets"), first, count),
+                 .repeats = own.at(1).get<int64_t>(),
+                 .weight = own.at(2).get<double>()};
 }
 
 }  // namespace tessera::data

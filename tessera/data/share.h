@@ -38,6 +38,7 @@ class Division {
   /// From now on shares() has those of all ranks.
   void take_all_ranks();
   int64_t global_batch() const { return global_batch_; }
+  int ranks() const { return ranks_; }
   Tail tail() const { return tail_; }
 
  private:

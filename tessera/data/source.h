@@ -17,8 +17,8 @@ namespace tessera::data {
 struct Drawn {
   /// Makes the samples: those of each local rank, one rank after the other. Called by any thread, once. Empty where the epoch has ended.
   std::function<Samples()> make = {};
-  std::vector<Share> shares = {};  // of its local ranks
-  int64_t batches = 0;             // of the epoch that has ended
+  std::vector<Share> shares = {};       // of its local ranks, one each
+  std::optional<int64_t> batches = {};  // of the epoch that has ended, if it knows: a start behind them is an error
 };
 
 /// Sampler and Stream are such sources; a program may have one of its own. One thread at a time calls its functions.
@@ -32,6 +32,8 @@ class Source {
   virtual std::optional<int64_t> batches(int64_t epoch) = 0;
   /// Samples of one step on all ranks together; 0 if batches differ.
   virtual int64_t global_batch() const = 0;
+  /// Among how many ranks a batch is divided.
+  virtual int ranks() const = 0;
   /// What the order of samples depends on, beside the position, in words.
   virtual std::string order() const = 0;
   /// From now on it draws the parts of all ranks, and not of this process only.

@@ -26,14 +26,6 @@ Samples narrowed(const Samples& samples, int64_t first, int64_t count) {
           .targets = samples.targets.defined() ? samples.targets.narrow(0, first, count) : at::Tensor()};
 }
 
-void expect_rows(const Samples& pulled) {
-  if (!pulled.inputs.defined() || pulled.inputs.dim() == 0 || pulled.size() == 0)
-    throw UsageError("stream: pull gave samples without a row; at the end it must give nothing");
-  if (pulled.targets.defined() && (pulled.targets.dim() == 0 || pulled.targets.size(0) != pulled.size()))
-    throw UsageError(
-        fmt::format("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes())));
-}
-
 }  // namespace
 
 Stream::Stream(StreamOptions options)
@@ -100,9 +92,23 @@ void Stream::begin(int64_t epoch) {
   are_waiting_ = 0;
   first_ = {};
   has_ended_ = false;
+  has_targets_.reset();
+  pull_ = {};  // before the next one begins, for what can be open only once
   pull_ = options_.open(epoch);
   if (!pull_) throw UsageError(fmt::format("stream: open gave no function that pulls samples of epoch {}", epoch));
   next_ = Position{.epoch = epoch};
+}
+
+void Stream::expect_rows(const Samples& pulled) {
+  if (!pulled.inputs.defined() || pulled.inputs.dim() == 0 || pulled.size() == 0)
+    throw UsageError("stream: pull gave samples without a row; at the end it must give nothing");
+  const bool has_targets = pulled.targets.defined();
+  if (has_targets && (pulled.targets.dim() == 0 || pulled.targets.size(0) != pulled.size()))
+    throw UsageError(
+        fmt::format("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes())));
+  if (has_targets_.value_or(has_targets) != has_targets)
+    throw UsageError("stream: pull gave targets for some samples, and none for others");
+  has_targets_ = has_targets;
 }
 
 int64_t Stream::fill() {

@@ -16,7 +16,8 @@ namespace tessera::data {
 using Pull = std::function<std::optional<Samples>()>;
 
 struct StreamOptions {
-  /// Begins an epoch. Where a run goes on in the middle of one, what comes before is pulled, and dropped.
+  /// Begins an epoch. Where a run goes on in the middle of one, what comes before is pulled, and dropped; an evaluation begins again each
+  /// time. A Loader waits for a pull that has begun, also when it goes: what waits for others must come back in the end.
   std::function<Pull(int64_t epoch)> open = {};
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all, and keeps its part
   std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
@@ -35,12 +36,14 @@ class Stream : public Source {
   Drawn draw(const Position& position) override;
   std::optional<int64_t> batches(int64_t epoch) override;
   int64_t global_batch() const override { return division_.global_batch(); }
+  int ranks() const override { return division_.ranks(); }
   std::string order() const override;
   void take_all_ranks() override { division_.take_all_ranks(); }
 
  private:
   void go_to(const Position& position);
   void begin(int64_t epoch);
+  void expect_rows(const Samples& pulled);
   /// Pulls until a global batch is there, or the stream ends; returns how many samples of it there are.
   int64_t fill();
   void drop(int64_t count);
@@ -54,6 +57,7 @@ class Stream : public Source {
   int64_t are_waiting_ = 0;
   Samples first_;  // of the epoch, for Tail::Fill
   bool has_ended_ = false;
+  std::optional<bool> has_targets_;  // of this epoch
 };
 
 }  // namespace tessera::data

@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/data/loader.h"
 #include "tessera/testing/transports.h"
@@ -157,6 +160,44 @@ TEST(Stream, ThrowsWhatPullThrowsAtTheBatchThatItBelongsTo) {
   }
 }
 
+TEST(Stream, IsOpenedOnceForAnEpoch) {
+  for (const int workers : {0, 2}) {
+    auto options = counting(24, 4, 4);
+    std::atomic<int> opened = 0, pulled = 0;
+    options.open = [&, open = options.open](int64_t epoch) {
+      opened++;
+      return [&, pull = open(epoch)]() mutable {
+        pulled++;
+        return pull();
+      };
+    };
+    Loader loader(Stream(options), {.workers = workers, .ahead = 2});
+    if (workers > 0) {
+      while (pulled < 2) std::this_thread::yield();
+    }
+    loader.place([](const at::Tensor& rows) { return rows + 1; });
+    loader.seek({});
+    EXPECT_EQ(loader.next()->inputs[0].item<int64_t>(), 1);
+    EXPECT_EQ(opened, 1);
+    EXPECT_FALSE(loader.at_end());
+  }
+}
+
+TEST(Stream, DrawsNothingMoreAfterAnError) {
+  std::atomic<int> opened = 0;
+  StreamOptions options{.open = [&](int64_t /*epoch*/) -> Pull {
+                          opened++;
+                          return []() -> std::optional<Samples> { throw IoError("the line is cut"); };
+                        },
+                        .global_batch = 2};
+  Loader loader(Stream(options), {.workers = 2});
+  EXPECT_THROW(loader.next(), IoError);
+  EXPECT_EQ(opened, 1);
+  loader.seek({});
+  EXPECT_THROW(loader.next(), IoError);
+  EXPECT_EQ(opened, 2);
+}
+
 TEST(Stream, RefusesWhatCanNotWork) {
   const auto refusal = [](StreamOptions options, const Position& start = {}) {
     return message_of<UsageError>([&] {
@@ -168,6 +209,7 @@ TEST(Stream, RefusesWhatCanNotWork) {
   EXPECT_THAT(refusal(counting(8, 1, 0)), HasSubstr("a global batch of 0"));
   EXPECT_THAT(refusal({.open = [](int64_t) { return Pull(); }, .global_batch = 4}), HasSubstr("gave no function that pulls"));
   EXPECT_THAT(refusal(counting(3, 1, 4)), HasSubstr("3 samples do not fill one global batch of 4"));
+  EXPECT_THAT(refusal(counting(0, 1, 4)), HasSubstr("epoch 0 has no batches"));
   EXPECT_THAT(refusal(counting(8, 1, 4), {.batch = 3}), HasSubstr("can't start at batch 3 of epoch 0, where an epoch has 2"));
   const auto gives = [](Samples samples) {
     return StreamOptions{.open = [samples](int64_t) { return [samples]() { return std::optional(samples); }; }, .global_batch = 4};

@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/launcher.h"
+#include "tessera/base/log.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/prefix_lock.h"
@@ -86,7 +87,7 @@ void Run::go_on() {
 }
 
 bool Run::is_over() const {
-  return stopped_ || (options_.steps && trainer_.steps() >= *options_.steps);
+  return (stopped_ && trainer_.sync_gradients()) || (options_.steps && trainer_.steps() >= *options_.steps);
 }
 
 bool Run::next_epoch() {
@@ -134,7 +135,7 @@ std::optional<data::Samples> Run::next() {
   }
   parts_->progress.reset();
   if (at_end) loader_.next();  // to the next epoch
-  if (is_over() || saves_at(/*end_of_epoch=*/true)) save();
+  if (stopped_ || (is_over() && options_.save_epochs) || saves_at(/*end_of_epoch=*/true)) save();
   if (is_over() && parts_->saver) parts_->saver->wait();
   return std::nullopt;
 }
@@ -190,9 +191,10 @@ void Run::report(const std::vector<Measured>& numbers) {
 void Run::save(const Values& metrics) {
   if (options_.prefix.empty()) return;
   if (trainer_.steps() == saved_step_) {
-    if (metrics.empty() || !has_saved_) return;
-    throw UsageError(fmt::format("step {} is saved already, without '{}'; save_epochs = false leaves the end of an epoch to Run::save",
-                                 saved_step_, metrics.front().name));
+    if (metrics.empty() || !has_saved_ || !trainer_.is_main_process()) return;
+    return log(LogLevel::Warning,
+               fmt::format("step {} is saved already, without '{}'; save_epochs = false leaves the end of an epoch to Run::save",
+                           saved_step_, metrics.front().name));
   }
   checkpoint::Contents contents;
   const auto folder = checkpoint::step_folder(options_.prefix, trainer_.steps() + steps_more_);

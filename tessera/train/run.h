@@ -72,11 +72,11 @@ class Run {
   void say(std::string_view line);
 
   /// Saves, beside what the options ask for, unless no step was taken since the last checkpoint. Metrics are notes, by which Keep::best
-  /// goes; so are the numbers that were reported last. Throws UsageError if this run has saved the step without the metrics. Collective.
+  /// goes; so are the numbers that were reported last. Warns if this run has saved the step without the metrics. Collective.
   void save(const Values& metrics = {});
   /// The checkpoint that was saved or loaded last.
   const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
-  /// Ends the run after the present batch, with a checkpoint, as when a metric gets no better. All ranks call it.
+  /// Ends the run after the present step, with a checkpoint, as when a metric gets no better. All ranks call it.
   void stop() { stopped_ = true; }
   /// Whether a signal or stop() has ended the run. What is left of the epoch comes when it is resumed.
   bool stopped() const { return stopped_; }

@@ -179,15 +179,40 @@ TEST(Run, EndsWhereTheProgramSaysSo) {
       if (step == 10) run.save({{"accuracy", 0.5}});
     });
     EXPECT_EQ(second.losses.size(), 2 * kBatches - 4);
-    EXPECT_THAT(message_of<UsageError>([&] {
-                  trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, [](train::Run& run, int64_t) {
-                    run.save();
-                    run.save({{"accuracy", 0.5}});
-                  });
-                }),
-                HasSubstr("step 13 is saved already, without 'accuracy'"));
+    trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, [](train::Run& run, int64_t step) {
+      if (step > 13) return;
+      run.save();
+      run.save({{"accuracy", 0.5}});  // too late, which is said
+    });
   });
-  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(4, 6, 10, 12, 13));
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(4, 6, 10, 12, 13, 18));
+  EXPECT_THAT(checkpoint::inspect(checkpoint::step_folder(folder / "net", 10)), HasSubstr("accuracy"));
+  EXPECT_THAT(checkpoint::inspect(checkpoint::step_folder(folder / "net", 13)), Not(HasSubstr("accuracy")));
+}
+
+TEST(Run, TakesTheStepToItsEndBeforeItStops) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "4"}}));
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 20);
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    train::Run run(trainer, loader, {.epochs = 1, .prefix = folder / "net", .save_epochs = false});
+    int64_t batches = 0;
+    while (run.next_epoch()) {
+      for (const auto& batch : run.batches()) {
+        const auto accumulation = trainer.accumulate();
+        trainer.backward(squared_output(net, batch.inputs[0].item<int64_t>()));
+        trainer.step();
+        if (++batches == 2) run.stop();
+      }
+    }
+    EXPECT_EQ(batches, 4);
+    EXPECT_EQ(trainer.steps(), 1);
+  });
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(1));
 }
 
 TEST(Run, ReportsMeansOverRanksWhenTheyAreDue) {

@@ -244,8 +244,7 @@ Trainer::Accumulation Trainer::accumulate() {
   if (syncs_) batches_ = 0;
   batches_++;
   auto* const loader = current_loader();
-  const bool ends_epoch = loader != nullptr && loader->at_end();
-  syncs_ = ends_epoch || batches_ >= settings_.integer("gradient_accumulation_steps");
+  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || (loader != nullptr && loader->at_end());
   std::vector<NoSync> held;
   for (const auto& model : models_) {
     if (!syncs_) held.push_back(no_sync(*model.module));

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -79,8 +80,7 @@ bool is_saved_model(const fs::path& folder) {
 /// Whether there is a folder that is not empty. Throws UsageError for a file.
 bool has_something(const fs::path& folder) {
   if (!is_there(folder)) return false;
-  std::error_code unknown;
-  if (!fs::is_directory(folder, unknown)) throw UsageError(fmt::format("{} is a file; save_state makes a folder", folder.string()));
+  if (!is_folder(folder)) throw UsageError(fmt::format("{} is a file; save_state makes a folder", folder.string()));
   const auto names = names_in(folder);
   return names && !names->empty();
 }
@@ -290,16 +290,19 @@ void Trainer::save_state(const fs::path& given) {
   expect_between_steps("save_state");
   if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
   const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
-  const auto made = beside(folder, ".new");
+  const bool is_stored = stored(folder).has_value();
+  const auto made = is_stored ? folder : beside(folder, ".new");  // in a store nothing is replaced
   std::vector<checkpoint::Notes> notes;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
     for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
     if (!is_main_process()) return;
     recover_folder(folder);
+    if (is_stored) return;
     expect_replaceable(folder);
     fs::remove_all(made);  // of a program that was killed
   });
   for (size_t i = 0; i < models_.size(); i++) save_model(i, folder_of_model(made, i, models_.size()), std::move(notes[i]));
+  if (is_stored) return;
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
     if (is_main_process()) replace_folder(folder, made);
   });

@@ -81,7 +81,7 @@ TEST_F(OwnStorage, TakesObjectsOfManyParts) {
   constexpr int64_t kValues = 11 << 20;  // 44 MB: three parts
   with_ranks(1, [&](const Communicator& world) {
     const auto saved = trained(world, 0, "memory://runs/large", {}, kValues);
-    EXPECT_GT(*store_->size("runs/large/rank-0-of-1.safetensors"), 2 * kUploadPart);
+    EXPECT_GT(*store_->size("runs/large/rank-0-of-1.safetensors"), 2 * upload_part(0));
     auto net = seeded_net();
     net->register_buffer("much", at::zeros({kValues}));
     fully_shard(net, {.mesh = world});
@@ -94,6 +94,7 @@ TEST_F(OwnStorage, TakesObjectsOfManyParts) {
 TEST_F(OwnStorage, HasNoCheckpointUntilAllOfItIsThere) {
   with_ranks(2, [&](const Communicator& world) { trained(world, 1, "memory://runs/net-step-000001"); });
   store_->remove("runs/net-step-000001/manifest.json");
+  store_->remove("runs/net-step-000001/rank-1-of-2.safetensors");
   EXPECT_FALSE(checkpoint::latest("memory://runs/net"));
   with_ranks(1, [&](const Communicator& world) { trained(world, 1, "memory://runs/net-step-000001"); });  // what was left is removed
   EXPECT_THAT(store_->list("runs/"), ElementsAre("runs/net-step-000001/manifest.json", "runs/net-step-000001/rank-0-of-1.safetensors"));
@@ -104,7 +105,7 @@ TEST_F(OwnStorage, HasNoCheckpointUntilAllOfItIsThere) {
 TEST_F(OwnStorage, RefusesWhatNeedsAFileSystem) {
   with_ranks(2, [&](const Communicator& world) {
     EXPECT_THAT(message_of<UsageError>([&] { trained(world, 0, "memory://runs/a", {.format = checkpoint::Format::Dcp}); }),
-                HasSubstr("memory://runs/a is in a store, which takes Tessera's format"));
+                HasSubstr("memory://runs/a is in a store, which takes Tessera's format and not a folder of torch.distributed.checkpoint"));
     trained(world, 0, "memory://runs/a");
     EXPECT_THAT(message_of<IoError>([&] { trained(world, 0, "memory://runs/a"); }), HasSubstr("there is a memory://runs/a already"));
     EXPECT_THAT(message_of<IoError>([&] { trained(world, 0, "memory://runs/a/rank-0-of-2.safetensors"); }), HasSubstr("already"));

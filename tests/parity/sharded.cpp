@@ -155,14 +155,9 @@ class Sharded final : public Trainee {
   void clip_norm(double max, double p) const override { clip_grad_norm(trained(), max, {.p = p}); }
 
   std::map<std::string, at::Tensor> state(const checkpoint::OptimizerRef& optimizer) const override {
-    static const std::map<std::string, std::string> names = {
-        {"steps", "step"}, {"first", "exp_avg"}, {"second", "exp_avg_sq"}, {"momentum", "momentum_buffer"}};
     auto result = checkpoint::full_state_dict(*model_);
     for (const auto& [parameter, state] : checkpoint::full_optim_state_dict(optimizer, *model_)) {
-      for (const auto& [key, tensor] : state) {
-        const auto name = names.find(key);
-        result["optimizer." + parameter + "." + (name != names.end() ? name->second : key)] = tensor;
-      }
+      for (const auto& [key, tensor] : state) result["optimizer." + parameter + "." + key] = tensor;
     }
     return result;
   }

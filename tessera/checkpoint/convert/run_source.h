@@ -104,6 +104,8 @@ nlohmann::json value_of_note(const std::string& text);
 void expect_writable_as(const std::filesystem::path& out, Format format);
 /// Throws UsageError for state that no other ranks could use.
 void expect_no_blocks(const Manifest& run);
+/// Throws UsageError for a format that needs a file system, where there is none.
+void expect_storable(const std::filesystem::path& out, Format format);
 
 /// Writes the run in the format of its options, and returns the files or the folder. Adds what has no place there to `left_out`. Not for
 /// rank files of torch_xla. Collective, as all below.

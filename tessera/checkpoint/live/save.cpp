@@ -174,7 +174,7 @@ void Save::write(const std::vector<RankContents>& ranks) const {
 
 std::optional<fs::path> Save::missing_file() const {
   for (int rank = 0; rank < ranks_; rank++) {
-    if (const auto file = rank_file(working_, rank, ranks_); !is_there(file)) return file;
+    if (const auto file = rank_file(working_, rank, ranks_); !size_of_file(file)) return file;
   }
   return {};
 }
@@ -195,7 +195,7 @@ void Save::commit() {
   try {
     link_latest(folder_);
     if (options_.keep) prune(*prefix, *options_.keep, folder_);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log(LogLevel::Warning, fmt::format("{} is saved, but: {}", folder_.string(), error.what()));
   }
 }

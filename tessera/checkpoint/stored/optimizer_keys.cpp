@@ -40,7 +40,8 @@ bool is_own_sgd(std::string_view optimizer) {
 }  // namespace
 
 std::string todays_key(const std::string& optimizer, const std::string& key) {
-  if (!is_own(optimizer)) return key;
+  if (optimizer.starts_with(kTorch) || optimizer == kSomeOptimizer) return key;
+  if (!is_own(optimizer)) return key == "steps" ? std::string(kStep) : key;  // a program's own, whose other names are its own
   if (key == "momentum") return is_own_sgd(optimizer) ? "momentum_buffer" : "exp_avg";
   const auto* const old = std::ranges::find(kOldKeys, key, &std::pair<std::string_view, std::string_view>::first);
   return old == std::end(kOldKeys) ? key : std::string(old->second);

@@ -98,7 +98,7 @@ TEST(RankFile, SlicesAloneTellWhereValuesBelong) {
   const Picture like;
   for (const auto* name : {"conv.weight", "conv.bias", "norm.weight", "norm.bias", "tied", "head.bias"}) {
     const auto parameter = like.named_parameters()[name];
-    for (const auto* key : {"first", "second"}) {
+    for (const auto* key : {"exp_avg", "exp_avg_sq"}) {
       const auto& actual = state.at(std::string("optimizer.") + name + "." + key);
       EXPECT_TRUE(same_values(actual, whole_state(kept, name, key, parameter))) << name << " " << key;
     }

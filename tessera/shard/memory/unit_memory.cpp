@@ -3,19 +3,22 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <array>
+
+#include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/config/settings.h"
 #include "tessera/shard/options.h"
 
 namespace tessera {
 namespace {
 
+constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
+
 Residence wanted(std::optional<Residence> option) {
   if (option) return *option;
-  const auto given = config::value_in_environment("tessera_residence").value_or("auto");
-  if (given == "auto") return Residence::Auto;
-  return given == "gathered" ? Residence::Gathered : Residence::NodeShared;
+  const auto given = env_choice("TESSERA_RESIDENCE", kNames);
+  return given ? static_cast<Residence>(*given) : Residence::Auto;
 }
 
 }  // namespace
