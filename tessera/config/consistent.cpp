@@ -212,8 +212,8 @@ void Settings::expect_consistent() const {
   for (const auto& exclusion : kExclusions) expect_no_exclusion(*this, exclusion);
   expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
-    throw ConfigError(fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; leave it out",
-                                  setting("fsdp_state_dict_type").where));
+    throw ConfigError(
+        fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; leave it out", setting("fsdp_state_dict_type").where));
   }
   expect_gpu_ids(setting("gpu_ids"));
   expect_own_keys(*this);

@@ -7,11 +7,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <ranges>
 #include <regex>
 #include <sstream>
@@ -47,40 +45,12 @@ void expect_plain_tag(const YAML::Node& node, const std::string& where) {
   throw ConfigError(fmt::format("{}: the tag {} is refused; a configuration has plain values", where, printable(shown)));
 }
 
-/// The decimal digits of a number that YAML 1.1 writes otherwise: 8 of 010, 2 of 0x2, 10 of 1_0, 90 of 1:30, 90.5 of 1:30.5, 3 of +3.
-/// Nothing for other texts.
-std::optional<std::string> decimal_of(std::string text) {
-  static const std::regex kWhole("([-+]?)(?:0b([01_]+)|0x([0-9a-fA-F_]+)|0([0-7_]+)|(0|[1-9][0-9_]*)((?::[0-5]?[0-9])*))");
-  static const std::regex kFraction("[-+]?(?:[0-9][0-9_]*\\.[0-9_]*|\\.[0-9][0-9_]*)(?:[eE][-+][0-9]+)?");
-  static const std::regex kSixties("([-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+)(\\.[0-9_]*)");
-  if (std::smatch halves; std::regex_match(text, halves, kSixties)) {
-    auto fraction = halves[2].str();
-    std::erase(fraction, '_');
-    const auto begin = halves[1].str().find_first_not_of("+-0_");  // here a 0 in front does not mean 8 as the base
-    const auto sign = text.starts_with('-') ? "-" : "";
-    const auto digits = halves[1].str().substr(std::min(begin, halves[1].str().find(':')));
-    const auto whole = decimal_of(digits.starts_with(':') ? "0" + digits : digits);
-    return whole ? std::optional(sign + *whole + (fraction == "." ? ".0" : fraction)) : std::nullopt;
-  }
-  const bool has_fraction = std::regex_match(text, kFraction);
-  if (!has_fraction && !std::regex_match(text, kWhole)) return std::nullopt;
-  std::erase(text, '_');
-  if (text.starts_with('+')) text.erase(0, 1);
-  if (has_fraction) return text.starts_with('.') ? "0" + text : text;
-  std::smatch parts;
-  if (!std::regex_match(text, parts, kWhole)) return std::nullopt;  // it had no digits but for _
-  constexpr int kBases[] = {2, 16, 8, 10};
-  int base = 10;
-  std::string digits;
-  for (size_t i = 0; i < std::size(kBases); i++) {
-    if (parts[i + 2].matched) base = kBases[i], digits = parts[i + 2];
-  }
-  uint64_t value = 0;
-  if (std::from_chars(digits.data(), digits.data() + digits.size(), value, base).ec != std::errc()) return std::nullopt;
-  std::istringstream sixties(parts[6]);
-  uint64_t part = 0;
-  for (char colon = 0; sixties >> colon >> part;) value = value * 60 + part;
-  return (parts[1] == "-" && value != 0 ? "-" : "") + std::to_string(value);
+/// Throws ConfigError for a number that YAML 1.1 reads, but not as its digits say: 010 is 8 there, 1_0 is 10, and 1:30 is 90.
+void expect_decimal(const std::string& text, const std::string& where) {
+  static const std::regex kOthers("[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|[0-9][0-9_]*_[0-9_.]*|[0-9]+(:[0-5]?[0-9])+(\\.[0-9]*)?)");
+  if (std::regex_match(text, kOthers))
+    throw ConfigError(
+        fmt::format("{}: {} is a number that is not written in decimal; write its value so, or a text in quotes", where, text));
 }
 
 class TreeMaker {
@@ -102,7 +72,8 @@ class TreeMaker {
         break;
       case YAML::NodeType::Scalar:
         value.shape = YamlValue::Shape::Scalar;
-        value.text = is_plain(node) ? decimal_of(node.Scalar()).value_or(node.Scalar()) : node.Scalar();
+        value.text = node.Scalar();
+        if (is_plain(node)) expect_decimal(value.text, value.where);
         break;
       case YAML::NodeType::Sequence:
         value.shape = YamlValue::Shape::List;

@@ -12,7 +12,7 @@ struct YamlValue {
   enum class Shape { Null, Scalar, List, Map };
 
   Shape shape = Shape::Null;
-  std::string text = {};                // of a scalar; numbers are decimal
+  std::string text = {};                // of a scalar
   std::vector<std::string> names = {};  // of a map, one for each of `values`
   std::vector<YamlValue> values = {};   // of a list or a map
   std::string where = {};               // "config.yaml:7"
@@ -23,8 +23,8 @@ struct YamlValue {
   const YamlValue* find(std::string_view name) const;
 };
 
-/// Throws IoError if the file can't be read, and ConfigError, with the line, if it is no YAML or a map has a name twice.
-/// Keys << and numbers such as 010 mean what YAML 1.1 says.
+/// Throws IoError if the file can't be read, and ConfigError, with the line, if it is no YAML, a map has a name twice, or a number is
+/// written like 010. Keys << mean what YAML 1.1 says.
 YamlValue read_yaml(const std::filesystem::path& file);
 
 }  // namespace tessera::config

@@ -1,7 +1,6 @@
 """accelerate_files.py FOLDER: for tessera/config/accelerate_test.cpp. Writes configurations with Accelerate's own code to FOLDER/theirs-*.yaml, reads each
 FOLDER/ours-NAME.yaml with its own reader, writes it again as FOLDER/again-NAME.yaml, and what its launcher would give the ranks as FOLDER/ranks-NAME.
-What its reader says of
-FOLDER/own.yaml, which has keys of Tessera's own, becomes FOLDER/own-error. Ends with status 77 if there is no package accelerate.
+What its reader says of FOLDER/own.yaml, which has keys of Tessera's own, becomes FOLDER/own-error. Ends with status 77 if there is no package accelerate.
 """
 import os
 import pathlib
