@@ -455,7 +455,7 @@ if(PJRT_INCLUDE_DIR)
   set(_pages_of_xla xla)
 endif()
 if(NOT TESSERA_SANITIZE)
-  foreach(_page IN ITEMS getting-started activations trainer training models language-models checkpoints configuration launching communication sharding precision gradients wrapping ${_pages_of_xla})
+  foreach(_page IN ITEMS getting-started activations data trainer training models language-models checkpoints configuration launching communication sharding precision gradients wrapping ${_pages_of_xla})
     other_test(guides/${_page} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" commands "${PROJECT_SOURCE_DIR}"
       "${PROJECT_BINARY_DIR}" docs/${_page}.md)
     set_tests_properties(guides/${_page} PROPERTIES RESOURCE_LOCK build TIMEOUT 240)

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation.h"
+#include "tessera/shard/codec.h"
 #include "tessera/shard/strategy.h"
 
 namespace tessera::train {

@@ -13,7 +13,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kOwn = "tessera::optim::", kTorch = "torch::optim::";
-constexpr std::string_view kStep = "step";
+constexpr std::string_view kStepKey = "step";
 
 constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // of Tessera and of torch::optim
 /// What Tessera called its state up to 0.2, beside what PyTorch calls it.
@@ -21,7 +21,7 @@ constexpr std::pair<std::string_view, std::string_view> kOldKeys[] = {{"first", 
                                                                       {"second", "exp_avg_sq"},
                                                                       {"first_scales", "exp_avg_scales"},
                                                                       {"second_scales", "exp_avg_sq_scales"},
-                                                                      {"steps", kStep}};
+                                                                      {"steps", kStepKey}};
 
 /// The name of the class without its namespace.
 std::string_view last_of(std::string_view optimizer) {
@@ -41,7 +41,7 @@ bool is_own_sgd(std::string_view optimizer) {
 
 std::string todays_key(const std::string& optimizer, const std::string& key) {
   if (optimizer.starts_with(kTorch) || optimizer == kSomeOptimizer) return key;
-  if (!is_own(optimizer)) return key == "steps" ? std::string(kStep) : key;  // a program's own, whose other names are its own
+  if (!is_own(optimizer)) return key == "steps" ? std::string(kStepKey) : key;  // a program's own, whose other names are its own
   if (key == "momentum") return is_own_sgd(optimizer) ? "momentum_buffer" : "exp_avg";
   const auto* const old = std::ranges::find(kOldKeys, key, &std::pair<std::string_view, std::string_view>::first);
   return old == std::end(kOldKeys) ? key : std::string(old->second);
@@ -90,7 +90,7 @@ bool is_same_rule(const std::string& one, const std::string& other) {
 
 std::string torch_key(const std::string& optimizer, const std::string& key) {
   auto today = todays_key(optimizer, key);
-  return is_own_sgd(optimizer) && today == kStep ? "" : today;
+  return is_own_sgd(optimizer) && today == kStepKey ? "" : today;
 }
 
 std::string renamed_key(const std::string& key, const std::string& from, const std::string& to) {
@@ -106,7 +106,7 @@ std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim
       if (!name.empty()) result[name] = std::move(tensor);
     }
     // PyTorch's SGD does not count: what matters is that there has been a first step.
-    if (is_own_sgd(to)) result.try_emplace(std::string(kStep), at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
+    if (is_own_sgd(to)) result.try_emplace(std::string(kStepKey), at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
     tensors = std::move(result);
   }
   return state;
