@@ -8,9 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <tuple>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
+#include "tessera/checkpoint/formats/zip.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -54,28 +56,61 @@ std::span<const std::byte> bytes_of(const at::Tensor& values) {
   return {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()};
 }
 
+/// Values that lie behind each other in a tensor, and the checksum of their bytes.
+struct Part {
+  int64_t begin = 0, numel = 0;
+  StoredDigest digest;
+};
+/// As the processes tell them to each other: by the number of the tensor, where they begin, how many there are, the checksum.
+using Told = std::map<size_t, std::vector<std::tuple<int64_t, int64_t, std::string>>>;
+
+/// More than these are not worth the trouble: the file is read.
+constexpr size_t kMostParts = 16;
+
+/// Of two runs of bytes, given the CRC of each and the length of the second.
+std::string joined_text(const std::string& first, const std::string& second, uint64_t second_bytes) {
+  const auto number = [](const std::string& text) { return static_cast<uint32_t>(std::stoul(text, nullptr, 16)); };
+  return fmt::format("{:08x}", joined_crc32(number(first), number(second), second_bytes));
+}
+
+/// The checksum of a tensor from those of its parts. Nothing if some are missing, or can't be put together.
+std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t, std::string>> parts, const SourceTensor& tensor,
+                                        DigestKind kind) {
+  std::ranges::sort(parts);
+  const auto bytes = c10::elementSize(tensor.dtype);
+  int64_t end = 0;
+  std::optional<std::string> all;
+  for (const auto& [begin, numel, text] : parts) {
+    if (begin != end || (all && kind != DigestKind::Crc32)) return std::nullopt;
+    all = all ? joined_text(*all, text, static_cast<uint64_t>(numel) * bytes) : text;
+    end += numel;
+  }
+  return end == c10::multiply_integers(tensor.shape) ? all : std::nullopt;
+}
+
 /// What one process does.
 class Filling {
  public:
   Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms, DigestKind kind)
       : source_(source), tensors_(tensors), rooms_(rooms), kind_(kind) {}
 
-  /// Writes its boxes. Returns the checksums that it knows by then, those of tensors that it has alone, by their numbers.
-  std::map<size_t, std::string> write() {
-    std::map<size_t, std::string> known;
+  /// Writes its boxes.
+  Told write() {
+    Told told;
     for (size_t i = 0; i < tensors_.size(); i++) {
-      Beginning beginning{.digest = StoredDigest(kind_)};
+      std::vector<Part> parts;
       for (const int rank : source_.ranks()) {
         for (const auto& box : source_.boxes(tensors_[i], rank)) {
           source_.copy(
-              tensors_[i], box, [&](const TensorSlice& piece, const at::Tensor& values) { write(i, piece, values, beginning); },
+              tensors_[i], box, [&](const TensorSlice& piece, const at::Tensor& values) { write(i, piece, values, parts); },
               source_.file_of(rank));
         }
       }
-      if (beginning.numel == c10::multiply_integers(tensors_[i].shape)) known[i] = beginning.digest.text();
+      if (parts.size() > kMostParts) continue;
+      for (const auto& part : parts) told[i].emplace_back(part.begin, part.numel, part.digest.text());
     }
     if (file_) file_->close();
-    return known;
+    return told;
   }
 
   /// Of a tensor that several have written.
@@ -84,12 +119,6 @@ class Filling {
   }
 
  private:
-  /// The first values of a tensor, as far as they have been written one after the other.
-  struct Beginning {
-    StoredDigest digest;
-    int64_t numel = 0;
-  };
-
   /// Tensors of one file come one after the other.
   UnfinishedFile& file_of(size_t i) {
     if (file_ && opened_ == rooms_[i].file) return *file_;
@@ -98,13 +127,16 @@ class Filling {
     return *file_;
   }
 
-  void write(size_t i, const TensorSlice& piece, const at::Tensor& values, Beginning& beginning) {
+  void write(size_t i, const TensorSlice& piece, const at::Tensor& values, std::vector<Part>& parts) {
     auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
       file.write(rooms_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
-      if (begin != beginning.numel) return;
-      beginning.digest.add(bytes_of(run));
-      beginning.numel += run.numel();
+      // Of parts that don't begin with the tensor, only CRCs can be put together.
+      const bool goes_on = !parts.empty() && parts.back().begin + parts.back().numel == begin;
+      if (parts.size() > kMostParts || (kind_ != DigestKind::Crc32 && (goes_on ? parts.size() > 1 : begin > 0))) return;
+      if (!goes_on) parts.push_back({.begin = begin, .digest = StoredDigest(kind_)});
+      parts.back().digest.add(bytes_of(run));
+      parts.back().numel += run.numel();
     });
   }
 
@@ -122,25 +154,28 @@ std::vector<std::string> fill_rooms(const RunSource& source, const std::vector<S
                                     DigestKind kind) {
   const auto plan = from_text(source.texts(to_text(rooms)).front());
   Filling filling(source, tensors, plan, kind);
-  std::map<size_t, std::string> known;
+  Told told;
   source.on_each([&] {
     std::set<std::filesystem::path> files;
     for (const auto& room : plan) files.insert(room.file);
     for (const auto& file : files) source.expect_seen(file);
-    known = filling.write();
+    told = filling.write();
   });
-  const auto share = [&](const std::map<size_t, std::string>& digests) {
-    for (const auto& text : source.texts(json(digests).dump())) known.merge(json::parse(text).get<std::map<size_t, std::string>>());
-  };
-  share(known);
-  // What several have written, each reads a part of.
-  std::map<size_t, std::string> read;
+  std::map<size_t, std::string> known, read;
+  Told all;
+  for (const auto& text : source.texts(json(told).dump())) {
+    for (auto& [i, parts] : json::parse(text).get<Told>()) all[i].insert(all[i].end(), parts.begin(), parts.end());
+  }
+  for (size_t i = 0; i < tensors.size(); i++) {
+    if (auto digest = whole_digest(all[i], tensors[i], kind)) known[i] = std::move(*digest);
+  }
+  // Of the others, each process reads some.
   source.on_each([&] {
     for (size_t i = 0, number = 0; i < tensors.size(); i++) {
       if (!known.contains(i) && source.is_for_me(number++)) read[i] = filling.digest(i);
     }
   });
-  share(read);
+  for (const auto& text : source.texts(json(read).dump())) known.merge(json::parse(text).get<std::map<size_t, std::string>>());
   std::vector<std::string> digests;
   for (auto& [number, text] : known) digests.push_back(std::move(text));
   return digests;

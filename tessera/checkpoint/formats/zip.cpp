@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <libdeflate.h>
 #include <zlib.h>
-
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -175,6 +174,10 @@ std::string number(uint64_t value, int bytes) {
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
   return ::libdeflate_crc32(before, bytes.data(), bytes.size());
+}
+
+uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes) {
+  return static_cast<uint32_t>(::crc32_combine(first, second, static_cast<z_off_t>(second_bytes)));
 }
 
 std::map<std::string, ZipEntry> read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {

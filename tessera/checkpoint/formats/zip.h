@@ -15,6 +15,8 @@ namespace tessera::checkpoint {
 
 /// The CRC-32 of zip archives.
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
+/// Of two runs of bytes, given the CRC of each and the length of the second.
+uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes);
 
 struct ZipEntry {
   uint64_t begin = 0;  // in the file
