@@ -226,6 +226,8 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   type(terminal, "1e8\n");
   terminal.wait_for({"prefetch policy", "> 1. BACKWARD_PRE"});
   type(terminal, "\r");
+  terminal.wait_for({"those of Accelerate"});
+  type(terminal, "yes\n");
   terminal.wait_for({"state dict type", "> 3. SHARDED_STATE_DICT"});
   type(terminal, "\r");
   terminal.wait_for({"already in forward"});

@@ -139,7 +139,7 @@ TEST(Optimizers, GoOnFromTheirState) {
     other["b.weight"]["momentum_buffer"] = at::zeros({100, 1});
     EXPECT_THAT(message_of<UsageError>([&] { second.load_state(*twin, other); }), ::testing::HasSubstr("another number of ranks"));
     optim::Adam adam(twin->parameters(), {});
-    EXPECT_THAT(message_of<UsageError>([&] { adam.load_state(*twin, state); }), ::testing::HasSubstr("has no 'first'"));
+    EXPECT_THAT(message_of<UsageError>([&] { adam.load_state(*twin, state); }), ::testing::HasSubstr("has no 'exp_avg'"));
   });
 }
 

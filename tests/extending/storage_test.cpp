@@ -71,7 +71,7 @@ TEST_F(OwnStorage, IsReadAndWrittenByConversions) {
   std::map<std::string, at::Tensor> saved;
   with_ranks(1, [&](const Communicator& world) { saved = trained(world, 2, "memory://runs/net-step-000002"); });
   checkpoint::consolidate("memory://runs/net-step-000002", folder / "net.safetensors");
-  checkpoint::convert("memory://runs/net-step-000002", folder / "dcp", {.to = checkpoint::Format::Dcp});
+  checkpoint::convert("memory://runs/net-step-000002", folder / "dcp", {.to = checkpoint::Format::Dcp, .settings = {{"lr", 0.1}}});
   checkpoint::convert(folder / "dcp", "memory://runs/net-step-000003", {.world = 2});
   with_ranks(2, [&](const Communicator& world) { expect_same(trained(world, 0, {}), saved); });
   EXPECT_EQ(checkpoint::latest("memory://runs/net"), "memory://runs/net-step-000003");
