@@ -58,7 +58,7 @@ int run(const Flags& flags) {
   if (flags.checkpointing) activation::checkpoint_modules(*subject.module, blocks);
   ShardOptions options{.mesh = world};
   if (flags.zero == 2) options.reshard_after_forward = false;
-  if (!flags.barriers) options.tracing = {.barrier_in_forward = false, .barrier_in_backward = false};
+  if (!flags.barriers) options.schedule.tracing = {.barrier_in_forward = false, .barrier_in_backward = false};
   if (flags.dtype == "bf16") options.mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16};
   fully_shard(subject.module, options, blocks);
   optim::AdamW optimizer(parameters(*subject.module), {.lr = 1e-4});

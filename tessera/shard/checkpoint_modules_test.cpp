@@ -109,7 +109,7 @@ TEST_P(CheckpointedModules, TrainAsPlainOnes) {
     for (const bool in_units : {true, false}) {
       for (const auto way : {Way::Plain, Way::Accumulating, Way::SteppingInBackward, Way::Clipping}) {
         SCOPED_TRACE(fmt::format("in_units {}, way {}", in_units, static_cast<int>(way)));
-        const bool zeros = options.unused_parameters == UnusedParameters::Zeros;
+        const bool zeros = options.schedule.unused_parameters == UnusedParameters::Zeros;
         if (way == Way::SteppingInBackward && zeros) continue;  // not available
         const auto plain = train(options, {}, Marked::Not, way, in_units);
         const auto expect_equal = [&](const activation::Options& checkpointing, Marked marked) {
@@ -137,8 +137,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Sharding{"WholeParameters", [](ShardOptions& options) { options.layout = Layout::WholeParameters; }},
                       Sharding{"FlatListing", [](ShardOptions& options) { options.listing = Listing::Flat; }},
                       Sharding{"Kept", [](ShardOptions& options) { options.reshard_after_forward = false; }},
-                      Sharding{"OneLiveUnit", [](ShardOptions& options) { options.max_live_units = 1; }},
-                      Sharding{"Zeros", [](ShardOptions& options) { options.unused_parameters = UnusedParameters::Zeros; }},
+                      Sharding{"OneLiveUnit", [](ShardOptions& options) { options.schedule.max_live_units = 1; }},
+                      Sharding{"Zeros", [](ShardOptions& options) { options.schedule.unused_parameters = UnusedParameters::Zeros; }},
                       Sharding{"Bfloat16", [](ShardOptions& options) { options.mixed_precision.param_dtype = at::kBFloat16; }},
                       Sharding{"CastsAtBoundaries",
                                [](ShardOptions& options) {

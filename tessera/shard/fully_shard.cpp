@@ -220,10 +220,10 @@ void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Sch
 
 void expect_valid(const ShardOptions& options) {
   const auto at_least_one = [](std::string_view name, int value) {
-    if (value < 1) throw UsageError(fmt::format("ShardOptions::{} is {}, but at least one unit has to be unsharded", name, value));
+    if (value < 1) throw UsageError(fmt::format("ScheduleOptions::{} is {}, but at least one unit has to be unsharded", name, value));
   };
-  at_least_one("max_live_units", options.max_live_units);
-  at_least_one("prefetch_depth", options.prefetch_depth.value_or(1));
+  at_least_one("max_live_units", options.schedule.max_live_units);
+  at_least_one("prefetch_depth", options.schedule.prefetch_depth.value_or(1));
   const auto floating = [](std::string_view name, std::optional<at::ScalarType> dtype) {
     if (!dtype || at::isFloatingType(*dtype)) return;
     throw UsageError(fmt::format("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype)));
@@ -339,7 +339,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   }
   Adoption adoption(schedule, options);
   for (size_t i = 0; i < modules.size(); i++) adoption.adopt(*modules[i], prefix(i));
-  if (options.mesh.world().traits().traces && options.tracing.cuts_after_sharding) options.mesh.world().step_done();
+  if (options.mesh.world().traits().traces && options.schedule.tracing.cuts_after_sharding) options.mesh.world().step_done();
 }
 
 }  // namespace

@@ -146,7 +146,7 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   }
   if (options.flatten_parameters) result.listing = Listing::Flat;
   const bool barriers = !options.debug_dummy_optimization_barrier_op;
-  result.tracing = {.barrier_in_forward = options.optimization_barrier_in_forward.value_or(barriers),
+  result.schedule.tracing = {.barrier_in_forward = options.optimization_barrier_in_forward.value_or(barriers),
                     .barrier_in_backward = options.optimization_barrier_in_backward.value_or(barriers),
                     .cuts_after_backward = options.mark_step_on_finalization.value_or(false),
                     .cuts_after_sharding = options.execute_sharding_on_init};

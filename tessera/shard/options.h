@@ -110,6 +110,23 @@ struct TracingOptions {
   bool cuts_after_sharding = true;
 };
 
+/// How the units of a whole model follow each other. The outermost fully_shard call decides for all of them.
+struct ScheduleOptions {
+  /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
+  /// is known. Modules of a world that are one unit each share the bound of the first.
+  int max_live_units = 2;
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
+  bool forward_prefetch = true;
+  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the
+  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many
+  /// more units.
+  std::optional<int> prefetch_depth = {};
+  /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
+  bool limit_all_gathers = true;
+  UnusedParameters unused_parameters = UnusedParameters::Refuse;
+  TracingOptions tracing = {};
+};
+
 /// Whether a setting that is changed later is for the unit of a module only, or also for all units below it.
 enum class Recurse { No, Yes };
 
@@ -138,24 +155,8 @@ struct ShardOptions {
   std::vector<at::Tensor> replicated = {};
   /// Parameters that are left for a unit of a module further out, such as tied ones.
   std::vector<at::Tensor> left_out = {};
-  /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
-  /// is known. The outermost fully_shard call decides for a model with several units; modules of a world that are one unit each share the
-  /// bound of the first.
-  int max_live_units = 2;
   ReshardAfterForward reshard_after_forward = {};
-
-  // The outermost fully_shard call decides about these for a whole model.
-  BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
-  bool forward_prefetch = true;
-  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the
-  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many
-  /// more units.
-  std::optional<int> prefetch_depth = {};
-  /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
-  bool limit_all_gathers = true;
-  UnusedParameters unused_parameters = UnusedParameters::Refuse;
-  /// Also for a whole model.
-  TracingOptions tracing = {};
+  ScheduleOptions schedule = {};
 };
 
 }  // namespace tessera

@@ -176,15 +176,16 @@ struct Way {
     options.residence = one_of(Residence::Auto, Residence::Auto, Residence::Gathered);
     options.layout = moves_dims ? Layout::Rows : one_of(Layout::Auto, Layout::Flat, Layout::Rows, Layout::WholeParameters);
     if (options.layout == Layout::Flat) options.shard_size_multiple = one_of(1, 3, 128);
-    options.max_live_units = one_of(1, 2, 3);
+    options.schedule.max_live_units = one_of(1, 2, 3);
     options.reshard_after_forward = one_of(ReshardAfterForward(), ReshardAfterForward(true), ReshardAfterForward(false), groups);
-    options.backward_prefetch = one_of(BackwardPrefetch::Pre, BackwardPrefetch::Post, BackwardPrefetch::None);
-    options.forward_prefetch = lot() % 3 != 0;
-    options.prefetch_depth = one_of(1, 2, 3);
-    options.limit_all_gathers = lot() % 3 != 0;
-    options.unused_parameters = lot() % 3 == 0 ? UnusedParameters::Zeros : UnusedParameters::Refuse;
+    options.schedule.backward_prefetch = one_of(BackwardPrefetch::Pre, BackwardPrefetch::Post, BackwardPrefetch::None);
+    options.schedule.forward_prefetch = lot() % 3 != 0;
+    options.schedule.prefetch_depth = one_of(1, 2, 3);
+    options.schedule.limit_all_gathers = lot() % 3 != 0;
+    options.schedule.unused_parameters = lot() % 3 == 0 ? UnusedParameters::Zeros : UnusedParameters::Refuse;
     // All ranks have to gather a unit, so only where nothing is gathered may a rank leave one out.
-    if (options.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0 && on_cpu()) options.residence = Residence::NodeShared;
+    if (options.schedule.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0 && on_cpu())
+      options.residence = Residence::NodeShared;
     // What is rounded otherwise than in the mean over the axes of the mesh.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;
@@ -240,7 +241,7 @@ void compare(unsigned seed) {
   Random lot(seed * 7919 + 1);
   const Way way(lot);
   const bool adam = lot() % 2 == 0, in_backward = adam && lot() % 2 == 0;
-  Passes passes{.replicas = way.replicas, .unused = way.options.unused_parameters};
+  Passes passes{.replicas = way.replicas, .unused = way.options.schedule.unused_parameters};
   if (!in_backward && lot() % 2 == 0) {
     passes.count = 2 + static_cast<int>(lot() % 2);
     passes.meets = static_cast<Meets>(lot() % 4);

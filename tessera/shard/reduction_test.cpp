@@ -428,7 +428,7 @@ TEST(ReductionHook, ReplacesTheReduction) {
 TEST(GradientHook, IsCalledOnceForEachGradientThatArrives) {
   with_ranks(2, [](const Communicator& world) {
     for (const auto unused : {UnusedParameters::Refuse, UnusedParameters::Zeros}) {
-      const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = unused});
+      const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = unused}});
       int calls = 0;
       for (const auto& shard : parameters(*model)) {
         register_gradient_hook(shard, [&](const at::Tensor& hooked) {

@@ -231,19 +231,21 @@ TEST(Prefetch, FollowsItsOptions) {
       return held_after(*model);
     };
     EXPECT_EQ(after_first_uses({.mesh = world}), "##...");
-    EXPECT_EQ(after_first_uses({.mesh = world, .forward_prefetch = false}), "#....");
-    EXPECT_EQ(after_first_uses({.mesh = world, .max_live_units = 4, .prefetch_depth = 3}), "####.");
-    EXPECT_EQ(after_first_uses({.mesh = world, .prefetch_depth = 3}), "##...");
-    EXPECT_EQ(after_first_uses({.mesh = world, .prefetch_depth = 3, .limit_all_gathers = false}), "####.");
-    EXPECT_EQ(after_first_uses({.mesh = world, .max_live_units = 1}), "#....");
-    EXPECT_THAT([&] { sharded({.mesh = world, .prefetch_depth = 0}); }, ThrowsMessage<UsageError>(HasSubstr("prefetch_depth is 0")));
-    EXPECT_THAT([&] { sharded({.mesh = world, .max_live_units = 0}); }, ThrowsMessage<UsageError>(HasSubstr("max_live_units is 0")));
+    EXPECT_EQ(after_first_uses({.mesh = world, .schedule = {.forward_prefetch = false}}), "#....");
+    EXPECT_EQ(after_first_uses({.mesh = world, .schedule = {.max_live_units = 4, .prefetch_depth = 3}}), "####.");
+    EXPECT_EQ(after_first_uses({.mesh = world, .schedule = {.prefetch_depth = 3}}), "##...");
+    EXPECT_EQ(after_first_uses({.mesh = world, .schedule = {.prefetch_depth = 3, .limit_all_gathers = false}}), "####.");
+    EXPECT_EQ(after_first_uses({.mesh = world, .schedule = {.max_live_units = 1}}), "#....");
+    EXPECT_THAT([&] { sharded({.mesh = world, .schedule = {.prefetch_depth = 0}}); },
+                ThrowsMessage<UsageError>(HasSubstr("prefetch_depth is 0")));
+    EXPECT_THAT([&] { sharded({.mesh = world, .schedule = {.max_live_units = 0}}); },
+                ThrowsMessage<UsageError>(HasSubstr("max_live_units is 0")));
   });
 }
 
 /// What is unsharded in the middle of the backward of block 2, and when block 1 is about to begin.
 std::string held_in_backward(const Communicator& world, BackwardPrefetch prefetch) {
-  const auto model = sharded({.mesh = world, .reshard_after_forward = true, .backward_prefetch = prefetch});
+  const auto model = sharded({.mesh = world, .reshard_after_forward = true, .schedule = {.backward_prefetch = prefetch}});
   std::string result;
   for (int step = 0; step < 3; step++) {
     auto x = numbers({3, 8}).set_requires_grad(true);
@@ -268,7 +270,7 @@ TEST(Prefetch, OfBackwardIsBeforeOrAfterTheGradientsOrNotAtAll) {
 
 TEST(Prefetch, OfListedModulesReplacesTheLearnedOrder) {
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded({.mesh = world, .max_live_units = 3});
+    const auto model = sharded({.mesh = world, .schedule = {.max_live_units = 3}});
     const torch::NoGradGuard no_grad;
     for (int pass = 0; pass < 3; pass++) model->forward(numbers({1, 8}));
     for (const auto& each : model->block) reshard(*each);

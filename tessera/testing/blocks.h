@@ -64,7 +64,7 @@ inline std::shared_ptr<RootedBlocks> sharded_rooted_blocks(const ShardOptions& o
 inline std::shared_ptr<Blocks> sharded_blocks(const Communicator& world, int max_live_units = 2) {
   const auto model = std::make_shared<Blocks>();
   for (const auto& each : model->block) fully_shard(each, {.mesh = world});
-  fully_shard(model, {.mesh = world, .max_live_units = max_live_units});
+  fully_shard(model, {.mesh = world, .schedule = {.max_live_units = max_live_units}});
   return model;
 }
 

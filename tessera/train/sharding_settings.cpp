@@ -84,14 +84,14 @@ OffloadTo offload_of(const Settings& settings, std::string_view key, const Commu
 void apply_own_keys(const Settings& settings, const Communicator& world, ShardOptions& options) {
   options.residence = chosen<Residence>(settings, "tessera_residence");
   options.layout = chosen<Layout>(settings, "tessera_layout");
-  options.unused_parameters = chosen<UnusedParameters>(settings, "tessera_unused_parameters");
+  options.schedule.unused_parameters = chosen<UnusedParameters>(settings, "tessera_unused_parameters");
   if (settings.text("tessera_codec") == "bf16") options.codec = cast_codec(at::kBFloat16);
   if (const auto& dtype = settings.text("tessera_grad_dtype"); dtype != "no")
     options.mixed_precision.grad_dtype = dtype == "fp64" ? at::kDouble : at::kFloat;
   if (const auto ranks = settings.integer("tessera_reshard_ranks"); ranks > 0) options.reshard_after_forward = static_cast<int>(ranks);
-  if (const auto depth = settings.integer("tessera_prefetch_depth"); depth > 0) options.prefetch_depth = static_cast<int>(depth);
-  options.max_live_units = static_cast<int>(settings.integer("tessera_max_live_units"));
-  options.limit_all_gathers = settings.is_true("tessera_limit_all_gathers");
+  if (const auto depth = settings.integer("tessera_prefetch_depth"); depth > 0) options.schedule.prefetch_depth = static_cast<int>(depth);
+  options.schedule.max_live_units = static_cast<int>(settings.integer("tessera_max_live_units"));
+  options.schedule.limit_all_gathers = settings.is_true("tessera_limit_all_gathers");
   options.offload.parameters = offload_of(settings, "tessera_offload", world);
   if (options.offload.parameters == OffloadTo::Disk) options.offload.gradients = OffloadTo::Disk;
   options.offload.disk.folder = settings.text("tessera_offload_folder");
@@ -143,8 +143,8 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
   }
   options.start = settings.is_true("fsdp_sync_module_states") ? Start::FromRank0 : Start::Equal;
   options.listing = settings.is_true("fsdp_use_orig_params") ? Listing::ByName : Listing::Flat;
-  options.backward_prefetch = prefetch_of(settings.text("fsdp_backward_prefetch"));
-  options.forward_prefetch = settings.is_true("fsdp_forward_prefetch");
+  options.schedule.backward_prefetch = prefetch_of(settings.text("fsdp_backward_prefetch"));
+  options.schedule.forward_prefetch = settings.is_true("fsdp_forward_prefetch");
   if (const auto& pattern = settings.text("fsdp_ignored_modules"); !pattern.empty()) {
     options.ignored = parameters_of_modules(model, pattern);
     const auto buffers = buffers_of_modules(model, pattern);

@@ -123,7 +123,7 @@ TEST(ShardingSettings, BackwardGathersAsAsked) {
     const auto prefetch = [&](const char* value) {
       config::Settings settings;
       settings.set("fsdp_backward_prefetch", value, config::Origin::Code, "here");
-      return train::sharding_of(settings, *seeded_net(), world).options.backward_prefetch;
+      return train::sharding_of(settings, *seeded_net(), world).options.schedule.backward_prefetch;
     };
     EXPECT_EQ(prefetch("BACKWARD_PRE"), BackwardPrefetch::Pre);
     EXPECT_EQ(prefetch("BACKWARD_POST"), BackwardPrefetch::Post);

@@ -101,16 +101,16 @@ TEST(ShardedStep, HasItsPartOfTheParameters) {
 
 TEST(ShardedStep, WithoutBarriersKeepsWhatForwardHasGathered) {
   const int layers = 8;
-  const auto without = step_of(layers, {.mesh = four(), .tracing = {.barrier_in_forward = false, .barrier_in_backward = false}});
+  const auto without = step_of(layers, {.mesh = four(), .schedule = {.tracing = {.barrier_in_forward = false, .barrier_in_backward = false}}});
   EXPECT_EQ(bytes_of(without, "all-gather"), layers * kBytes);
   EXPECT_GT(without.memory.temporary, layers * kBytes);
   // One of the two is enough that backward gathers again.
-  const auto backward = step_of(layers, {.mesh = four(), .tracing = {.barrier_in_forward = false}});
+  const auto backward = step_of(layers, {.mesh = four(), .schedule = {.tracing = {.barrier_in_forward = false}}});
   EXPECT_EQ(bytes_of(backward, "all-gather"), (2 * layers - 2) * kBytes);
 }
 
 TEST(ShardedStep, ThatGathersAheadTakesMoreMemory) {
-  const auto ahead = step_of(12, {.mesh = four(), .prefetch_depth = 1}), same = step_of(12, {.mesh = four()});
+  const auto ahead = step_of(12, {.mesh = four(), .schedule = {.prefetch_depth = 1}}), same = step_of(12, {.mesh = four()});
   EXPECT_EQ(bytes_of(ahead, "all-gather"), bytes_of(same, "all-gather"));
   EXPECT_LE(ahead.memory.temporary, same.memory.temporary + 3 * kBytes);
 }

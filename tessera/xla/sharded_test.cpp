@@ -57,7 +57,7 @@ std::vector<Mode> modes() {
          shard_nested(model, {.mesh = Mesh(world, MeshShape{.replicate = rows, .shard = world.size() / rows})});
        }},
       {.name = "Recomputed", .shard = [](auto& model, auto& world) { shard_nested(model, {.mesh = world}); }, .recomputes = true},
-      {"GatheredAhead", [](auto& model, auto& world) { shard_nested(model, {.mesh = world, .prefetch_depth = 1}); }},
+      {"GatheredAhead", [](auto& model, auto& world) { shard_nested(model, {.mesh = world, .schedule = {.prefetch_depth = 1}}); }},
   };
 }
 

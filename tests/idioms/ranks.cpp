@@ -385,7 +385,7 @@ Chapter chapter() {
         }
        }, .refused = "ranks disagree"},
       {.what = "a step after a pass in which one rank used no unit at all, with `UnusedParameters::Zeros`", .act = [](Run& run) {
-        const auto model = one_unit(run, {.mesh = run.world(), .unused_parameters = UnusedParameters::Zeros});
+        const auto model = one_unit(run, {.mesh = run.world(), .schedule = {.unused_parameters = UnusedParameters::Zeros}});
         optim::SGD optimizer(run.parameters(*model), {.lr = 0.1});
         for (int step = 0; step < 2; step++) {
           if (run.rank() != 0 || step > 0) run.backward(loss_of(run, *model, step));

@@ -49,14 +49,14 @@ ShardOptions options_of(const Communicator& world, const Case& test, Model& mode
   options.replicated = parameters_of(model, test.names("replicated"));
   options.shard_size_multiple = test.get<int64_t>("shard_size_multiple", 1);
   const auto prefetch = test.get("prefetch", std::string("pre"));
-  if (prefetch == "post") options.backward_prefetch = BackwardPrefetch::Post;
+  if (prefetch == "post") options.schedule.backward_prefetch = BackwardPrefetch::Post;
   if (prefetch == "none") {
-    options.backward_prefetch = BackwardPrefetch::None;
-    options.forward_prefetch = false;
+    options.schedule.backward_prefetch = BackwardPrefetch::None;
+    options.schedule.forward_prefetch = false;
   }
   if (test.get("start", std::string()) == "from_rank0") options.start = Start::FromRank0;
   if (test.has("offload")) options.offload = {.parameters = OffloadTo::Disk, .gradients = OffloadTo::Disk, .disk = disk_for_tests()};
-  if (test.has("unused")) options.unused_parameters = UnusedParameters::Zeros;
+  if (test.has("unused")) options.schedule.unused_parameters = UnusedParameters::Zeros;
   return options;
 }
 

@@ -274,15 +274,15 @@ std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>> gathers_o
 
 TEST_F(Device, GathersAheadAreTiedToTheOperandsOfTheUnitBefore) {
   using Gathers = std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>>;
-  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .prefetch_depth = 1}), batch_),
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .schedule = {.prefetch_depth = 1}}), batch_),
             (Gathers{{"a", {{3, 6}}}, {"b", {{3, 6}}}, {"c", {{3, 10}}}, {"b", {{3, 4}}}}));
 }
 
 TEST_F(Device, GathersAreTiedOnlyWhereBarriersAreWanted) {
   using Gathers = std::vector<std::pair<std::string, std::vector<std::vector<int64_t>>>>;
-  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .tracing = {.barrier_in_forward = false}}), batch_),
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .schedule = {.tracing = {.barrier_in_forward = false}}}), batch_),
             (Gathers{{"a", {}}, {"b", {}}, {"c", {}}, {"b", {{3, 10}}}}));
-  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .tracing = {.barrier_in_backward = false}}), batch_),
+  EXPECT_EQ(gathers_of_a_step(trace_, net_on_device({.mesh = world_, .schedule = {.tracing = {.barrier_in_backward = false}}}), batch_),
             (Gathers{{"a", {{3, 6}}}, {"b", {{3, 10}}}, {"c", {{3, 10}}}, {"b", {}}}));
 }
 
@@ -297,7 +297,7 @@ std::vector<Tied>& ties_of_a_step() {
 
 TEST_F(Device, BackwardIsTiedToTheGradientsOfTheUnitBeforeTheLast) {
   const auto ties_of = [&](const TracingOptions& tracing) {
-    auto net = net_on_device({.mesh = world_, .tracing = tracing});
+    auto net = net_on_device({.mesh = world_, .schedule = {.tracing = tracing}});
     const auto input = batch_.clone().set_requires_grad(true);
     net(input).sum().backward();
     net->zero_grad();  // sums of gradients over passes would be needed at once
@@ -386,7 +386,7 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
     const auto held = unit->schedule()->lock();
     whole += unit->state(held).has_memory() ? 1 : 0;
   }
-  EXPECT_LE(whole, ShardOptions{.mesh = world_}.max_live_units);
+  EXPECT_LE(whole, ShardOptions{.mesh = world_}.schedule.max_live_units);
 }
 
 // --- Demand 7 ---
@@ -407,14 +407,14 @@ TEST_F(Device, HearsOfTheEndOfAStep) {
 }
 
 TEST_F(Device, EndsAProgramWithEachUnitThatIsMade) {
-  net_on_device({.mesh = world_, .tracing = {.cuts_after_sharding = false}});
+  net_on_device({.mesh = world_, .schedule = {.tracing = {.cuts_after_sharding = false}}});
   EXPECT_EQ(trace_.steps_done, 0);
   net_on_device(world_);
   EXPECT_EQ(trace_.steps_done, 4) << "three layers, and the model";
 }
 
 TEST_F(Device, EndsAProgramAfterBackwardIfThatIsWanted) {
-  auto net = net_on_device({.mesh = world_, .tracing = {.cuts_after_backward = true}});
+  auto net = net_on_device({.mesh = world_, .schedule = {.tracing = {.cuts_after_backward = true}}});
   trace_.steps_done = 0;
   optim::SGD optimizer(parameters(*net), {.lr = 0.1});
   net(batch_).sum().backward();

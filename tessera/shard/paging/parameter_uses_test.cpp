@@ -72,7 +72,7 @@ struct Sharded : nn::Module {
     fill_with_numbers(*subject);
     fully_shard(*subject, options);
     fully_shard(*other, {.mesh = options.mesh});
-    fully_shard(*this, {.mesh = options.mesh, .max_live_units = 1});
+    fully_shard(*this, {.mesh = options.mesh, .schedule = {.max_live_units = 1}});
   }
   /// The form's unit is freed meanwhile.
   at::Tensor nothing() { return (other->own[0] * 0).sum(); }

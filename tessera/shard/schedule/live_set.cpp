@@ -98,7 +98,7 @@ LiveSet::Units LiveSet::predicted(const ScheduleLock& held, const UseOrder& orde
   Units units;
   if (settings_.limit_all_gathers && settings_.max_live_units < 2) return units;
   const auto to_come = order.to_come();
-  for (auto* unit : to_come.first(std::min(to_come.size(), static_cast<size_t>(settings_.prefetch_depth)))) {
+  for (auto* unit : to_come.first(std::min(to_come.size(), static_cast<size_t>(settings_.units_ahead())))) {
     if (!unit->state(held).has_memory() && std::ranges::find(units, unit) == units.end()) units.push_back(unit);
   }
   return units;

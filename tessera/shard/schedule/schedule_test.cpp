@@ -43,7 +43,7 @@ class Scheduled : public ::testing::Test {
 
   Notes notes_;
   const std::shared_ptr<Schedule> schedule_ = std::make_shared<Schedule>(
-      ScheduleSettings({.mesh = self_world(), .max_live_units = 2}, /*is_model=*/true, /*is_divided=*/false));
+      ScheduleSettings({.mesh = self_world(), .schedule = {.max_live_units = 2}}, /*is_model=*/true, /*is_divided=*/false));
   FakeUnit a_{"a", notes_, *schedule_}, b_{"b", notes_, *schedule_}, c_{"c", notes_, *schedule_};
 };
 

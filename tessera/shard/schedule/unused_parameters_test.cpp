@@ -39,7 +39,8 @@ TEST(UnusedParameters, CountAsZeroIfAsked) {
     with_ranks(ranks, [&](const Communicator& world) {
       for (const auto residence : {Residence::Gathered, Residence::Auto}) {
         RootedBlocks whole;
-        const auto model = sharded_rooted_blocks({.mesh = world, .residence = residence, .unused_parameters = UnusedParameters::Zeros});
+        const auto model =
+            sharded_rooted_blocks({.mesh = world, .residence = residence, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
         for (int pass = 0; pass < 3; pass++) {
           // A gather needs all ranks, so that all have to use the same units of gathered memory.
           const bool same_units = residence == Residence::Gathered;
@@ -84,7 +85,7 @@ TEST(UnusedParameters, AreNotThoseThatAnotherRankHasFrozen) {
 
 TEST(UnusedParameters, LeaveSwitchesAlone) {
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     set_requires_gradient_sync(*model->block[1], Required::No);
     loss_of(*model, world.rank()).backward();
     EXPECT_FALSE(model->block[1]->parameters()[0].grad().defined());
@@ -100,7 +101,7 @@ TEST(UnusedParameters, LeaveSwitchesAlone) {
 TEST(UnusedParameters, MayBeMixedWithNoSync) {
   with_ranks(2, [](const Communicator& world) {
     RootedBlocks whole;
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     for (int pass = 0; pass < 3; pass++) {
       std::optional<NoSync> guard;
       if (pass < 2) guard.emplace(no_sync(*model));
@@ -114,7 +115,7 @@ TEST(UnusedParameters, MayBeMixedWithNoSync) {
 TEST(UnusedParameters, CountAsZeroInSyncGradients) {
   if (!on_cpu()) GTEST_SKIP() << "it needs memory that ranks share";
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     {
       const auto guard = no_sync(*model);
       loss_of_some(*model, world.rank(), 2, world.rank(), /*whole=*/false).backward();
@@ -128,7 +129,7 @@ TEST(UnusedParameters, CountAsZeroInSyncGradients) {
 
 TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     auto& block = *model->block[0];
     set_requires_grad(block, Training::Frozen);
     loss_of(*model, world.rank()).backward();
@@ -141,7 +142,7 @@ TEST(UnusedParameters, CountAsZeroWhereNoPassHasUsedThem) {
 
 TEST(UnusedParameters, CountAsZeroInSyncGradientsAlsoWhereNoRankHasUsedTheUnit) {
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     {
       const auto guard = no_sync(*model);
       model->head(numbers({3, 8}, world.rank())).sum().backward();
@@ -153,7 +154,7 @@ TEST(UnusedParameters, CountAsZeroInSyncGradientsAlsoWhereNoRankHasUsedTheUnit) 
 
 TEST(UnusedParameters, KeepUnitsUnsharded) {
   with_ranks(2, [](const Communicator& world) {
-    const auto model = sharded_rooted_blocks({.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    const auto model = sharded_rooted_blocks({.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     EXPECT_THAT([&] { reshard(*model->block[0]); }, ThrowsMessage<UsageError>(HasSubstr("unit 'block0' stays unsharded from forward on")));
   });
 }
@@ -163,9 +164,10 @@ TEST(UnusedParameters, MayBeTheReplicatedOnesOfAModule) {
   with_ranks(2, [](const Communicator& world) {
     RootedBlocks whole;
     const auto model = std::make_shared<RootedBlocks>();
-    fully_shard(
-        model,
-        {.mesh = world, .replicated = {model->head->weight}, .reshard_after_forward = 2, .unused_parameters = UnusedParameters::Zeros});
+    fully_shard(model, {.mesh = world,
+                        .replicated = {model->head->weight},
+                        .reshard_after_forward = 2,
+                        .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     set_reshard_after_forward(*model, 2);
     for (int pass = 0; pass < 2; pass++) {
       const auto loss = [&](RootedBlocks& used, int rank) {

@@ -103,7 +103,7 @@ TEST(Agreement, NamesALayerThatOnlyOneRankHas) {
 TEST(Agreement, NamesOtherOptions) {
   const auto same = [](int) { return linear(4, 5); };
   expect_told(same, "ranks 0 and 2: max_live_units 2", "rank 1: max_live_units 3",
-              [](ShardOptions& options, int rank) { options.max_live_units = rank == 1 ? 3 : 2; });
+              [](ShardOptions& options, int rank) { options.schedule.max_live_units = rank == 1 ? 3 : 2; });
   expect_told(same, "rank 0: reshard_after_forward of inner units 1", "ranks 1 and 2: reshard_after_forward of inner units 3",
               [](ShardOptions& options, int rank) { options.reshard_after_forward = rank != 0; });
   expect_told(same, "offload.parameters Nowhere", "rank 2: offload.parameters Disk", [](ShardOptions& options, int rank) {

@@ -345,8 +345,8 @@ TEST(OnAPartOfTheRanks, WhatContainsUnitsHasAllOfTheirRanks) {
 TEST(OnAPartOfTheRanks, GradientsMayBeReducedByThoseWhoHaveThem) {
   with_ranks(4, [](const Communicator& world) {
     auto net = seeded_net();
-    fully_shard(net->a, {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}}), .unused_parameters = UnusedParameters::Zeros});
-    fully_shard(net, {.mesh = world, .unused_parameters = UnusedParameters::Zeros});
+    fully_shard(net->a, {.mesh = Mesh::of_groups(world, {{0, 1}, {2, 3}}), .schedule = {.unused_parameters = UnusedParameters::Zeros}});
+    fully_shard(net, {.mesh = world, .schedule = {.unused_parameters = UnusedParameters::Zeros}});
     {
       const auto local = no_sync(*net);
       net(input()).pow(2).sum().backward();
