@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "tessera/base/env_table.h"
+
 namespace tessera::cli {
 namespace {
 
@@ -71,6 +73,7 @@ std::string explanation(const config::Settings& settings) {
   }
   text += fmt::format("\nThe sharding strategy is {}.\n", settings.sharding_strategy());
   for (const auto& remark : settings.remarks()) text += remark + "\n";
+  if (const auto unknown = warning_of_unknown_env()) text += *unknown + "\n";
   return text;
 }
 

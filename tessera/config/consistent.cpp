@@ -44,6 +44,7 @@ struct Exclusion {
 
 constexpr Exclusion kExclusions[] = {
     {"use_cpu", "true", "distributed_type", "MULTI_GPU"},
+    {"use_cpu", "true", "distributed_type", "XLA"},
     {"tessera_codec", "bf16", "mixed_precision"},
     {"tessera_offload", "none", "fsdp_offload_params", "true"},
     {"tessera_offload", "disk", "fsdp_offload_params", "true"},
@@ -61,6 +62,8 @@ struct Need {
 constexpr Need kNeeds[] = {
     {"fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "true"},
     {"fsdp_transformer_layer_cls_to_wrap", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"},
+    {"tessera_activation_keep", "distributed_type", "FSDP"},
+    {"tessera_activation_offload", "distributed_type", "FSDP"},
     {"tessera_activation_keep", "fsdp_activation_checkpointing", "true"},
     {"tessera_activation_offload", "fsdp_activation_checkpointing", "true"},
 };
@@ -118,6 +121,9 @@ void expect_own_keys(const Settings& settings) {
   const auto strategy = settings.sharding_strategy();
   if (settings.integer("tessera_reshard_ranks") > 0 && keeps_unsharded(strategy))
     contradict(settings, "tessera_reshard_ranks", key_of_strategy(settings, strategy));
+  if (settings.integer("tessera_prefetch_depth") > 0 && settings.integer("tessera_max_live_units") == 1 &&
+      settings.is_true("tessera_limit_all_gathers"))
+    contradict(settings, "tessera_prefetch_depth", "tessera_max_live_units");
   const auto& transport = settings.text("tessera_transport");
   if (settings.text("distributed_type") == "XLA" && transport != "auto" && transport != "xla")
     contradict(settings, "tessera_transport", "distributed_type");

@@ -54,6 +54,8 @@ std::string_view section_prefix(Section section);
 /// All but the top.
 inline constexpr Section kSections[] = {Section::Fsdp, Section::Tessera, Section::Parallelism, Section::Dynamo};
 
+/// " here (tessera_residence belongs under tessera_config)" for "residence" or "tessera_residence"; empty for what is no key anywhere.
+std::string places_of(std::string_view name);
 /// " (did you mean fsdp_version?)"; empty if no key has a name like this one.
 std::string suggestion(std::string_view name);
 

@@ -24,6 +24,8 @@ std::string text_of(const Key& key, const YamlValue& value) {
   std::string text;
   for (const auto& each : value.values) {
     if (each.shape != Shape::Scalar) throw ConfigError(fmt::format("{}: {} is not a list of texts", value.where, key.name));
+    if (each.text.find(',') != std::string::npos)
+      throw ConfigError(fmt::format("{}: '{}' in the list {} has a comma, which would end it", each.where, printable(each.text), key.name));
     text += (text.empty() ? "" : ",") + each.text;
   }
   return text;
@@ -79,13 +81,20 @@ class AccelerateFile {
       if (key != nullptr && key->section != section) {
         throw ConfigError(fmt::format("{}: {} does not belong under {}", value.values[i].where, name, section_name(section)));
       }
+      if (key == nullptr) refuse(name, full, value.values[i]);
       add(full, value.values[i]);
     }
   }
 
+  /// There is no key `name`, which would be `full` by the section it is in.
+  [[noreturn]] static void refuse(const std::string& name, const std::string& full, const YamlValue& value) {
+    const auto elsewhere = places_of(name);
+    throw ConfigError(fmt::format("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere));
+  }
+
   void add(const std::string& name, const YamlValue& value) {
     const auto* key = find_key(name);
-    if (key == nullptr) throw ConfigError(fmt::format("{}: there is no key '{}'{}", value.where, printable(name), suggestion(name)));
+    if (key == nullptr) refuse(name, name, value);
     const auto is_same = [&](const FileEntry& entry) { return entry.key == key->name; };
     const auto other = std::ranges::find_if(result_.entries, is_same);
     if (other != result_.entries.end()) throw ConfigError(fmt::format("{}: {} is there already: {}", value.where, name, other->where));

@@ -33,6 +33,12 @@ std::string to_variable(const Key& key, const std::string& value) {
   return value == "FSDP" ? "true" : "false";
 }
 
+/// Nothing if it is empty, as env() has it. A program's own key may have a variable that is in no table.
+std::optional<std::string> variable(const Key& key) {
+  const char* value = std::getenv(key.variable.c_str());
+  return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
+}
+
 std::string home() {
   if (auto folder = env("HOME")) return *folder;
   const auto* user = ::getpwuid(::getuid());
@@ -107,12 +113,14 @@ void Settings::read_environment() {
   const auto told = told_settings();
   for (const auto& key : keys()) {
     if (key.variable.empty()) continue;
-    const auto value = env(key.variable.c_str());
+    const auto value = variable(key);
     if (!value) continue;
     const auto found = told.find(key.variable);
-    const bool is_told = found != told.end() && found->second.value == *value;
-    set(key.name, from_variable(key, *value), is_told ? found->second.origin : Origin::Environment,
-        is_told ? found->second.where : key.variable);
+    if (found != told.end() && to_variable(key, found->second.value) == *value) {
+      set(key.name, found->second.value, found->second.origin, found->second.where);
+    } else {
+      set(key.name, from_variable(key, *value), Origin::Environment, key.variable);
+    }
   }
   for (auto& remark : remarks_on_environment()) add_remark(std::move(remark));
 }
@@ -147,9 +155,9 @@ std::map<std::string, std::string> Settings::environment() const {
   for (const auto& key : keys()) {
     const auto& [value, origin, where] = settings.setting(key.name);
     if (key.variable.empty() || origin == Origin::Default || value.empty()) continue;
-    const auto& told = variables[key.variable] = to_variable(key, value);
+    variables[key.variable] = to_variable(key, value);
     if (origin == Origin::Environment || where.find_first_of("\t\n") != std::string::npos) continue;
-    variables[kOrigins] += fmt::format("{}\t{}\t{}\t{}\n", key.variable, told, origin == Origin::File ? 1 : 2, where);
+    variables[kOrigins] += fmt::format("{}\t{}\t{}\t{}\n", key.variable, value, origin == Origin::File ? 1 : 2, where);
   }
   return variables;
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <list>
 
+#include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/folder.h"
 
@@ -128,10 +129,10 @@ TEST_F(Files, NameUnknownKeysWithTheNearest) {
   EXPECT_EQ(error("debug: false\nfsdp_config:\n  fsdp_versoin: 2\n"),
             "c.yaml:3: there is no key 'fsdp_versoin' (did you mean fsdp_version?)");
   EXPECT_EQ(error("fsdp_config:\n  shading_strategy: 1\n"),
-            "c.yaml:2: there is no key 'fsdp_shading_strategy' (did you mean fsdp_sharding_strategy?)");
+            "c.yaml:2: there is no key 'shading_strategy' (did you mean fsdp_sharding_strategy?)");
   EXPECT_THAT(error("tea: 2\n"), HasSubstr("c.yaml:1: there is no key 'tea'"));
   EXPECT_EQ(error("fsdp_config:\n  mixed_precision: no\n"),
-            "c.yaml:2: there is no key 'fsdp_mixed_precision' (did you mean mixed_precision?)");
+            "c.yaml:2: there is no key 'mixed_precision' here (mixed_precision belongs at the top of the file)");
   EXPECT_EQ(error("fsdp_version: 2\n"), "c.yaml:1: fsdp_version belongs under fsdp_config");
   EXPECT_EQ(error("fsdp_config:\n  fsdp_version: 1\nfsdp_offload_params: true\n"),
             "c.yaml:3: fsdp_offload_params belongs under fsdp_config");
@@ -284,7 +285,7 @@ TEST_F(Files, HaveMergeKeys) {
   EXPECT_EQ(sizes(base + "<<: {mixed_precision: bf16}\n").text("mixed_precision"), "bf16");
   EXPECT_EQ(sizes("mixed_precision: fp16\n<<: {mixed_precision: bf16}\n").text("mixed_precision"), "fp16");
   EXPECT_EQ(sizes("fsdp_config:\n  <<: &a {min_num_params: 1}\n<<: [{debug: no}, {use_cpu: yes}]\n").text("use_cpu"), "true");
-  EXPECT_THAT(error(base + "dynamo_config:\n  <<: *base\n"), HasSubstr("c.yaml:2: there is no key 'dynamo_fsdp_version'"));
+  EXPECT_THAT(error(base + "dynamo_config:\n  <<: *base\n"), HasSubstr("c.yaml:2: there is no key 'fsdp_version' here"));
   for (const auto* wrong : {"<<: 3\n", "<<: [1]\n", "<<:\n"})
     EXPECT_THAT(error(wrong), HasSubstr(": behind << stands a map or a list of maps")) << wrong;
   EXPECT_THAT(error("'<<': 3\n"), HasSubstr("there is no key '<<'"));
@@ -318,6 +319,10 @@ TEST(Settings, NameVariablesThatAreMistyped) {
   }
 }
 
+TEST(Settings, HaveVariablesOfTheTableOfVariables) {
+  for (const auto& key : config::keys()) EXPECT_TRUE(is_known_env(key.variable)) << key.variable;
+}
+
 TEST(Settings, GoThroughTheEnvironment) {
   EXPECT_THAT(Settings().environment(), IsEmpty());
   Settings sent;
@@ -335,7 +340,7 @@ TEST(Settings, GoThroughTheEnvironment) {
     received.read_environment();
   }
   EXPECT_EQ(received.integer("fsdp_min_num_params"), 1'000'000);
-  EXPECT_EQ(received.text("distributed_type"), "NO");
+  EXPECT_EQ(received.text("distributed_type"), "MULTI_CPU");
   EXPECT_EQ(received.number("gradient_clipping"), 1.5);
   const Set wrong("FSDP_VERSION", "3");
   EXPECT_EQ(config_error([&] { received.read_environment(); }), "FSDP_VERSION: fsdp_version '3' is not one of 1, 2");
@@ -415,10 +420,18 @@ TEST_F(Files, HaveASectionOfTesseraItself) {
   EXPECT_EQ(to_json(read(to_json(settings), "c.json")), to_json(settings));
   EXPECT_THAT(to_yaml(Settings()), Not(HasSubstr("tessera")));
   EXPECT_THAT(error("tessera_config: {layuot: rows}\n"),
-              HasSubstr("c.yaml:1: there is no key 'tessera_layuot' (did you mean tessera_layout?)"));
+              HasSubstr("c.yaml:1: there is no key 'layuot' (did you mean tessera_layout?)"));
   EXPECT_THAT(error("tessera_config: {layout: 2}\n"), HasSubstr("tessera_layout '2' is not one of auto, flat, rows, whole-parameters"));
   EXPECT_THAT(error("tessera_layout: rows\n"), HasSubstr("c.yaml:1: tessera_layout belongs under tessera_config"));
-  EXPECT_THAT(error("fsdp_config: {tessera_layout: rows}\n"), HasSubstr("there is no key 'fsdp_tessera_layout'"));
+  EXPECT_THAT(error("fsdp_config: {tessera_layout: rows}\n"), HasSubstr("there is no key 'tessera_layout' here (tessera_layout belongs under tessera_config)"));
+  EXPECT_THAT(error("fsdp_config: {residence: gathered}\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under"));
+  EXPECT_THAT(error("residence: gathered\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under tessera_config)"));
+  EXPECT_THAT(error("tessera_config: {mixed_precision: bf16}\n"), HasSubstr("here (mixed_precision belongs at the top of the file)"));
+  EXPECT_THAT(error("tessera_config: {log_with: ['a,b.csv']}\n"), HasSubstr("c.yaml:1: 'a,b.csv' in the list tessera_log_with has a comma"));
+  for (const auto* key : {"reshard_ranks", "prefetch_depth"})
+    EXPECT_THAT(error(fmt::format("tessera_config: {{{}: 4294967298}}\n", key)), HasSubstr("is not a whole number from 0 to 65536"));
+  EXPECT_THAT(error(R"({"zero_optimization": {"stage": 3}, "tessera_config": {"residence": "gathered"}})"),
+              HasSubstr("tessera_config has no place in a file of DeepSpeed"));
   const auto plain = config::for_accelerate(settings);
   EXPECT_THAT(to_yaml(plain), Not(HasSubstr("tessera")));
   EXPECT_THAT(plain.remarks(), ::testing::SizeIs(4));
@@ -443,6 +456,10 @@ TEST_F(Files, ThatContradictThemselvesInThatSectionAreRefused) {
       {"tessera_config: {transport: gloo}\ndistributed_type: XLA\n", "tessera_transport gloo contradicts distributed_type XLA ("},
       {"tessera_config: {activation_keep: 'aten::mm'}\n",
        "tessera_activation_keep aten::mm needs fsdp_activation_checkpointing true; it is false (the default)"},
+      {"distributed_type: MULTI_CPU\nfsdp_config: {activation_checkpointing: true}\ntessera_config: {activation_offload: disk}\n",
+       "tessera_activation_offload disk needs distributed_type FSDP; it is MULTI_CPU ("},
+      {"tessera_config: {prefetch_depth: 2, max_live_units: 1}\n", "tessera_prefetch_depth 2 contradicts tessera_max_live_units 1 ("},
+      {"use_cpu: true\ndistributed_type: XLA\n", "use_cpu true contradicts distributed_type XLA ("},
       {"tessera_config: {offload_folder: /tmp}\n", "tessera_offload_folder /tmp needs tessera_offload disk; it is none (the default)"},
       {"tessera_config: {checkpoint_format: tessera}\nfsdp_config: {state_dict_type: FULL_STATE_DICT}\n",
        "tessera_checkpoint_format tessera contradicts fsdp_state_dict_type FULL_STATE_DICT ("},

@@ -66,6 +66,9 @@ Settings to_fsdp2(const Settings& given) {
   to.set("fsdp_version", "2", Origin::Code, "version 2");
   to.set("fsdp_reshard_after_forward", reshards ? "true" : "false", Origin::Code, "version 2");
   if (strategy != "FULL_SHARD" && strategy != "SHARD_GRAD_OP") set_sizes(given, to, strategy);
+  const auto own = [&](const Key& key) { return key.section == Section::Tessera && to.is_set(key.name); };
+  if (std::ranges::any_of(keys(), own))
+    to.add_remark("Accelerate refuses a file with tessera_config; `tessera config update --for-accelerate` leaves that out");
   return to;
 }
 

@@ -298,7 +298,7 @@ const std::map<std::string_view, const char*> kOfLaunch = {
     {"gpu_ids", "ranks have it in `CUDA_VISIBLE_DEVICES` (`cli/restarts`)"},
     {"enable_cpu_affinity", "each rank may use other processors (`cli/restarts`)"},
     {"tessera_transport", "ranks talk over it (`cli/launch`)"},
-    {"use_cpu", "ranks train on the CPU, as they do without it today (`config/settings`)"},
+    {"use_cpu", "ranks train on the CPU, whatever `TESSERA_DEVICE` says (`train/trainer`)"},
 };
 
 Pairs joined(Pairs all, const Pairs& more) {

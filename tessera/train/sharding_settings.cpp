@@ -1,6 +1,7 @@
 #include "tessera/train/sharding_settings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -121,6 +122,15 @@ std::vector<std::string> comma_separated(std::string_view text) {
     begin = end + 1;
   }
   return names;
+}
+
+std::string given_of(const Settings& settings, std::span<const std::string_view> keys) {
+  std::vector<std::string> given;
+  for (const auto key : keys) {
+    const auto& setting = settings.setting(key);
+    if (setting.value != config::find_key(key)->otherwise) given.push_back(fmt::format("{} {} ({})", key, setting.value, setting.where));
+  }
+  return given.empty() ? "" : fmt::format("{}: ", fmt::join(given, ", "));
 }
 
 Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, const Communicator& world) {

@@ -53,7 +53,12 @@ void expect_same_settings(const config::Settings& settings, const Communicator& 
 Communicator world_of(const TrainerOptions& options, const config::Settings& settings) {
   const auto& transport = settings.setting("tessera_transport");
   const bool is_asked_for = transport.origin != config::Origin::Default && transport.origin != config::Origin::Environment;
-  if (!options.world) return init({.transport = is_asked_for ? transport.value : ""});  // which reads the environment itself
+  if (!options.world) {
+    InitOptions init_options{.transport = is_asked_for ? transport.value : ""};  // init reads the environment itself
+    if (settings.is_true("use_cpu")) init_options.device = at::kCPU;
+    constexpr std::string_view kKeysOfWorld[] = {"tessera_transport", "use_cpu"};
+    return train::with_settings(settings, kKeysOfWorld, [&] { return init(init_options); });
+  }
   const auto& given = options.world->traits().name;
   if (!is_asked_for || transport.value == "auto" || transport.value == given) return *options.world;
   throw ConfigError(fmt::format("{}: tessera_transport is {}, but the program has given the Trainer a world over {}; leave one of them out",
@@ -66,6 +71,7 @@ std::vector<std::string> reports_of(const TrainerOptions& options, const config:
   for (const auto& path : paths) train::report_format(path);
   const auto& setting = settings.setting("tessera_log_with");
   for (const auto& path : train::comma_separated(setting.value)) {
+    if (setting.value == "none") break;
     try {
       train::report_format(path);
     } catch (const ConfigError& error) {
@@ -147,11 +153,13 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
       activation::checkpoint_module(model, *sharding.activation);
     }
   }
-  if (sharding.policy) {
-    fully_shard(*model, sharding.options, *sharding.policy);
-  } else {
-    fully_shard(model, sharding.options);
-  }
+  train::with_settings(settings_, train::kKeysOfSharding, [&] {
+    if (sharding.policy) {
+      fully_shard(*model, sharding.options, *sharding.policy);
+    } else {
+      fully_shard(model, sharding.options);
+    }
+  });
   if (sharding.options.start == Start::FromRank0) {
     sync_buffers(*model, world_, BufferSync::Rank0);
     for (const auto& parameter : sharding.options.ignored)

@@ -56,6 +56,24 @@ TEST(Trainer, TakesTheStepsOfAHandWrittenLoop) {
   });
 }
 
+TEST(Trainer, NamesTheSettingsThatCantBe) {
+  with_ranks(2, [](const Communicator& world) {
+    Trainer trainer(options_for(world, {{"tessera_reshard_ranks", "3"}}));
+    auto net = seeded_net();
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(net); }),
+                HasSubstr("tessera_reshard_ranks 3 (TrainerOptions::settings): reshard_after_forward"));
+  });
+  EXPECT_THAT(message_of<UsageError>([] { Trainer({.settings = {{"tessera_transport", "nonsense"}}}); }),
+              HasSubstr("tessera_transport nonsense (TrainerOptions::settings): "));
+}
+
+TEST(Trainer, TrainsOnTheCpuIfItIsTold) {
+  ASSERT_EQ(::setenv("TESSERA_DEVICE", "cuda:99", 1), 0);
+  EXPECT_TRUE(Trainer({.settings = {{"use_cpu", "true"}}}).world().traits().device.is_cpu());
+  EXPECT_ANY_THROW(Trainer());
+  ::unsetenv("TESSERA_DEVICE");
+}
+
 TEST(Trainer, EndsAnAccumulationWithTheEpoch) {
   with_ranks(2, [](const Communicator& world) {
     Trainer trainer(options_for(world, {{"gradient_accumulation_steps", "2"}}));

@@ -37,12 +37,12 @@ double moved(const std::map<std::string, std::string>& settings, double p) {
 
 TEST(OwnConfigurationKey, ChangesWhatAStepDoes) {
   EXPECT_NEAR(moved({}, 2), 0.01, 1e-5);
-  EXPECT_NEAR(moved({{"gradient_clipping_norm", "1"}}, 1), 0.01, 1e-5);
-  EXPECT_LT(moved({{"gradient_clipping_norm", "1"}}, 2), 0.005);
+  EXPECT_NEAR(moved({{"tessera_clip_norm", "1"}}, 1), 0.01, 1e-5);
+  EXPECT_LT(moved({{"tessera_clip_norm", "1"}}, 2), 0.005);
 }
 
 TEST(OwnConfigurationKey, RefusesOtherValues) {
-  EXPECT_THAT(message_of<ConfigError>([] { moved({{"gradient_clipping_norm", "0"}}, 2); }), ::testing::HasSubstr("gradient_clipping_norm"));
+  EXPECT_THAT(message_of<ConfigError>([] { moved({{"tessera_clip_norm", "0"}}, 2); }), ::testing::HasSubstr("tessera_clip_norm"));
 }
 
 }  // namespace
