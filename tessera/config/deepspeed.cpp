@@ -79,8 +79,9 @@ class DeepSpeedFile {
       // Values of Accelerate's own questions that mean the same as leaving them out.
       const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
       if (name == section_name(Section::Tessera)) {
-        throw ConfigError(fmt::format("{}: {} has no place in a file of DeepSpeed; write a YAML file with `tessera config update` and put it there",
-                                      value.where, name));
+        throw ConfigError(
+            fmt::format("{}: {} has no place in a file of DeepSpeed; write a YAML file with `tessera config update` and put it there",
+                        value.where, name));
       }
       if (value.text == "auto") {
         remark(value, fmt::format("{} auto is left to the program", name));

@@ -130,7 +130,8 @@ std::vector<Key> keys_with_effect() {
        "tessera",
        "what Trainer::save_state writes; accelerate also where fsdp_state_dict_type is given and names one of its layouts",
        {"tessera", "accelerate"}},
-      {"tessera_log_with", "", "where Trainer::log writes: FILE.jsonl, FILE.csv or FOLDER/ for TensorBoard, with commas between them; none is nowhere"},
+      {"tessera_log_with", "",
+       "where Trainer::log writes: FILE.jsonl, FILE.csv or FOLDER/ for TensorBoard, with commas between them; none is nowhere"},
 
       {.name = "parallelism_config_dp_replicate_size",
        .otherwise = "1",

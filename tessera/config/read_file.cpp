@@ -89,7 +89,8 @@ class AccelerateFile {
   /// There is no key `name`, which would be `full` by the section it is in.
   [[noreturn]] static void refuse(const std::string& name, const std::string& full, const YamlValue& value) {
     const auto elsewhere = places_of(name);
-    throw ConfigError(fmt::format("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere));
+    throw ConfigError(
+        fmt::format("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere));
   }
 
   void add(const std::string& name, const YamlValue& value) {

@@ -419,15 +419,16 @@ TEST_F(Files, HaveASectionOfTesseraItself) {
   EXPECT_EQ(to_yaml(read(to_yaml(settings))), to_yaml(settings));
   EXPECT_EQ(to_json(read(to_json(settings), "c.json")), to_json(settings));
   EXPECT_THAT(to_yaml(Settings()), Not(HasSubstr("tessera")));
-  EXPECT_THAT(error("tessera_config: {layuot: rows}\n"),
-              HasSubstr("c.yaml:1: there is no key 'layuot' (did you mean tessera_layout?)"));
+  EXPECT_THAT(error("tessera_config: {layuot: rows}\n"), HasSubstr("c.yaml:1: there is no key 'layuot' (did you mean tessera_layout?)"));
   EXPECT_THAT(error("tessera_config: {layout: 2}\n"), HasSubstr("tessera_layout '2' is not one of auto, flat, rows, whole-parameters"));
   EXPECT_THAT(error("tessera_layout: rows\n"), HasSubstr("c.yaml:1: tessera_layout belongs under tessera_config"));
-  EXPECT_THAT(error("fsdp_config: {tessera_layout: rows}\n"), HasSubstr("there is no key 'tessera_layout' here (tessera_layout belongs under tessera_config)"));
+  EXPECT_THAT(error("fsdp_config: {tessera_layout: rows}\n"),
+              HasSubstr("there is no key 'tessera_layout' here (tessera_layout belongs under tessera_config)"));
   EXPECT_THAT(error("fsdp_config: {residence: gathered}\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under"));
   EXPECT_THAT(error("residence: gathered\n"), HasSubstr("no key 'residence' here (tessera_residence belongs under tessera_config)"));
   EXPECT_THAT(error("tessera_config: {mixed_precision: bf16}\n"), HasSubstr("here (mixed_precision belongs at the top of the file)"));
-  EXPECT_THAT(error("tessera_config: {log_with: ['a,b.csv']}\n"), HasSubstr("c.yaml:1: 'a,b.csv' in the list tessera_log_with has a comma"));
+  EXPECT_THAT(error("tessera_config: {log_with: ['a,b.csv']}\n"),
+              HasSubstr("c.yaml:1: 'a,b.csv' in the list tessera_log_with has a comma"));
   for (const auto* key : {"reshard_ranks", "prefetch_depth"})
     EXPECT_THAT(error(fmt::format("tessera_config: {{{}: 4294967298}}\n", key)), HasSubstr("is not a whole number from 0 to 65536"));
   EXPECT_THAT(error(R"({"zero_optimization": {"stage": 3}, "tessera_config": {"residence": "gathered"}})"),

@@ -40,9 +40,9 @@ auto with_settings(const config::Settings& settings, std::span<const std::string
 }
 
 /// The keys behind options of fully_shard.
-inline constexpr std::string_view kKeysOfSharding[] = {"tessera_residence",      "tessera_layout",         "tessera_codec",
-                                                       "tessera_grad_dtype",     "tessera_reshard_ranks",  "tessera_prefetch_depth",
-                                                       "tessera_max_live_units", "tessera_offload",        "tessera_offload_folder",
+inline constexpr std::string_view kKeysOfSharding[] = {"tessera_residence",      "tessera_layout",        "tessera_codec",
+                                                       "tessera_grad_dtype",     "tessera_reshard_ranks", "tessera_prefetch_depth",
+                                                       "tessera_max_live_units", "tessera_offload",       "tessera_offload_folder",
                                                        "fsdp_use_orig_params",   "fsdp_ignored_modules"};
 
 /// The names in a value with commas between them.
