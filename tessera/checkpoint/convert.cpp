@@ -147,6 +147,8 @@ std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, st
       return write_accelerate(source, out, left_out);
     case Format::TorchXla:
       break;
+    case Format::Gguf:
+      throw UsageError("a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub");
   }
   throw UsageError("rank files of torch_xla are written by convert_to_torch_xla and save_torch_xla");
 }

@@ -7,9 +7,9 @@
 namespace tessera::checkpoint {
 
 /// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
-/// torch.save, a folder of Accelerate's save_state, or the rank files of torch_xla: these are a prefix P of files P_rank-R-of-N.pth, one of
-/// them, or a pattern with *.
-enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla };
+/// torch.save, a folder of Accelerate's save_state, a GGUF file, or the rank files of torch_xla: these are a prefix P of files
+/// P_rank-R-of-N.pth, one of them, or a pattern with *.
+enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla, Gguf };
 std::string_view name_of(Format format);
 
 /// What Accelerate's folders have inside.

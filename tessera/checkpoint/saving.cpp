@@ -24,6 +24,8 @@ constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at onc
 void expect_place(const fs::path& path, const Contents& contents, const SaveOptions& options) {
   const auto format = name_of(options.format);
   if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
+  if (options.format == Format::Gguf)
+    throw UsageError("a GGUF file is made of a folder of the Hugging Face Hub: save that, and give it to llm::write_gguf");
   if (options.format == Format::TorchXla) throw UsageError("rank files of torch_xla are saved by save_torch_xla");
   if (options.keep || options.in_place)
     throw UsageError(fmt::format("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format));

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <utf8proc.h>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
 #include <memory>
@@ -39,6 +40,35 @@ utf8proc_category_t category_of(char32_t character) {
 
 std::optional<size_t> invalid_utf8(std::string_view text) {
   return each_character(text, [](char32_t) {});
+}
+
+std::string with_replacements(std::string_view text) {
+  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
+  const auto byte = [&](size_t at) { return at < text.size() ? static_cast<uint8_t>(text[at]) : uint8_t{0}; };
+  const auto in = [](uint8_t value, int low, int high) { return value >= low && value <= high; };
+  std::string result;
+  result.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const auto first = byte(at);
+    const size_t length = first < 0x80 ? 1 : in(first, 0xC2, 0xDF) ? 2 : in(first, 0xE0, 0xEF) ? 3 : in(first, 0xF0, 0xF4) ? 4 : 0;
+    size_t good = length == 0 ? 0 : 1;
+    // The second byte has bounds of its own: no surrogates, nothing that a shorter form has, nothing behind the last character.
+    const int low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80, high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+    while (good > 0 && good < length && in(byte(at + good), good == 1 ? low : 0x80, good == 1 ? high : 0xBF)) good++;
+    if (good == length && length > 0) {
+      result.append(text.substr(at, length));
+    } else {
+      result.append(kReplacement);
+    }
+    at += std::max<size_t>(good, 1);
+  }
+  return result;
+}
+
+char32_t first_character(std::string_view text) {
+  utf8proc_int32_t character = 0;
+  utf8proc_iterate(bytes_of(text), static_cast<utf8proc_ssize_t>(text.size()), &character);
+  return static_cast<char32_t>(character);
 }
 
 std::u32string characters_of(std::string_view text) {
@@ -85,6 +115,18 @@ std::u32string in_lower_case(std::u32string_view text) {
     }
   }
   return lower;
+}
+
+bool is_word(char32_t character) {
+  const auto category = category_of(character);
+  const bool is_letter_or_mark = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_ME;
+  return is_letter_or_mark || category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_PC;
+}
+
+bool is_white(char32_t character) {
+  if (character < 0x80) return character == U' ' || (character >= U'\t' && character <= U'\r');
+  const auto category = category_of(character);
+  return character == U'\u0085' || category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL || category == UTF8PROC_CATEGORY_ZP;
 }
 
 bool is_space(char32_t character) {

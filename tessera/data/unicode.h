@@ -11,6 +11,11 @@ namespace tessera::data {
 /// The place of the first byte that belongs to no character of UTF-8; nothing if all do.
 std::optional<size_t> invalid_utf8(std::string_view text);
 
+/// The text with U+FFFD in place of each run of bytes that begins a character and does not end it, and of each other byte that is none.
+std::string with_replacements(std::string_view text);
+/// Of a text that is UTF-8 and not empty.
+char32_t first_character(std::string_view text);
+
 /// Throws UsageError, with the place, if the text is no UTF-8.
 std::u32string characters_of(std::string_view text);
 std::string to_utf8(std::u32string_view text);
@@ -24,6 +29,8 @@ std::u32string normalized(std::u32string_view text, NormalForm form);
 /// Each character in lower case by itself, whatever stands beside it.
 std::u32string in_lower_case(std::u32string_view text);
 
+bool is_word(char32_t character);         // a letter, a mark, a digit or an underscore
+bool is_white(char32_t character);        // White_Space of Unicode
 bool is_space(char32_t character);        // between words, also line breaks and tabs
 bool is_control(char32_t character);      // shows nothing: controls, formats, what is not assigned; no space is
 bool is_punctuation(char32_t character);  // also all ASCII characters that are neither letters nor digits nor spaces, such as $ and ^

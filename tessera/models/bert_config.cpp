@@ -4,20 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <map>
-#include <nlohmann/json.hpp>
-#include <span>
 
-#include "tessera/base/atomic_write.h"
-#include "tessera/base/error.h"
-#include "tessera/base/folder.h"
-#include "tessera/base/input_file.h"
+#include "tessera/models/config_file.h"
 
 namespace tessera::models {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-constexpr auto kFile = "config.json";
 
 // Several names of transformers mean one function.
 const std::map<std::string, BertActivation> kActivations = {
@@ -43,48 +34,15 @@ void each_number(auto& config, const auto& visit) {
   visit("initializer_range", config.initializer_range);
 }
 
-/// A file that is being read, for errors that name it.
-struct ConfigFile {
-  std::filesystem::path path;
-  Json json;
-
-  [[noreturn]] void refuse(const std::string& key, const std::string& why) const {
-    throw ConfigError(fmt::format("{}: {}: {}: {}", path.string(), key, json.at(key).dump(), why));
-  }
-
-  template <class T>
-  void read(const char* key, T& member) const {
-    const auto found = json.find(key);
-    if (found == json.end()) return;
-    const bool fits = std::is_integral_v<T> ? found->is_number_integer() : found->is_number();
-    if (!fits) refuse(key, std::is_integral_v<T> ? "this must be an integer" : "this must be a number");
-    found->get_to(member);
-  }
-  template <class T>
-  void read(const char* key, std::optional<T>& member) const {
-    const auto found = json.find(key);
-    if (found == json.end()) return;
-    member.reset();
-    if (!found->is_null()) read(key, member.emplace());
-  }
-
-  /// What would make another model of it.
-  void expect(const char* key, const Json& value) const {
-    const auto found = json.find(key);
-    if (found != json.end() && *found != value) refuse(key, fmt::format("models::Bert... knows only {}", value.dump()));
-  }
-};
-
 }  // namespace
 
 BertConfig BertConfig::read(const std::filesystem::path& folder) {
-  ConfigFile file{.path = folder / kFile, .json = {}};
-  file.json = Json::parse(InputFile(file.path).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!file.json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", file.path.string()));
-  file.expect("model_type", "bert");
-  file.expect("position_embedding_type", "absolute");
-  file.expect("is_decoder", false);
-  file.expect("add_cross_attention", false);
+  const auto file = ConfigFile::open(folder);
+  constexpr auto kModels = "models::Bert...";
+  file.expect("model_type", "bert", kModels);
+  file.expect("position_embedding_type", "absolute", kModels);
+  file.expect("is_decoder", false, kModels);
+  file.expect("add_cross_attention", false, kModels);
   BertConfig config;
   each_number(config, [&](const char* key, auto& member) { file.read(key, member); });
   file.read("classifier_dropout", config.classifier_dropout);
@@ -117,11 +75,7 @@ void BertConfig::write(const std::filesystem::path& folder) const {
   json["pad_token_id"] = pad_token_id ? Json(*pad_token_id) : Json();
   for (int64_t label = 0; label < num_labels; label++) json["id2label"][std::to_string(label)] = fmt::format("LABEL_{}", label);
   for (int64_t label = 0; label < num_labels; label++) json["label2id"][fmt::format("LABEL_{}", label)] = label;
-  make_folder(folder);
-  NewFile file(folder / kFile);
-  const auto text = json.dump(2) + "\n";
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  ConfigFile::write(folder, json);
 }
 
 void expect_sense(const BertConfig& config) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/block_code.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -17,9 +18,23 @@ constexpr uint64_t kSmallestRead = 4096;      // unless these have fewer bytes
 constexpr uint64_t kMostRepeats = 1024;       // of a value in a view, as expand() makes it,
 constexpr uint64_t kMostUnchecked = 1 << 26;  // unless there are fewer values
 
-/// Values in a file: those at `offset` (in bytes) + i * strides (in values).
+/// How values lie in a file: in blocks, of one value each unless they have a code.
+struct Encoding {
+  explicit Encoding(const StoredTensor& tensor)
+      : dtype(tensor.dtype_in_files()),
+        code(tensor.code),
+        values(code == nullptr ? 1 : static_cast<uint64_t>(code->values)),
+        bytes(code == nullptr ? c10::elementSize(dtype) : static_cast<uint64_t>(code->bytes)) {}
+
+  at::ScalarType dtype;
+  const BlockCode* code;
+  uint64_t values, bytes;  // of a block
+};
+
+/// Values in a file: those with the numbers first + i * strides of those that begin at `offset`.
 struct Region {
   uint64_t offset = 0;
+  int64_t first = 0;
   std::vector<int64_t> sizes, strides;
 
   int64_t numel() const { return c10::multiply_integers(sizes); }
@@ -42,23 +57,34 @@ struct Region {
 /// Copies a region to a tensor of its sizes.
 class RegionReader {
  public:
-  RegionReader(const InputFile& file, at::ScalarType dtype) : file_(file), dtype_(dtype), width_(c10::elementSize(dtype)) {}
+  RegionReader(const InputFile& file, Encoding encoding) : file_(file), encoding_(encoding) {}
 
   void read(const Region& region, const at::Tensor& to) {
-    const auto bytes = static_cast<uint64_t>(region.span()) * width_;
-    const bool fits_as_it_is = to.is_cpu() && to.scalar_type() == dtype_ && to.strides() == at::IntArrayRef(region.strides) &&
-                               to.is_non_overlapping_and_dense() && region.span() == region.numel();
-    if (fits_as_it_is) return file_.read(to.mutable_data_ptr(), bytes, region.offset);
+    const auto begin = static_cast<uint64_t>(region.first) / encoding_.values,
+               end = (static_cast<uint64_t>(region.first + region.span()) + encoding_.values - 1) / encoding_.values;  // blocks
+    const auto bytes = (end - begin) * encoding_.bytes, offset = region.offset + begin * encoding_.bytes;
+    const bool fits_as_it_is = encoding_.code == nullptr && to.is_cpu() && to.scalar_type() == encoding_.dtype &&
+                               to.strides() == at::IntArrayRef(region.strides) && to.is_non_overlapping_and_dense() &&
+                               region.span() == region.numel();
+    if (fits_as_it_is) return file_.read(to.mutable_data_ptr(), bytes, offset);
     const auto outer = region.outermost();
     if (outer && (bytes > kBlock || reads_too_much(region, *outer))) return split(region, *outer, to);
-    if (!block_.defined() || block_.numel() < region.span()) block_ = at::empty({region.span()}, at::TensorOptions(at::kCPU).dtype(dtype_));
-    file_.read(block_.mutable_data_ptr(), bytes, region.offset);
-    to.copy_(block_.as_strided(region.sizes, region.strides));
+    const auto values = static_cast<int64_t>((end - begin) * encoding_.values);
+    if (!block_.defined() || block_.numel() < values) block_ = at::empty({values}, at::TensorOptions(at::kCPU).dtype(encoding_.dtype));
+    encoding_.code == nullptr ? file_.read(block_.mutable_data_ptr(), bytes, offset) : decode(bytes, offset);
+    to.copy_(block_.as_strided(region.sizes, region.strides, region.first - static_cast<int64_t>(begin * encoding_.values)));
   }
 
  private:
+  void decode(uint64_t bytes, uint64_t offset) {
+    coded_.resize(bytes);
+    file_.read(coded_.data(), bytes, offset);
+    auto* values = block_.mutable_data_ptr<float>();
+    for (uint64_t at = 0; at < bytes; at += encoding_.bytes, values += encoding_.values) encoding_.code->decode(coded_.data() + at, values);
+  }
+
   bool reads_too_much(const Region& region, size_t outer) const {
-    const auto row = static_cast<uint64_t>(region.numel() / region.sizes[outer]) * width_;
+    const auto row = static_cast<uint64_t>(region.numel() / region.sizes[outer]) * encoding_.bytes / encoding_.values;
     return region.span() / region.numel() >= kSparse && row >= kSmallestRead;
   }
 
@@ -66,7 +92,7 @@ class RegionReader {
     const auto half = region.sizes[dim] / 2;
     const auto read_part = [&](int64_t begin, int64_t count) {
       auto part = region;
-      part.offset += static_cast<uint64_t>(begin * region.strides[dim]) * width_;
+      part.first += begin * region.strides[dim];
       part.sizes[dim] = count;
       read(part, to.narrow(static_cast<int64_t>(dim), begin, count));
     };
@@ -75,17 +101,15 @@ class RegionReader {
   }
 
   const InputFile& file_;
-  const at::ScalarType dtype_;
-  const uint64_t width_;
+  const Encoding encoding_;
   at::Tensor block_;
+  std::vector<uint8_t> coded_;
 };
 
 /// Where a box that lies in a stored one lies in its file.
-Region region_of(const StoredBox& stored, const TensorSlice& box, at::ScalarType dtype) {
-  Region region{.offset = stored.offset, .sizes = box.sizes, .strides = stored.strides};
-  for (size_t d = 0; d < box.sizes.size(); d++) {
-    region.offset += static_cast<uint64_t>((box.offsets[d] - stored.box.offsets[d]) * stored.strides[d]) * c10::elementSize(dtype);
-  }
+Region region_of(const StoredBox& stored, const TensorSlice& box) {
+  Region region{.offset = stored.offset, .first = stored.first, .sizes = box.sizes, .strides = stored.strides};
+  for (size_t d = 0; d < box.sizes.size(); d++) region.first += (box.offsets[d] - stored.box.offsets[d]) * stored.strides[d];
   return region;
 }
 
@@ -171,7 +195,10 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
     const auto& box = stored.box;
     if (box.shape != tensor.shape || !box.fits() || stored.strides.size() != box.sizes.size()) refuse("has a part outside of its shape");
     if (box.numel() == 0) continue;
-    uint64_t last = 0, end = 0;
+    const Encoding encoding(tensor);
+    if (stored.first < 0) refuse("begins before its begin");
+    auto last = static_cast<uint64_t>(stored.first);
+    uint64_t end = 0;
     for (size_t d = 0; d < box.sizes.size(); d++) {
       uint64_t steps = 0;
       const bool overflows =
@@ -180,8 +207,8 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
           __builtin_add_overflow(last, steps, &last);
       if (overflows) refuse("has strides that make no sense");
     }
-    if (__builtin_mul_overflow(last + 1, c10::elementSize(tensor.dtype_in_files()), &end) ||
-        __builtin_add_overflow(end, stored.offset, &end) || last + 1 == 0 || end > file.size()) {
+    if (__builtin_mul_overflow(last / encoding.values + 1, encoding.bytes, &end) || __builtin_add_overflow(end, stored.offset, &end) ||
+        last + 1 == 0 || end > file.size()) {
       refuse(fmt::format("lies behind the end of the file, which has {} bytes", file.size()));
     }
     const auto values = static_cast<uint64_t>(box.numel());
@@ -201,8 +228,7 @@ const StoredTensor& CatalogReader::info(const std::string& name) const {
 void CatalogReader::read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first) const {
   const auto& tensor = info(name);
   for_each_part(name, tensor, box, first, [&](const StoredBox& stored, const TensorSlice& part) {
-    const auto dtype = tensor.dtype_in_files();
-    RegionReader(files_[stored.file], dtype).read(region_of(stored, part, dtype), part_of(to, box, part));
+    RegionReader(files_[stored.file], Encoding(tensor)).read(region_of(stored, part), part_of(to, box, part));
   });
 }
 

@@ -19,11 +19,14 @@
 
 namespace tessera::checkpoint {
 
-/// A box of a tensor in a file: the value at box.offsets + i lies `i * strides` values behind `offset`.
+struct BlockCode;
+
+/// A box of a tensor in a file: the value at box.offsets + i is the one with the number `first + i * strides` of those from `offset` on.
 struct StoredBox {
   TensorSlice box;
   size_t file = 0;                    // its number in Catalog::files
   uint64_t offset = 0;                // in bytes
+  int64_t first = 0;
   std::vector<int64_t> strides = {};  // in values, not negative
 };
 
@@ -32,6 +35,7 @@ struct StoredTensor {
   std::vector<int64_t> shape = {};
   std::vector<StoredBox> boxes = {};           // several may have the same values, as those of replicas do
   std::optional<at::ScalarType> rounded = {};  // the dtype of the values in the files, if it is another one
+  const BlockCode* code = nullptr;             // in which they are there, if it is none of libtorch's: blocks of float32
 
   at::ScalarType dtype_in_files() const { return rounded.value_or(dtype); }
 };

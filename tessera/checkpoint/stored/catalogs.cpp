@@ -9,6 +9,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
@@ -68,6 +69,8 @@ std::string_view name_of(Format format) {
       return "a folder of Accelerate's save_state";
     case Format::TorchXla:
       return "rank files of torch_xla";
+    case Format::Gguf:
+      return "a GGUF file";
   }
   return "";
 }
@@ -91,6 +94,7 @@ Format format_of(const fs::path& path) {
   }
   expect_no_part(path);
   const InputFile file(path);
+  if (is_gguf_file(path)) return Format::Gguf;
   char magic[2] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
   const bool is_pickle = has_torch_extension(path) || path.extension() == ".tar";
@@ -112,6 +116,8 @@ Catalog read_catalog(const fs::path& path) {
       return read_accelerate(path);
     case Format::TorchXla:
       return read_torch_xla(path);
+    case Format::Gguf:
+      return read_gguf(path);
     case Format::Safetensors:
       break;
   }

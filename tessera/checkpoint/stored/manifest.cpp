@@ -179,8 +179,9 @@ class Composition {
 
 json to_json(const StoredTensor& tensor) {
   auto boxes = json::array();
-  for (const auto& [box, file, offset, strides] : tensor.boxes) {
-    boxes.push_back({{"file", file}, {"offset", offset}, {"offsets", box.offsets}, {"sizes", box.sizes}, {"strides", strides}});
+  for (const auto& [box, file, offset, first, strides] : tensor.boxes) {
+    const auto begin = offset + static_cast<uint64_t>(first) * c10::elementSize(tensor.dtype);
+    boxes.push_back({{"file", file}, {"offset", begin}, {"offsets", box.offsets}, {"sizes", box.sizes}, {"strides", strides}});
   }
   return {{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"boxes", boxes}};
 }

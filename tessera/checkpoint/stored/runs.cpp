@@ -321,7 +321,7 @@ Manifest read_run(const std::filesystem::path& path, const ModelNames& names) {
   if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
   auto catalog = read_catalog(path);
   // Weights alone have no keys around them: "model." is a part of the model, as in a language model whose head is tied.
-  if ((format == Format::Hub || format == Format::Safetensors) && names.all.empty())
+  if ((format == Format::Hub || format == Format::Safetensors || format == Format::Gguf) && names.all.empty())
     return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
   auto run = run_of(std::move(catalog), names);
   const auto generator = run.catalog.tensors.find(run.generator);

@@ -1,0 +1,26 @@
+// Codes of GGUF files, in which blocks of a few values have common scales.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace tessera::checkpoint {
+
+struct BlockCode {
+  std::string_view name;                                          // "Q4_1"
+  uint32_t number = 0;                                            // in files
+  int64_t values = 1;                                             // in a block,
+  int64_t bytes = 1;                                              // which has so many bytes
+  void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32: of all blocks the bits of Python's gguf
+  void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if such blocks are only read
+};
+
+/// Those that we read.
+std::span<const BlockCode> block_codes();
+/// Nothing if there is none with that number or name.
+const BlockCode* find_block_code(uint32_t number);
+const BlockCode* find_block_code(std::string_view name);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,71 @@
+#include "tessera/data/added_tokens.h"
+
+#include <algorithm>
+
+#include "tessera/data/unicode.h"
+
+namespace tessera::data {
+namespace {
+
+/// Where the last character of a text begins.
+size_t last_character(std::string_view text) {
+  auto at = text.size() - 1;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) at--;
+  return at;
+}
+
+size_t length_of_first(std::string_view text) {
+  size_t length = 1;
+  while (length < text.size() && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80) length++;
+  return length;
+}
+
+bool stands_alone(std::string_view text, size_t begin, size_t end) {
+  const bool word_before = begin > 0 && is_word(first_character(text.substr(last_character(text.substr(0, begin)))));
+  const bool word_behind = end < text.size() && is_word(first_character(text.substr(end)));
+  return !word_before && !word_behind;
+}
+
+}  // namespace
+
+AddedTokens::AddedTokens(std::vector<AddedToken> tokens) {
+  for (auto& token : tokens) {
+    if (token.content.empty()) continue;
+    auto& same = by_first_byte_[static_cast<uint8_t>(token.content[0])];
+    same.push_back(std::move(token));
+    std::ranges::stable_sort(same, std::greater{}, [](const AddedToken& each) { return each.content.size(); });
+    any_ = true;
+  }
+}
+
+const AddedToken* AddedTokens::longest_at(std::string_view text) const {
+  for (const auto& token : by_first_byte_[static_cast<uint8_t>(text[0])]) {
+    if (text.starts_with(token.content)) return &token;
+  }
+  return nullptr;
+}
+
+void AddedTokens::cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const {
+  if (!any_) return take(text, -1);
+  size_t done = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto* token = longest_at(text.substr(at));
+    if (token == nullptr) {
+      at++;
+      continue;
+    }
+    auto begin = at, end = at + token->content.size();
+    at = end;
+    if (token->single_word && !stands_alone(text, begin, end)) continue;
+    while (token->lstrip && begin > done && is_white(first_character(text.substr(last_character(text.substr(0, begin))))))
+      begin = last_character(text.substr(0, begin));
+    while (token->rstrip && end < text.size() && is_white(first_character(text.substr(end)))) end += length_of_first(text.substr(end));
+    if (begin > done) take(text.substr(done, begin - done), -1);
+    take(text.substr(begin, end - begin), token->id);
+    done = end;
+    at = std::max(at, done);
+  }
+  if (done < text.size()) take(text.substr(done), -1);
+}
+
+}  // namespace tessera::data

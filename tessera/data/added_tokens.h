@@ -1,0 +1,40 @@
+// Tokens that stand for a text as a whole, such as <|im_end|>: they are looked for before a text is cut into words.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::data {
+
+struct AddedToken {
+  std::string content;
+  int32_t id = 0;
+  bool special = false;                 // left out of texts for people
+  bool lstrip = false, rstrip = false;  // whether it takes the spaces before it, and behind it
+  bool single_word = false;             // not within a word
+  bool normalized = false;              // looked for in the text that is normalized already
+};
+
+class AddedTokens {
+ public:
+  AddedTokens() = default;
+  explicit AddedTokens(std::vector<AddedToken> tokens);
+
+  /// Cuts the text: `take` gets what lies between tokens, and the tokens with their ids; -1 for text. Of several at one place the longest
+  /// holds.
+  void cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const;
+
+ private:
+  const AddedToken* longest_at(std::string_view text) const;
+
+  std::array<std::vector<AddedToken>, 256> by_first_byte_;  // the longest first
+  bool any_ = false;
+};
+
+}  // namespace tessera::data

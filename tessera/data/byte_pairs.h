@@ -1,0 +1,54 @@
+// Byte pair encoding of single words: which tokens their bytes become by merging pairs, the first learned first.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace tessera::data {
+
+/// Hash tables may be asked by string_view.
+struct TextHash {
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
+};
+using TokenIds = std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>>;
+
+class BytePairs {
+ public:
+  struct Merge {
+    int32_t left, right, merged;
+  };
+  static constexpr int32_t kLeftOut = -1;  // the token of bytes that have none
+  /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of one pair the last holds.
+  BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges);
+
+  /// Appends the tokens of a word to `tokens`. Takes time in proportion to the length of the word, nearly.
+  void encode(std::string_view word, std::vector<int32_t>& tokens) const;
+
+ private:
+  struct Pair {
+    uint64_t key = kNone;
+    uint32_t rank = 0;
+    int32_t merged = 0;
+  };
+  static constexpr uint64_t kNone = ~uint64_t{0};
+
+  static uint64_t key_of(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+  }
+  size_t place_of(uint64_t key) const { return (key * 0x9E3779B97F4A7C15) >> shift_; }
+  const Pair* find(int32_t left, int32_t right) const;
+  void encode_short(std::string_view word, std::vector<int32_t>& tokens) const;
+  void encode_long(std::string_view word, std::vector<int32_t>& tokens) const;
+
+  int32_t of_bytes_[256];
+  bool leaves_out_ = false;
+  std::vector<Pair> pairs_;  // a hash table with open addressing
+  int shift_ = 0;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,58 @@
+// What cuts a text into the words that byte pair encoding works on.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/data/pattern.h"
+
+namespace tessera::data {
+
+/// One step after the other, each of which cuts the pieces of the step before.
+class PreTokenizer {
+ public:
+  /// What becomes of a match of the pattern, and of the text between matches, which always is a piece.
+  enum class Behavior { Isolated, Removed };
+  struct Step {
+    Pattern pattern;
+    Behavior behavior = Behavior::Isolated;
+    bool adds_space = false;  // before a piece that begins with none
+  };
+
+  explicit PreTokenizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
+
+  class Scratch {
+   public:
+    explicit Scratch(const PreTokenizer& pre);
+
+   private:
+    friend class PreTokenizer;
+    std::vector<Pattern::Scratch> patterns_;
+  };
+  void each_word(std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
+    cut(0, text, scratch, take);
+  }
+
+  const std::vector<Step>& steps() const { return steps_; }
+
+ private:
+  void cut(size_t step, std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const;
+
+  std::vector<Step> steps_;
+};
+
+/// The patterns of GPT-2 and of those who came after it, by the names that GGUF files have for them: gpt2, llama3 (llama-bpe), qwen2,
+/// smollm, tekken. Throws ConfigError, with these names, for another one.
+PreTokenizer pre_tokenizer_named(std::string_view name);
+/// The name of a pre-tokenizer, if it is one of these.
+std::string_view name_of(const PreTokenizer& pre);
+
+/// GPT-2's, which is in all tokenizers of the kind ByteLevel.
+extern const char* const kGpt2Pattern;
+extern const char* const kDigitPattern;   // each by itself
+extern const char* const kDigitsPattern;  // all that follow one another
+
+}  // namespace tessera::data

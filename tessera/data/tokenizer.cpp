@@ -1,0 +1,211 @@
+#include "tessera/data/tokenizer.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/data/tokenizer_core.h"
+
+namespace tessera::data {
+namespace {
+
+constexpr size_t kMostWords = 1 << 16;      // that a thread remembers,
+constexpr size_t kLongestRemembered = 256;  // of so many bytes at most
+constexpr size_t kMostTokenizers = 8;       // that a thread remembers words for
+
+std::atomic<uint64_t> tokenizers = 0;
+
+/// GPT-2 writes each byte as a printable character: itself, or one from U+0100 on.
+struct ByteLetters {
+  std::array<char32_t, 256> letters{};
+  std::array<int16_t, 512> bytes{};  // by letter; -1 for what stands for none
+
+  ByteLetters() {
+    bytes.fill(-1);
+    char32_t next = 256;
+    for (int byte = 0; byte < 256; byte++) {
+      const bool prints = (byte >= '!' && byte <= '~') || (byte >= 0xA1 && byte <= 0xAC) || byte >= 0xAE;
+      letters[static_cast<size_t>(byte)] = prints ? static_cast<char32_t>(byte) : next++;
+      bytes[letters[static_cast<size_t>(byte)]] = static_cast<int16_t>(byte);
+    }
+  }
+};
+
+const ByteLetters& byte_letters() {
+  static const ByteLetters letters;
+  return letters;
+}
+
+}  // namespace
+
+std::string bytes_of_token(const std::string& token) {
+  std::string bytes;
+  for (const auto letter : characters_of(token)) {
+    const auto byte = letter < byte_letters().bytes.size() ? byte_letters().bytes[letter] : -1;
+    if (byte < 0) return token;
+    bytes += static_cast<char>(byte);
+  }
+  return bytes;
+}
+
+std::string letter_of(int byte) {
+  return to_utf8(std::u32string_view(&byte_letters().letters[static_cast<size_t>(byte)], 1));
+}
+
+TokenizerCore::Scratch& TokenizerCore::scratch() const {
+  static thread_local std::map<uint64_t, Scratch> of_tokenizers;
+  const auto found = of_tokenizers.find(number);
+  if (found != of_tokenizers.end()) return found->second;
+  if (of_tokenizers.size() > kMostTokenizers) of_tokenizers.clear();  // some of them may be gone
+  return of_tokenizers.emplace(number, *pre).first->second;
+}
+
+/// Makes of tokens, merges and added tokens what encoding works with.
+void TokenizerCore::complete(const std::string& where) {
+  number = ++tokenizers;
+  for (const auto& token : added) {
+    if (token.id < 0) throw ConfigError(fmt::format("{}: the token '{}' has the id {}", where, printable(token.content), token.id));
+    if (static_cast<size_t>(token.id) >= tokens.size()) tokens.resize(static_cast<size_t>(token.id) + 1);
+    tokens[static_cast<size_t>(token.id)] = token.content;
+    ids[token.content] = token.id;
+    if (token.special) special.insert(token.id);
+  }
+  for (const auto& token : tokens) bytes.push_back(bytes_of_token(token));
+  std::array<int32_t, 256> of_bytes{};
+  for (int byte = 0; byte < 256; byte++) {
+    const auto found = ids.find(letter_of(byte));
+    of_bytes[static_cast<size_t>(byte)] = found == ids.end() ? BytePairs::kLeftOut : found->second;
+  }
+  std::vector<BytePairs::Merge> learned;
+  learned.reserve(merges.size());
+  for (const auto& merge : merges) {
+    const auto space = merge.find(' ');
+    const auto id_of = [&](const std::string& token) {
+      const auto found = ids.find(token);
+      if (space == std::string::npos || found == ids.end())
+        throw ConfigError(fmt::format("{}: the merge '{}' is of tokens that are not there", where, printable(merge)));
+      return found->second;
+    };
+    const auto left = merge.substr(0, space), right = space == std::string::npos ? "" : merge.substr(space + 1);
+    learned.push_back({id_of(left), id_of(right), id_of(left + right)});
+  }
+  pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
+  std::vector<AddedToken> before, in;
+  for (const auto& token : added) (token.normalized ? in : before).push_back(token);
+  before_form = AddedTokens(std::move(before));
+  in_form = AddedTokens(std::move(in));
+}
+
+void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const {
+  const auto known = scratch.words.find(word);
+  if (known != scratch.words.end()) {
+    to.insert(to.end(), known->second.begin(), known->second.end());
+    return;
+  }
+  const auto begin = to.size();
+  const auto found = whole.find(word);
+  found != whole.end() ? to.push_back(found->second) : pairs->encode(word, to);
+  if (word.size() > kLongestRemembered) return;
+  if (scratch.words.size() >= kMostWords) scratch.words.clear();
+  scratch.words.emplace(word, std::vector<int32_t>(to.begin() + static_cast<ptrdiff_t>(begin), to.end()));
+}
+
+void TokenizerCore::encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const {
+  before_form.cut(text, [&](std::string_view piece, int32_t id) {
+    if (id >= 0) return to.push_back(id);
+    std::string in_normal_form;
+    if (form && std::ranges::any_of(piece, [](char byte) { return static_cast<uint8_t>(byte) >= 0x80; }))
+      piece = in_normal_form = to_utf8(normalized(characters_of(piece), *form));
+    in_form.cut(piece, [&](std::string_view part, int32_t inner) {
+      if (inner >= 0) return to.push_back(inner);
+      pre->each_word(part, scratch.pre, [&](std::string_view word) { encode_word(word, scratch, to); });
+    });
+  });
+}
+
+Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
+  auto core = std::make_shared<TokenizerCore>();
+  core->tokens = vocabulary.tokens;
+  core->merges = vocabulary.merges;
+  const std::unordered_set<int32_t> special(vocabulary.special.begin(), vocabulary.special.end());
+  const auto expect_there = [&](int32_t id) {
+    if (id < 0 || static_cast<size_t>(id) >= core->tokens.size())
+      throw ConfigError(fmt::format("a vocabulary of {} tokens has no token {}", core->tokens.size(), id));
+  };
+  for (const auto id : vocabulary.added) {
+    expect_there(id);
+    core->added.push_back({.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id)});
+  }
+  for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
+  core->pre.emplace(pre_tokenizer_named(vocabulary.pre));
+  if (vocabulary.pre == "qwen2") core->form = NormalForm::Composed;
+  if (vocabulary.pre == "llama3" || vocabulary.pre == "llama-bpe" || vocabulary.pre == "tekken") core->whole = core->ids;
+  if (vocabulary.bos) expect_there(*vocabulary.bos);
+  if (vocabulary.add_bos && vocabulary.bos) core->first = {*vocabulary.bos};
+  core->complete("the vocabulary");
+  if (!core->whole.empty()) {
+    core->whole.clear();
+    for (const auto& [token, id] : core->ids) core->whole.emplace(core->bytes[static_cast<size_t>(id)], id);
+  }
+  core_ = std::move(core);
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text, Ends ends) const {
+  std::vector<int32_t> tokens;
+  encode(text, tokens, ends);
+  return tokens;
+}
+
+void Tokenizer::encode(std::string_view text, std::vector<int32_t>& tokens, Ends ends) const {
+  std::string replaced;
+  if (invalid_utf8(text)) text = replaced = with_replacements(text);
+  if (ends == Ends::Added) tokens.insert(tokens.end(), core_->first.begin(), core_->first.end());
+  core_->encode_plain(text, core_->scratch(), tokens);
+  if (ends == Ends::Added) tokens.insert(tokens.end(), core_->last.begin(), core_->last.end());
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> tokens, Special special) const {
+  std::string bytes;
+  for (const auto token : tokens) {
+    if (token < 0 || static_cast<size_t>(token) >= core_->bytes.size())
+      throw UsageError(fmt::format("there is no token {}; this tokenizer has {}", token, core_->bytes.size()));
+    if (special == Special::LeftOut && core_->special.contains(token)) continue;
+    bytes += core_->bytes[static_cast<size_t>(token)];
+  }
+  return invalid_utf8(bytes) ? with_replacements(bytes) : bytes;
+}
+
+int64_t Tokenizer::size() const {
+  return std::ssize(core_->tokens);
+}
+
+std::optional<int32_t> Tokenizer::find(std::string_view token) const {
+  const auto found = core_->ids.find(token);
+  return found == core_->ids.end() ? std::nullopt : std::optional(found->second);
+}
+
+const std::string& Tokenizer::token(int32_t id) const {
+  return core_->tokens.at(static_cast<size_t>(id));
+}
+
+BpeVocabulary Tokenizer::vocabulary() const {
+  BpeVocabulary result{
+      .tokens = core_->tokens, .merges = core_->merges, .added = {}, .special = {}, .pre = std::string(name_of(*core_->pre))};
+  if (result.pre.empty()) throw ConfigError("the pre-tokenizer of this tokenizer is none of those that have a name");
+  for (const auto& token : core_->added) {
+    result.added.push_back(token.id);
+    if (token.special) result.special.push_back(token.id);
+  }
+  if (!core_->first.empty()) {
+    result.bos = core_->first.front();
+    result.add_bos = true;
+  }
+  return result;
+}
+
+}  // namespace tessera::data

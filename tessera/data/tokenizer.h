@@ -1,0 +1,64 @@
+// Tokens of language models: byte-level BPE, as GPT-2, Llama 3, Qwen and SmolLM have it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::data {
+
+/// The words of a tokenizer and how they come about, as a GGUF file has them.
+struct BpeVocabulary {
+  std::vector<std::string> tokens;  // by id, their bytes written as GPT-2 writes them
+  std::vector<std::string> merges;  // "a b", in the order in which they were learned
+  std::vector<int32_t> added;       // ids of those that stand for a text as a whole,
+  std::vector<int32_t> special;     // and of those among them that are not for people
+  std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
+  std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
+  bool add_bos = false;
+};
+
+/// Whether the tokens with which a text begins or ends for the model are added.
+enum class Ends { Bare, Added };
+
+struct TokenizerCore;
+
+/// May be used by several threads.
+class Tokenizer {
+ public:
+  /// Reads tokenizer.json, of a folder or by its own name. The same text has the tokens that Hugging Face's library makes of it. Throws
+  /// IoError if the file can't be read or is damaged, and ConfigError, which names it, for a part that is none of byte-level BPE.
+  static Tokenizer read(const std::filesystem::path& path);
+  /// Throws ConfigError for a name of a pre-tokenizer that is not known, and for merges of tokens that are not there.
+  explicit Tokenizer(const BpeVocabulary& vocabulary);
+
+  /// Bytes that are no UTF-8 count as U+FFFD.
+  std::vector<int32_t> encode(std::string_view text, Ends ends = Ends::Added) const;
+  void encode(std::string_view text, std::vector<int32_t>& tokens, Ends ends = Ends::Added) const;  // appends
+  /// The text of tokens, with U+FFFD for bytes that are no UTF-8. Special tokens are left out if that is asked for. Throws UsageError for a
+  /// token that is not there.
+  enum class Special { Shown, LeftOut };
+  std::string decode(std::span<const int32_t> tokens, Special special = Special::LeftOut) const;
+
+  /// One more than the largest id.
+  int64_t size() const;
+  std::optional<int32_t> find(std::string_view token) const;
+  const std::string& token(int32_t id) const;
+
+  /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name.
+  BpeVocabulary vocabulary() const;
+  /// tokenizer.json and tokenizer_config.json, as transformers reads them.
+  void write(const std::filesystem::path& folder) const;
+
+ private:
+  explicit Tokenizer(std::shared_ptr<const TokenizerCore> core) : core_(std::move(core)) {}
+
+  std::shared_ptr<const TokenizerCore> core_;
+};
+
+}  // namespace tessera::data

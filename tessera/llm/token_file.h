@@ -1,0 +1,73 @@
+// Files of tokens: documents one after the other, which any process maps into its memory. They are safetensors files, so Python reads them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tessera/data/tokenizer.h"
+#include "tessera/llm/chat.h"
+
+namespace tessera::llm {
+
+/// A token that a model reads and does not learn to write, as a prompt's are, is stored as the number below zero that is as far from -1 as
+/// the token is from 0.
+constexpr int32_t only_read(int32_t token) {
+  return -1 - token;
+}
+constexpr bool is_only_read(int32_t stored) {
+  return stored < 0;
+}
+constexpr int32_t token_of(int32_t stored) {
+  return stored < 0 ? -1 - stored : stored;
+}
+
+struct TokenizeOptions {
+  std::optional<ChatTemplate> chat = {};  // for lines with messages
+  std::optional<int32_t> end = {};        // the token that ends a document, unless the template's own does
+  int threads = 0;                        // 0: as many as there are cores
+  /// Is told bytes that are done, and of all. Returns false to stop: what is done stays for the next call.
+  std::function<bool(uint64_t done, uint64_t all)> progress = {};
+};
+
+struct Tokenized {
+  int64_t documents = 0, tokens = 0, trained = 0;
+  int64_t found = 0;  // parts that an earlier call had made already
+};
+
+/// The tokens of one line of JSON: {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}. Throws UsageError for a line
+/// that is none of these.
+std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
+
+/// Makes a file of tokens of files of such lines, by several threads. What is done is kept in a folder beside `out` until all is: a second
+/// call with the same files and tokenizer goes on. Throws IoError for a line that can't be used, with the file and the line's number.
+Tokenized tokenize(std::span<const std::filesystem::path> inputs, const std::filesystem::path& out, const data::Tokenizer& tokenizer,
+                   const TokenizeOptions& options = {});
+
+/// Maps such a file. Throws IoError if it is none, or damaged.
+class TokenFile {
+ public:
+  explicit TokenFile(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  std::span<const int32_t> tokens() const { return tokens_; }  // as they are stored
+  std::span<const int64_t> ends() const { return ends_; }      // behind each document
+  /// One more than the largest token.
+  int64_t vocabulary() const { return vocabulary_; }
+
+ private:
+  struct Mapping;
+  std::filesystem::path path_;
+  std::shared_ptr<const Mapping> mapping_;
+  std::span<const int32_t> tokens_;
+  std::span<const int64_t> ends_;
+  int64_t vocabulary_ = 0;
+};
+
+}  // namespace tessera::llm

@@ -1,0 +1,193 @@
+// Lines of JSON become files of tokens, by any number of threads and in several goes, and these become rows for training.
+#include "tessera/llm/token_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/data/tokenizer_core.h"
+#include "tessera/llm/packing.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing::token_file_test {
+namespace {
+
+using llm::only_read;
+using llm::TokenizeOptions;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int32_t kBegin = 256, kEnd = 257, kTurn = 258, kTurnEnd = 259;
+
+/// A token for each byte, and some marks.
+data::Tokenizer tokenizer() {
+  data::BpeVocabulary vocabulary{.tokens = {}, .merges = {}, .added = {}, .special = {}, .pre = "gpt2", .bos = kBegin, .add_bos = true};
+  for (int byte = 0; byte < 256; byte++) vocabulary.tokens.push_back(data::letter_of(byte));
+  for (const auto* mark : {"<s>", "</s>", "<|im_start|>", "<|im_end|>"}) vocabulary.tokens.emplace_back(mark);
+  vocabulary.added = vocabulary.special = {kBegin, kEnd, kTurn, kTurnEnd};
+  return data::Tokenizer(vocabulary);
+}
+
+std::string text_of(std::span<const int32_t> stored) {
+  std::vector<int32_t> tokens;
+  for (const auto token : stored) tokens.push_back(llm::token_of(token));
+  return tokenizer().decode(tokens, data::Tokenizer::Special::Shown);
+}
+
+TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
+  const auto tokens = [&](const std::string& line, TokenizeOptions options = {.end = kEnd}) {
+    return llm::tokens_of_line(line, tokenizer(), options);
+  };
+  EXPECT_THAT(tokens(R"({"text": "ab"})"), ElementsAre(kBegin, 'a', 'b', kEnd));
+  EXPECT_THAT(tokens(R"({"text": "a"})", {}), ElementsAre(kBegin, 'a'));
+  EXPECT_THAT(tokens(R"({"prompt": "a", "completion": "b"})"), ElementsAre(only_read(kBegin), only_read('a'), 'b', kEnd));
+  const auto chat = tokens(R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})",
+                           {.chat = llm::ChatTemplate::ChatMl, .end = kTurnEnd});
+  EXPECT_EQ(text_of(chat), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_end|>");
+  std::string learned;
+  for (const auto token : chat) {
+    if (!llm::is_only_read(token)) learned += tokenizer().decode(std::vector{token}, data::Tokenizer::Special::Shown);
+  }
+  EXPECT_EQ(learned, "yo<|im_end|><|im_end|>");
+  const std::pair<const char*, const char*> wrong[] = {{"[1]", "it is no JSON object"},
+                                                       {"{", "it is no JSON object"},
+                                                       {R"({"texts": "a"})", "neither text, nor prompt and completion, nor messages"},
+                                                       {R"({"text": 1})", "text is no text"},
+                                                       {R"({"messages": []})", "it needs a chat template"}};
+  for (const auto& [line, why] : wrong) EXPECT_THAT(message_of<UsageError>([&] { tokens(line); }), HasSubstr(why)) << line;
+  const TokenizeOptions with_chat{.chat = llm::ChatTemplate::ChatMl};
+  EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "robot", "content": ""}]})", with_chat); }),
+              HasSubstr("the role 'robot'"));
+  EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "user", "content": ""}]})", with_chat); }),
+              HasSubstr("nothing to learn"));
+}
+
+TEST(Chat, IsWrittenByItsTemplate) {
+  const std::vector<llm::Message> messages = {{"system", " s "}, {"user", "u"}, {"assistant", " a\n"}};
+  const auto whole = [&](const char* name, std::span<const llm::Message> given) {
+    std::string text;
+    for (const auto& segment : llm::render(llm::chat_template_named(name), given))
+      text += segment.trained ? "[" + segment.text + "]" : segment.text;
+    return text;
+  };
+  EXPECT_EQ(whole("chatml", messages),
+            "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n[ a\n<|im_end|>]\n");
+  EXPECT_EQ(
+      whole("llama3", messages),
+      "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
+      "<|start_header_id|>assistant<|end_header_id|>\n\n[a<|eot_id|>]");
+  EXPECT_THAT(whole("alpaca", std::span(messages).subspan(1)),
+              HasSubstr("completes the request.\n\n### Instruction:\nu\n\n### Response:\n[ a\n]"));
+  EXPECT_EQ(llm::prompt_of(llm::ChatTemplate::ChatMl, std::span(messages).first(2)),
+            "<|im_start|>system\n s <|im_end|>\n<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_THAT(message_of<ConfigError>([] { llm::chat_template_named("jinja"); }),
+              HasSubstr("there is no chat template 'jinja'; choose one of chatml, llama3, alpaca"));
+}
+
+/// Lines of drawn lengths, some empty, and the last one without an end.
+std::string drawn_lines(int count, size_t longest) {
+  std::string lines;
+  for (int i = 0; i < count; i++) {
+    const auto length = static_cast<size_t>(i * 7919) % longest;
+    lines += nlohmann::json{{"text", std::to_string(i) + std::string(length, static_cast<char>('a' + i % 26))}}.dump() +
+             (i % 10 == 9 ? "\n\n" : "\n");
+  }
+  lines.pop_back();
+  return lines;
+}
+
+TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
+  const Folder folder;
+  write_file(folder / "a.jsonl", drawn_lines(700, 30'000));  // several parts, and lines across their borders
+  write_file(folder / "b.jsonl", drawn_lines(3, 10));
+  write_file(folder / "c.jsonl", nlohmann::json{{"text", std::string(9'000'000, 'x')}}.dump());  // a line of several parts
+  const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl", folder / "b.jsonl", folder / "c.jsonl"};
+  const auto made = llm::tokenize(inputs, folder / "one.tokens", tokenizer(), {.end = kEnd, .threads = 1});
+  EXPECT_EQ(made.documents, 704);
+  const llm::TokenFile file(folder / "one.tokens");
+  EXPECT_EQ(std::ssize(file.tokens()), made.tokens);
+  EXPECT_EQ(file.vocabulary(), 260);
+  int64_t begin = 0;
+  for (int64_t i = 0; i < 703; i++) {
+    const auto end = file.ends()[static_cast<size_t>(i)];
+    const auto text = text_of(file.tokens().subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+    const auto number = i < 700 ? i : i - 700;
+    ASSERT_TRUE(text.starts_with("<s>" + std::to_string(number)) && text.ends_with("</s>")) << i << text.substr(0, 30);
+    begin = end;
+  }
+  llm::tokenize(inputs, folder / "four.tokens", tokenizer(), {.end = kEnd, .threads = 4});
+  EXPECT_EQ(read_file(folder / "four.tokens"), read_file(folder / "one.tokens"));
+
+  // Stopped, and gone on with.
+  int calls = 0;
+  const TokenizeOptions stops{.end = kEnd, .threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
+  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }),
+              HasSubstr("goes on from here"));
+  EXPECT_FALSE(is_there(folder / "late.tokens"));
+  EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {.end = kEnd, .threads = 2}).found, 2);
+  EXPECT_EQ(read_file(folder / "late.tokens"), read_file(folder / "one.tokens"));
+  EXPECT_FALSE(is_there(folder / "late.tokens.parts"));
+  // Of what was begun with other options nothing is used.
+  calls = 0;
+  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }), HasSubstr("goes on"));
+  EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {}).found, 0);
+}
+
+TEST(TokenFiles, NameTheLineThatIsWrong) {
+  const Folder folder;
+  write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));
+  const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
+  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.threads = 3}); }),
+              HasSubstr("a.jsonl:661: it is no JSON object"));
+  write_file(folder / "empty.jsonl", "\n\n");
+  const std::vector<std::filesystem::path> empty = {folder / "empty.jsonl"};
+  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there is no document"));
+  write_file(folder / "z", "what");
+  EXPECT_THAT(message_of<IoError>([&] { llm::TokenFile(folder / "z"); }), HasSubstr("z is no safetensors file"));
+}
+
+TEST(PackedRows, HaveDocumentsAndTheirPlaces) {
+  const Folder folder;
+  write_file(folder / "a.jsonl", R"({"text": "abc"}
+{"prompt": "de", "completion": "f"}
+{"text": "ghijklm"}
+{"text": "n"})");
+  const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
+  llm::tokenize(inputs, folder / "t", tokenizer(), {.end = kEnd});  // <s>abc</s> <s>def</s> <s>ghijklm</s> <s>n</s>
+  const llm::TokenFile file(folder / "t");
+  const llm::PackedRows cut(file, 8);
+  ASSERT_EQ(cut.size(), 3);
+  const std::vector<int64_t> all = {0, 1, 2};
+  const auto rows = cut(all);
+  const auto expect_row = [&](const at::Tensor& values, std::vector<int64_t> expected) {
+    EXPECT_TRUE(at::equal(values, at::tensor(expected, at::kLong))) << values;
+  };
+  expect_row(rows.inputs[0][0], {kBegin, 'a', 'b', 'c', kEnd, kBegin, 'd', 'e'});
+  expect_row(rows.inputs[0][1], {0, 1, 2, 3, 4, 0, 1, 2});
+  expect_row(rows.targets[0], {'a', 'b', 'c', kEnd, -100, -100, -100, 'f'});
+  expect_row(rows.inputs[1][0], {'f', kEnd, kBegin, 'g', 'h', 'i', 'j', 'k'});
+  expect_row(rows.inputs[1][1], {0, 1, 0, 1, 2, 3, 4, 5});
+  expect_row(rows.targets[2], {'m', kEnd, -100, 'n', kEnd, -100, -100, -100});
+  expect_row(rows.inputs[2][1], {0, 1, 2, 0, 1, 2, 0, 1});
+
+  const llm::PackedRows whole(file, 8, llm::Packing::Whole);
+  ASSERT_EQ(whole.size(), 4);  // the third is longer than a row
+  const std::vector<int64_t> first = {0, 2, 3};
+  const auto apart = whole(first);
+  expect_row(apart.inputs[0][0], {kBegin, 'a', 'b', 'c', kEnd, 0, 0, 0});
+  expect_row(apart.targets[0], {'a', 'b', 'c', kEnd, -100, -100, -100, -100});
+  expect_row(apart.inputs[1][0], {kBegin, 'g', 'h', 'i', 'j', 'k', 'l', 'm'});
+  expect_row(apart.targets[1], {'g', 'h', 'i', 'j', 'k', 'l', 'm', kEnd});
+  expect_row(apart.inputs[2][0], {kEnd, kBegin, 'n', kEnd, 0, 0, 0, 0});
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::expect_vocabulary(file, 100); }),
+              HasSubstr("a vocabulary of 260, but the model knows only 100"));
+  EXPECT_THAT(message_of<UsageError>([&] { llm::PackedRows(file, 1); }), HasSubstr("rows of 1 tokens"));
+}
+
+}  // namespace
+}  // namespace tessera::testing::token_file_test

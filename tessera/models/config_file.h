@@ -1,0 +1,88 @@
+// A config.json of a Hugging Face folder that is being read, for errors that name the file and the key.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+
+namespace tessera::models {
+
+using Json = nlohmann::ordered_json;
+
+constexpr auto kConfigFile = "config.json";
+
+/// The whole file, or an object in it, whose keys have the name of that object in front.
+struct ConfigFile {
+  std::filesystem::path path;
+  Json json;
+  std::string prefix = {};
+
+  /// Throws IoError if the folder's config.json can't be read or holds no object.
+  static ConfigFile open(const std::filesystem::path& folder) {
+    ConfigFile file{.path = folder / kConfigFile, .json = {}};
+    file.json = Json::parse(InputFile(file.path).read_all(), nullptr, /*allow_exceptions=*/false);
+    if (!file.json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", file.path.string()));
+    return file;
+  }
+
+  [[noreturn]] void refuse(const std::string& key, const std::string& why) const {
+    const auto found = json.find(key);
+    const auto value = found == json.end() ? std::string("missing") : found->dump();
+    throw ConfigError(fmt::format("{}: {}{}: {}: {}", path.string(), prefix, key, value, why));
+  }
+
+  /// The value of a key that is there and not null, or nullptr.
+  const Json* find(const std::string& key) const {
+    const auto found = json.find(key);
+    return found == json.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  template <class T>
+  void read(const std::string& key, T& member) const {
+    const auto found = json.find(key);
+    if (found == json.end()) return;
+    if constexpr (std::is_same_v<T, bool>) {
+      if (!found->is_boolean()) refuse(key, "this must be true or false");
+    } else if constexpr (std::is_same_v<T, std::string>) {
+      if (!found->is_string()) refuse(key, "this must be a text");
+    } else if constexpr (std::is_integral_v<T>) {
+      if (!found->is_number_integer()) refuse(key, "this must be an integer");
+    } else {
+      if (!found->is_number()) refuse(key, "this must be a number");
+    }
+    found->get_to(member);
+  }
+  template <class T>
+  void read(const std::string& key, std::optional<T>& member) const {
+    const auto found = json.find(key);
+    if (found == json.end()) return;
+    member.reset();
+    if (!found->is_null()) read(key, member.emplace());
+  }
+
+  /// What would make another model of it.
+  void expect(const std::string& key, const Json& value, const std::string& models) const {
+    const auto found = json.find(key);
+    if (found != json.end() && *found != value) refuse(key, fmt::format("{} knows only {}", models, value.dump()));
+  }
+
+  static void write(const std::filesystem::path& folder, const Json& json) {
+    make_folder(folder);
+    NewFile file(folder / kConfigFile);
+    const auto text = json.dump(2) + "\n";
+    file.write(std::as_bytes(std::span(text)));
+    file.commit();
+  }
+};
+
+}  // namespace tessera::models

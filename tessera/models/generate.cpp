@@ -1,0 +1,67 @@
+#include "tessera/models/generate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+
+namespace tessera::models {
+namespace {
+
+/// As it was, whatever happens.
+class Evaluation {
+ public:
+  explicit Evaluation(torch::nn::Module& model) : model_(model), training_(model.is_training()) { model_.eval(); }
+  ~Evaluation() { model_.train(training_); }
+  Evaluation(const Evaluation&) = delete;
+  Evaluation& operator=(const Evaluation&) = delete;
+
+ private:
+  torch::nn::Module& model_;
+  bool training_;
+};
+
+/// One token of each row of scores {batch, vocabulary}: {batch}.
+at::Tensor chosen(const at::Tensor& scores, const GenerateOptions& options, const at::Generator& random) {
+  if (options.temperature == 0) return scores.argmax(-1);
+  auto [likely, tokens] = (scores.to(at::kFloat) / options.temperature).softmax(-1).sort(-1, /*descending=*/true);
+  // Those before which the sum is reached already are left out; the first one stays.
+  likely = at::where(likely.cumsum(-1) - likely >= options.top_p, 0, likely);
+  likely.select(-1, 0).clamp_min_(1e-30);
+  return tokens.gather(-1, likely.multinomial(1, /*replacement=*/false, random)).squeeze(-1);
+}
+
+void expect_sense(const at::Tensor& tokens, const GenerateOptions& options, int64_t longest) {
+  if (tokens.dim() != 2 || tokens.numel() == 0) throw UsageError("generate: tokens are {batch, length}, and at least one");
+  if (options.temperature < 0 || options.top_p <= 0 || options.top_p > 1)
+    throw UsageError(fmt::format("generate: a temperature of {} and a top_p of {} make no sense; give at least 0, and above 0 up to 1",
+                                 options.temperature, options.top_p));
+  if (tokens.size(1) + options.most > longest)
+    throw UsageError(fmt::format("generate: {} tokens and {} more are longer than this model's max_position_embeddings, {}", tokens.size(1),
+                                 options.most, longest));
+}
+
+}  // namespace
+
+at::Tensor generate(LlamaForCausalLMImpl& model, const at::Tensor& tokens, const GenerateOptions& options) {
+  expect_sense(tokens, options, model.model->config.max_position_embeddings);
+  const c10::AutoGradMode no_grad(false);
+  const Evaluation evaluation(model);
+  const auto random = at::detail::createCPUGenerator(options.seed);
+  LlamaCache cache(tokens.size(1) + options.most);
+  std::vector<at::Tensor> all = {tokens};
+  auto ended = at::zeros({tokens.size(0)}, at::kBool);
+  for (auto next = tokens; std::ssize(all) <= options.most;) {
+    const auto states = call(model.model, next, LlamaInput{.cache = &cache});
+    auto token = chosen(model.scores(states.select(1, -1)).cpu(), options, random);
+    if (all.size() > 1) token = at::where(ended, all.back().cpu().squeeze(1), token);
+    for (const auto end : options.ends) ended = ended | (token == end);
+    if (options.listen) options.listen(token[0].item<int64_t>());
+    all.push_back(next = token.unsqueeze(1).to(tokens.device()));
+    if (ended.all().item<bool>()) break;
+  }
+  return at::cat(all, 1);
+}
+
+}  // namespace tessera::models

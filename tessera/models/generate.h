@@ -1,0 +1,28 @@
+// Texts that a model goes on with, token by token.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "tessera/models/llama.h"
+
+namespace tessera::models {
+
+struct GenerateOptions {
+  int64_t most = 64;               // how many tokens are added
+  double temperature = 0;          // 0: always the likeliest token; 1: by the model's own probabilities
+  double top_p = 1;                // drawn from the likeliest tokens that together have this probability
+  uint64_t seed = 0;               // of what is drawn; the same on all ranks
+  std::vector<int64_t> ends = {};  // after one of these a row ends, and goes on with it; all rows at their end end it
+  /// Is given each new token of the first row.
+  std::function<void(int64_t)> listen = {};
+};
+
+/// Takes tokens {batch, length}, rows without padding, and returns {batch, length + added}. The model may be sharded: then all ranks call
+/// it with the same tokens, and get the same text. Keys and values of the text are kept, so that each token takes a pass over one token.
+at::Tensor generate(LlamaForCausalLMImpl& model, const at::Tensor& tokens, const GenerateOptions& options = {});
+
+}  // namespace tessera::models

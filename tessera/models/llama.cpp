@@ -1,0 +1,171 @@
+#include "tessera/models/llama.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/nn/init.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/grouped_attention.h"
+#include "tessera/nn/linear.h"
+#include "tessera/nn/swiglu.h"
+
+namespace tessera::models {
+namespace {
+
+using torch::nn::Linear;
+
+Linear make_linear(int64_t inputs, int64_t outputs, bool bias, const LlamaConfig& config) {
+  Linear linear(torch::nn::LinearOptions(inputs, outputs).bias(bias));
+  torch::nn::init::normal_(linear->weight, 0, config.initializer_range);
+  if (bias) torch::nn::init::zeros_(linear->bias);
+  return linear;
+}
+
+nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
+  return nn::RmsNorm(size, config.rms_norm_eps);
+}
+
+const LlamaConfig& checked(const LlamaConfig& config) {
+  expect_sense(config);
+  return config;
+}
+
+/// Which keys the queries of the last places see: {1 or batch, 1, queries, keys}. `documents`: which one a token is of, or undefined.
+at::Tensor mask_of(int64_t queries, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents, at::Device device) {
+  const auto options = at::TensorOptions(device).dtype(at::kLong);
+  const auto from = at::arange(keys - queries, keys, options).unsqueeze(1), to = at::arange(keys, options).unsqueeze(0);
+  auto seen = to <= from;
+  if (window) seen = seen & (to > from - *window);
+  seen = seen.unsqueeze(0).unsqueeze(0);
+  if (documents.defined()) seen = seen & (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1);
+  return seen;
+}
+
+}  // namespace
+
+LlamaAttentionImpl::LlamaAttentionImpl(const LlamaConfig& config, int64_t layer)
+    : layer(layer),
+      head_size(config.head_size()),
+      rotates(config.rotates(layer)),
+      slides(config.slides(layer)),
+      dropout(config.attention_dropout) {
+  const auto queries = config.num_attention_heads * head_size, keys = config.key_value_heads() * head_size;
+  const bool bias = config.attention_bias || config.model_type == "qwen2";
+  q_proj = register_module("q_proj", make_linear(config.hidden_size, queries, bias, config));
+  k_proj = register_module("k_proj", make_linear(config.hidden_size, keys, bias, config));
+  v_proj = register_module("v_proj", make_linear(config.hidden_size, keys, bias, config));
+  o_proj = register_module("o_proj", make_linear(queries, config.hidden_size, config.attention_bias, config));
+  if (config.model_type != "qwen3") return;
+  q_norm = register_module("q_norm", make_norm(head_size, config));
+  k_norm = register_module("k_norm", make_norm(head_size, config));
+}
+
+at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass) {
+  const auto heads_of = [&](const Linear& projection, const nn::RmsNorm& norm) {
+    const auto heads = nn::linear(projection, states).unflatten(2, {-1, head_size});
+    return norm.is_empty() ? heads : call(norm, heads);
+  };
+  const auto placed = [&](const at::Tensor& heads) {
+    return rotates ? nn::rotary(heads, pass->table) : heads.transpose(1, 2).contiguous();
+  };
+  const auto queries = placed(heads_of(q_proj, q_norm));
+  auto keys = placed(heads_of(k_proj, k_norm)), values = heads_of(v_proj, nullptr).transpose(1, 2).contiguous();
+  if (auto* cache = pass->cache) {
+    auto& kept = cache->layers_[static_cast<size_t>(layer)];
+    const auto append = [&](at::Tensor& all, at::Tensor& added) {
+      if (!all.defined()) all = at::empty({added.size(0), added.size(1), cache->longest_, added.size(3)}, added.options());
+      all.narrow(2, cache->length_, added.size(2)).copy_(added);
+      added = all.narrow(2, 0, cache->length_ + added.size(2));
+    };
+    append(kept.keys, keys);
+    append(kept.values, values);
+  }
+  const auto& mask = slides ? pass->sliding_mask : pass->mask;
+  const bool causal = !mask.defined() && queries.size(2) > 1;
+  return nn::linear(o_proj,
+                    nn::grouped_attention(queries, keys, values, {.mask = mask, .causal = causal, .dropout = is_training() ? dropout : 0}));
+}
+
+LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
+    : gate_proj(register_module("gate_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config))),
+      up_proj(register_module("up_proj", make_linear(config.hidden_size, config.intermediate_size, config.mlp_bias, config))),
+      down_proj(register_module("down_proj", make_linear(config.intermediate_size, config.hidden_size, config.mlp_bias, config))) {}
+
+at::Tensor LlamaMLPImpl::forward(const at::Tensor& states) {
+  return nn::linear(down_proj, nn::swiglu(nn::linear(gate_proj, states), nn::linear(up_proj, states)));
+}
+
+LlamaDecoderLayerImpl::LlamaDecoderLayerImpl(const LlamaConfig& config, int64_t layer)
+    : input_layernorm(register_module("input_layernorm", make_norm(config.hidden_size, config))),
+      post_attention_layernorm(register_module("post_attention_layernorm", make_norm(config.hidden_size, config))),
+      self_attn(register_module("self_attn", LlamaAttention(config, layer))),
+      mlp(register_module("mlp", LlamaMLP(config))) {}
+
+at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass) {
+  const auto attended = states + self_attn(input_layernorm(states), pass);
+  return attended + mlp(post_attention_layernorm(attended));
+}
+
+LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
+    : config(checked(config)),
+      embed_tokens(register_module("embed_tokens", torch::nn::Embedding(config.vocab_size, config.hidden_size))),
+      layers(register_module("layers", torch::nn::ModuleList())),
+      norm(register_module("norm", make_norm(config.hidden_size, config))) {
+  torch::nn::init::normal_(embed_tokens->weight, 0, config.initializer_range);
+  for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) layers->push_back(LlamaDecoderLayer(config, layer));
+}
+
+at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& input) {
+  const auto length = tokens.size(1), before = input.cache == nullptr ? 0 : input.cache->length_, all = before + length;
+  if (input.cache != nullptr && input.positions.defined()) throw UsageError("LlamaInput: several documents in a row have no cache");
+  if (input.cache != nullptr && all > input.cache->longest_)
+    throw UsageError(fmt::format("a text of {} tokens does not fit a LlamaCache for {}", all, input.cache->longest_));
+  if (all > config.max_position_embeddings)
+    throw UsageError(
+        fmt::format("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings));
+  const auto pass = std::make_shared<LlamaPass>();
+  const auto positions = input.positions.defined() ? input.positions : at::arange(before, all, tokens.options()).unsqueeze(0);
+  pass->table = nn::rotary_table(config.rope, config.head_size(), positions);
+  const auto documents = input.positions.defined() ? (input.positions == 0).cumsum(1) : at::Tensor();
+  const bool slides = config.sliding_window.value_or(all) < all;
+  const bool several_after_others = before > 0 && length > 1;
+  if (documents.defined() || several_after_others) pass->mask = mask_of(length, all, {}, documents, tokens.device());
+  pass->sliding_mask = slides ? mask_of(length, all, config.sliding_window, documents, tokens.device()) : pass->mask;
+  pass->cache = input.cache;
+  if (input.cache != nullptr) input.cache->layers_.resize(static_cast<size_t>(config.num_hidden_layers));
+  auto states = embed_tokens(tokens);
+  for (const auto& layer : *layers) states = call(layer->as<LlamaDecoderLayer>(), states, std::shared_ptr<const LlamaPass>(pass));
+  if (input.cache != nullptr) input.cache->length_ = all;
+  return norm(states);
+}
+
+LlamaForCausalLMImpl::LlamaForCausalLMImpl(const LlamaConfig& config) : model(register_module("model", LlamaModel(config))) {
+  if (!config.tie_word_embeddings)
+    lm_head = register_module("lm_head", make_linear(config.hidden_size, config.vocab_size, /*bias=*/false, config));
+}
+
+at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens, const LlamaInput& input) {
+  return scores(call(model, tokens, input));
+}
+
+at::Tensor LlamaForCausalLMImpl::scores(const at::Tensor& states) {
+  return lm_head.is_empty() ? at::linear(states, model->embed_tokens->weight) : nn::linear(lm_head, states);
+}
+
+at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,
+                                      const LlamaInput& input) {
+  const auto states = call(model, tokens, input);
+  if (lm_head.is_empty()) return nn::linear_cross_entropy(states, model->embed_tokens->weight, targets, options);
+  const auto of_head = [&](const torch::nn::LinearImpl& head, const at::Tensor& x) {
+    return nn::linear_cross_entropy(x, head.weight, targets, options);
+  };
+  return call_with(lm_head, of_head, states);
+}
+
+std::vector<std::string> LlamaForCausalLMImpl::surplus_names() const {
+  std::vector<std::string> names = {".*rotary_emb\\.inv_freq"};
+  if (lm_head.is_empty()) names.emplace_back("lm_head\\.weight");
+  return names;
+}
+
+}  // namespace tessera::models

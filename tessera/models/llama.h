@@ -1,0 +1,120 @@
+// Decoders like Llama, with the parameters and the names of Hugging Face's: Llama, Mistral, Qwen 2 and 3, SmolLM. What they make of tokens
+// are the numbers of transformers.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tessera/models/llama_config.h"
+#include "tessera/nn/linear_cross_entropy.h"
+#include "tessera/nn/rms_norm.h"
+#include "tessera/shard/call.h"
+
+namespace tessera::models {
+
+/// Keys and values of tokens that a model has seen, for those that follow. A pass with it appends its own.
+class LlamaCache {
+ public:
+  /// For texts of up to so many tokens.
+  explicit LlamaCache(int64_t longest) : longest_(longest) {}
+
+  int64_t length() const { return length_; }
+  int64_t longest() const { return longest_; }
+
+ private:
+  friend struct LlamaAttentionImpl;
+  friend struct LlamaModelImpl;
+  struct Layer {
+    at::Tensor keys, values;  // {batch, heads, longest, size}
+  };
+  int64_t longest_, length_ = 0;
+  std::vector<Layer> layers_ = {};
+};
+
+/// What a pass may be told besides its tokens.
+struct LlamaInput {
+  /// Integers {batch, length}, for several documents in one row: the place of each token in its document, which begins at 0. Tokens see
+  /// only those of their own document.
+  at::Tensor positions = {};
+  LlamaCache* cache = nullptr;  // not together with positions
+};
+
+/// What all layers of a pass have in common.
+struct LlamaPass {
+  nn::RotaryTable table;
+  at::Tensor mask = {}, sliding_mask = {};  // undefined: each token sees those before it, or all if there is but one
+  LlamaCache* cache = nullptr;
+};
+
+struct LlamaAttentionImpl : torch::nn::Module {
+  LlamaAttentionImpl(const LlamaConfig& config, int64_t layer);
+  at::Tensor forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass);
+
+  int64_t layer, head_size;
+  bool rotates, slides;
+  double dropout;
+  torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
+  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // of some kinds only
+};
+TORCH_MODULE(LlamaAttention);
+
+struct LlamaMLPImpl : torch::nn::Module {
+  explicit LlamaMLPImpl(const LlamaConfig& config);
+  at::Tensor forward(const at::Tensor& states);
+
+  torch::nn::Linear gate_proj{nullptr}, up_proj{nullptr}, down_proj{nullptr};
+};
+TORCH_MODULE(LlamaMLP);
+
+struct LlamaDecoderLayerImpl : torch::nn::Module {
+  LlamaDecoderLayerImpl(const LlamaConfig& config, int64_t layer);
+  at::Tensor forward(const at::Tensor& states, const std::shared_ptr<const LlamaPass>& pass);
+
+  Called<nn::RmsNorm> input_layernorm{nullptr}, post_attention_layernorm{nullptr};
+  Called<LlamaAttention> self_attn{nullptr};
+  Called<LlamaMLP> mlp{nullptr};
+};
+TORCH_MODULE(LlamaDecoderLayer);
+
+struct LlamaModelImpl : torch::nn::Module {
+  explicit LlamaModelImpl(const LlamaConfig& config);
+
+  /// Takes tokens {batch, length} and returns the states of the last layer, normalised: {batch, length, hidden_size}. A text that is longer
+  /// than the model's max_position_embeddings is an error.
+  at::Tensor forward(const at::Tensor& tokens, const LlamaInput& input = {});
+
+  LlamaConfig config;
+  Called<torch::nn::Embedding> embed_tokens{nullptr};
+  torch::nn::ModuleList layers;
+  Called<nn::RmsNorm> norm{nullptr};
+};
+TORCH_MODULE(LlamaModel);
+
+struct LlamaForCausalLMImpl : torch::nn::Module {
+  explicit LlamaForCausalLMImpl(const LlamaConfig& config);
+
+  /// Returns scores {batch, length, vocab_size}.
+  at::Tensor forward(const at::Tensor& tokens, const LlamaInput& input = {});
+  /// The scores of states that the model has returned.
+  at::Tensor scores(const at::Tensor& states);
+  /// The mean cross entropy of `targets`, {batch, length}, which are the tokens that follow; -100 for those that do not count. The scores
+  /// are never there as a whole.
+  at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
+                  const LlamaInput& input = {});
+
+  /// Names in files of others that have no place here, for WeightsOptions::may_be_unknown.
+  std::vector<std::string> surplus_names() const;
+
+  LlamaModel model{nullptr};
+  torch::nn::Linear lm_head{nullptr};  // null if the embeddings are the head, too
+};
+TORCH_MODULE(LlamaForCausalLM);
+
+}  // namespace tessera::models

@@ -1,0 +1,240 @@
+#include "tessera/models/llama_config.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "tessera/models/config_file.h"
+
+namespace tessera::models {
+namespace {
+
+constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
+
+/// What transformers takes where the file says nothing.
+struct Family {
+  std::string_view model_type, architecture;
+  double rope_theta = 10000;
+  std::optional<int64_t> sliding_window = {}, head_dim = {};
+  bool tied = false;
+};
+constexpr std::array kFamilies = {
+    Family{"llama", "LlamaForCausalLM"},
+    Family{.model_type = "mistral", .architecture = "MistralForCausalLM", .sliding_window = 4096},
+    Family{"qwen2", "Qwen2ForCausalLM"},
+    Family{.model_type = "qwen3", .architecture = "Qwen3ForCausalLM", .head_dim = 128},
+    Family{.model_type = "smollm3", .architecture = "SmolLM3ForCausalLM", .rope_theta = 2000000, .tied = true},
+};
+
+const Family* family_of(std::string_view model_type) {
+  const auto found = std::ranges::find(kFamilies, model_type, &Family::model_type);
+  return found == kFamilies.end() ? nullptr : &*found;
+}
+
+std::string families() {
+  std::vector<std::string_view> names;
+  for (const auto& family : kFamilies) names.push_back(family.model_type);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+/// Calls visit(key, member) for all members that have the form of a number or of true and false in the file.
+void each_plain(auto& config, const auto& visit) {
+  visit("vocab_size", config.vocab_size);
+  visit("hidden_size", config.hidden_size);
+  visit("intermediate_size", config.intermediate_size);
+  visit("num_hidden_layers", config.num_hidden_layers);
+  visit("num_attention_heads", config.num_attention_heads);
+  visit("max_position_embeddings", config.max_position_embeddings);
+  visit("rms_norm_eps", config.rms_norm_eps);
+  visit("initializer_range", config.initializer_range);
+  visit("attention_dropout", config.attention_dropout);
+  visit("attention_bias", config.attention_bias);
+  visit("mlp_bias", config.mlp_bias);
+  visit("tie_word_embeddings", config.tie_word_embeddings);
+}
+
+/// The keys of rope_parameters, or of rope_scaling beside a rope_theta.
+void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions& rope) {
+  const auto* found = file.find(key);
+  if (found == nullptr) return;
+  if (!found->is_object()) file.refuse(key, "this must be an object with rope_type");
+  ConfigFile inner{.path = file.path, .json = *found, .prefix = file.prefix + key + ": "};
+  std::string type = "default";
+  inner.read("type", type);
+  inner.read("rope_type", type);
+  inner.read("rope_theta", rope.theta);
+  inner.read("partial_rotary_factor", rope.partial_rotary_factor);
+  if (type == "linear") {
+    inner.read("factor", rope.factor);
+  } else if (type == "llama3") {
+    auto& scaling = rope.llama3.emplace();
+    for (const auto* needed : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      if (inner.find(needed) == nullptr) inner.refuse(needed, "llama3 needs it");
+    inner.read("factor", scaling.factor);
+    inner.read("low_freq_factor", scaling.low_freq_factor);
+    inner.read("high_freq_factor", scaling.high_freq_factor);
+    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
+  } else if (type != "default") {
+    inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear or llama3");
+  }
+}
+
+void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
+  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama";
+  bool uses = !slides_by_layer;
+  file.read("use_sliding_window", uses);
+  config.sliding_window = family.sliding_window;
+  file.read("sliding_window", config.sliding_window);
+  if (!uses || family.model_type == "llama") config.sliding_window.reset();
+  if (config.sliding_window) {
+    int64_t full = 0;  // as many layers come first, and see all tokens
+    if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
+    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
+      config.layer_types.emplace_back(layer < full || family.model_type == "smollm3" ? kFull : kSliding);
+  }
+  if (const auto* types = file.find("layer_types"); types != nullptr && slides_by_layer) {
+    const bool known = types->is_array() && std::ranges::all_of(*types, [](const Json& type) { return type == kFull || type == kSliding; });
+    if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
+    config.layer_types = types->get<std::vector<std::string>>();
+    if (!config.sliding_window && std::ranges::find(config.layer_types, kSliding) != config.layer_types.end())
+      file.refuse("layer_types", "there is no sliding_window");
+    if (!config.sliding_window) config.layer_types.clear();
+  }
+  if (family.model_type != "smollm3") return;
+  if (const auto* layers = file.find("no_rope_layers")) {
+    if (!layers->is_array() || !std::ranges::all_of(*layers, &Json::is_number_integer))
+      file.refuse("no_rope_layers", "this must be a list of 0 and 1");
+    config.no_rope_layers = layers->get<std::vector<int64_t>>();
+  } else {
+    int64_t interval = 4;
+    file.read("no_rope_layer_interval", interval);
+    if (interval < 1) file.refuse("no_rope_layer_interval", "this must be at least 1");
+    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) config.no_rope_layers.push_back((layer + 1) % interval != 0 ? 1 : 0);
+  }
+}
+
+void read_tokens(const ConfigFile& file, LlamaConfig& config) {
+  file.read("bos_token_id", config.bos_token_id);
+  file.read("pad_token_id", config.pad_token_id);
+  const auto* eos = file.find("eos_token_id");
+  if (eos == nullptr) return;
+  if (eos->is_number_integer()) {
+    config.eos_token_ids = {eos->get<int64_t>()};
+  } else if (eos->is_array() && std::ranges::all_of(*eos, &Json::is_number_integer)) {
+    config.eos_token_ids = eos->get<std::vector<int64_t>>();
+  } else {
+    file.refuse("eos_token_id", "this must be an integer, or a list of them");
+  }
+}
+
+}  // namespace
+
+bool LlamaConfig::slides(int64_t layer) const {
+  return sliding_window && !layer_types.empty() && layer_types[static_cast<size_t>(layer)] == kSliding;
+}
+
+LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
+  const auto file = ConfigFile::open(folder);
+  LlamaConfig config;
+  if (file.find("model_type") == nullptr) file.refuse("model_type", fmt::format("choose one of {}", families()));
+  file.read("model_type", config.model_type);
+  const auto* family = family_of(config.model_type);
+  if (family == nullptr) file.refuse("model_type", fmt::format("models::Llama... knows only {}", families()));
+  file.expect("hidden_act", "silu", "models::Llama...");
+  if (file.find("quantization_config") != nullptr)
+    file.refuse("quantization_config", "quantized weights can't be trained; give the folder of the model before");
+  config.tie_word_embeddings = family->tied;
+  config.head_dim = family->head_dim;
+  config.rope.theta = family->rope_theta;
+  each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
+  file.read("num_key_value_heads", config.num_key_value_heads);
+  file.read("head_dim", config.head_dim);
+  file.read("rope_theta", config.rope.theta);
+  file.read("partial_rotary_factor", config.rope.partial_rotary_factor);
+  read_rope(file, "rope_scaling", config.rope);
+  read_rope(file, "rope_parameters", config.rope);
+  read_layers(file, *family, config);
+  read_tokens(file, config);
+  try {
+    expect_sense(config);
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("{}: {}", file.path.string(), error.what()));
+  }
+  return config;
+}
+
+void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtype) const {
+  const auto* family = family_of(model_type);
+  Json json = {{"architectures", {family->architecture}}, {"model_type", model_type}, {"hidden_act", "silu"}};
+  each_plain(*this, [&](const char* key, const auto& member) { json[key] = member; });
+  json["num_key_value_heads"] = key_value_heads();
+  json["head_dim"] = head_size();
+  json["rope_theta"] = rope.theta;
+  if (rope.partial_rotary_factor != 1) json["partial_rotary_factor"] = rope.partial_rotary_factor;
+  json["rope_scaling"] = nullptr;
+  if (rope.llama3) {
+    json["rope_scaling"] = {{"rope_type", "llama3"},
+                            {"factor", rope.llama3->factor},
+                            {"low_freq_factor", rope.llama3->low_freq_factor},
+                            {"high_freq_factor", rope.llama3->high_freq_factor},
+                            {"original_max_position_embeddings", rope.llama3->original_max_position_embeddings}};
+  } else if (rope.factor != 1) {
+    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope.factor}};
+  }
+  if (model_type != "llama") {
+    json["sliding_window"] = sliding_window ? Json(*sliding_window) : Json();
+    if (model_type != "mistral") json["use_sliding_window"] = sliding_window.has_value();
+    if (!layer_types.empty() && model_type != "mistral") json["layer_types"] = layer_types;
+  }
+  if (!no_rope_layers.empty()) json["no_rope_layers"] = no_rope_layers;
+  json["bos_token_id"] = bos_token_id ? Json(*bos_token_id) : Json();
+  json["eos_token_id"] = eos_token_ids.empty() ? Json() : eos_token_ids.size() == 1 ? Json(eos_token_ids[0]) : Json(eos_token_ids);
+  json["pad_token_id"] = pad_token_id ? Json(*pad_token_id) : Json();
+  json["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float32";
+  ConfigFile::write(folder, json);
+}
+
+void expect_sense(const LlamaConfig& config) {
+  const auto expect = [](bool holds, const char* key, const auto& value, const std::string& rule) {
+    if (!holds) throw ConfigError(fmt::format("{} of {} makes no {}: it must be {}", key, value, "Llama", rule));
+  };
+  expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
+  each_plain(config, [&](const char* key, auto value) {
+    if constexpr (std::is_same_v<decltype(value), int64_t>) expect(value >= 1, key, value, "at least 1");
+  });
+  const auto heads = config.num_attention_heads, shared = config.key_value_heads();
+  expect(config.head_dim || config.hidden_size % heads == 0, "hidden_size", config.hidden_size,
+         "a multiple of num_attention_heads, unless head_dim is given");
+  expect(config.head_size() >= 1, "head_dim", config.head_size(), "at least 1");
+  expect(shared >= 1 && heads % shared == 0, "num_key_value_heads", shared, "a divisor of num_attention_heads");
+  const auto turned = nn::rotary_size(config.rope, config.head_size());
+  expect(turned >= 2 && turned % 2 == 0 && turned <= config.head_size(), "partial_rotary_factor", config.rope.partial_rotary_factor,
+         fmt::format("such that an even number of the {} values of a head are turned", config.head_size()));
+  expect(config.rope.theta > 0, "rope_theta", config.rope.theta, "above 0");
+  expect(config.rope.factor > 0, "factor", config.rope.factor, "above 0");
+  if (const auto& scaling = config.rope.llama3) {
+    expect(scaling->factor > 0, "factor", scaling->factor, "above 0");
+    expect(scaling->low_freq_factor > 0, "low_freq_factor", scaling->low_freq_factor, "above 0");
+    expect(scaling->high_freq_factor > scaling->low_freq_factor, "high_freq_factor", scaling->high_freq_factor, "above low_freq_factor");
+    expect(scaling->original_max_position_embeddings >= 1, "original_max_position_embeddings", scaling->original_max_position_embeddings,
+           "at least 1");
+  }
+  expect(config.rms_norm_eps > 0, "rms_norm_eps", config.rms_norm_eps, "above 0");
+  expect(config.initializer_range >= 0, "initializer_range", config.initializer_range, "at least 0");
+  expect(config.attention_dropout >= 0 && config.attention_dropout < 1, "attention_dropout", config.attention_dropout,
+         "at least 0 and below 1");
+  expect(config.sliding_window.value_or(1) >= 1, "sliding_window", config.sliding_window.value_or(1), "at least 1");
+  const auto layers = static_cast<size_t>(config.num_hidden_layers);
+  const auto for_all = fmt::format("a list of {} entries, one for each layer", layers);
+  expect(config.layer_types.empty() || config.layer_types.size() == layers, "layer_types",
+         fmt::format("{}", fmt::join(config.layer_types, ", ")), for_all);
+  expect(config.no_rope_layers.empty() || config.no_rope_layers.size() == layers, "no_rope_layers",
+         fmt::format("{}", fmt::join(config.no_rope_layers, ", ")), for_all);
+  auto tokens = config.eos_token_ids;
+  for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
+  for (const auto token : tokens) expect(token >= -1 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");
+}
+
+}  // namespace tessera::models

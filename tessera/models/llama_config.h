@@ -1,0 +1,59 @@
+// The shape of a decoder like Llama, as a Hugging Face folder describes it in config.json.
+#pragma once
+
+#include <ATen/core/ScalarType.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/nn/rotary.h"
+
+namespace tessera::models {
+
+/// Members have the names of the keys in config.json. `model_type` is one of llama, mistral, qwen2, qwen3 and smollm3: qwen2 has biases in
+/// the projections to queries, keys and values; qwen3 normalises queries and keys.
+struct LlamaConfig {
+  std::string model_type = "llama";
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 4096;
+  int64_t intermediate_size = 11008;
+  int64_t num_hidden_layers = 32;
+  int64_t num_attention_heads = 32;
+  std::optional<int64_t> num_key_value_heads = {};  // num_attention_heads unless given
+  std::optional<int64_t> head_dim = {};             // hidden_size / num_attention_heads unless given
+  int64_t max_position_embeddings = 2048;           // tokens in the longest text
+  double rms_norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  double attention_dropout = 0;
+  bool attention_bias = false, mlp_bias = false;
+  bool tie_word_embeddings = false;          // whether the output head is the matrix of embeddings
+  nn::RotaryOptions rope = {};               // rope_parameters, or rope_theta and rope_scaling
+  std::vector<int64_t> no_rope_layers = {};  // 0 for a layer without rotary embeddings, 1 for others; empty: all layers have them
+  /// How many tokens a token sees, itself included, in the layers whose entry is "sliding_attention".
+  std::optional<int64_t> sliding_window = {};
+  std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: the first for all layers
+  std::optional<int64_t> bos_token_id = {}, pad_token_id = {};
+  std::vector<int64_t> eos_token_ids = {};  // eos_token_id: after one of them a text ends
+
+  int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
+  int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
+  bool slides(int64_t layer) const;
+  bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
+
+  /// Reads config.json of the folder, in the form of transformers 5 and in that of before. Throws IoError if that can't be read or is
+  /// damaged, and ConfigError, which names the key, if it describes a model that is none of ours.
+  static LlamaConfig read(const std::filesystem::path& folder);
+
+  /// Writes it so that transformers of before and after 5 reads it. `dtype`: that of the weights beside it.
+  void write(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat) const;
+
+  bool operator==(const LlamaConfig&) const = default;
+};
+
+/// Throws ConfigError, which names the key, for sizes that make no model.
+void expect_sense(const LlamaConfig& config);
+
+}  // namespace tessera::models

@@ -1,0 +1,189 @@
+// What a decoder makes of texts does not depend on how they come: one by one or packed into a row, at once or token by token, sharded or
+// not.
+#include "tessera/models/llama.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/models/generate.h"
+#include "tessera/shard/checkpoint_modules.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+
+namespace tessera::testing::llama_test {
+namespace {
+
+using models::LlamaConfig;
+using models::LlamaForCausalLM;
+using ::testing::HasSubstr;
+
+LlamaConfig small(bool sliding = false) {
+  LlamaConfig config{.vocab_size = 40,
+                     .hidden_size = 24,
+                     .intermediate_size = 36,
+                     .num_hidden_layers = 2,
+                     .num_attention_heads = 4,
+                     .num_key_value_heads = 2,
+                     .max_position_embeddings = 32,
+                     .initializer_range = 0.2};
+  if (!sliding) return config;
+  config.model_type = "mistral";
+  config.sliding_window = 4;
+  config.layer_types = {"full_attention", "sliding_attention"};
+  return config;
+}
+
+LlamaForCausalLM seeded(const LlamaConfig& config) {
+  static std::mutex generator;
+  std::lock_guard lock(generator);
+  torch::manual_seed(6);
+  return LlamaForCausalLM(config);
+}
+
+at::Tensor text(int64_t length, int64_t seed = 1) {
+  return (at::arange(length) * (3 + seed) + seed) % 40;
+}
+
+TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
+  for (const bool sliding : {false, true}) {
+    auto model = seeded(small(sliding));
+    const auto first = text(5, 1), second = text(9, 2), third = text(2, 3);
+    const auto row = at::cat({first, second, third}).unsqueeze(0),
+               positions = at::cat({at::arange(5), at::arange(9), at::arange(2)}).unsqueeze(0);
+    const auto packed = model(row, models::LlamaInput{.positions = positions});
+    const auto apart = at::cat({model(first.unsqueeze(0)), model(second.unsqueeze(0)), model(third.unsqueeze(0))}, 1);
+    EXPECT_TRUE(at::allclose(packed, apart, 1e-4, 1e-5)) << sliding;
+    // In a batch each row has documents of its own.
+    const auto two = model(at::cat({row, row}), models::LlamaInput{.positions = at::cat({positions, at::arange(16).unsqueeze(0)})});
+    EXPECT_TRUE(at::allclose(two.narrow(0, 0, 1), packed, 1e-4, 1e-5));
+    EXPECT_TRUE(at::allclose(two.narrow(0, 1, 1), model(row), 1e-4, 1e-5));
+  }
+}
+
+TEST(Llama, GoesOnFromItsCache) {
+  for (const bool sliding : {false, true}) {
+    auto model = seeded(small(sliding));
+    const torch::NoGradGuard no_grad;
+    const auto tokens = at::stack({text(14, 1), text(14, 2)});
+    models::LlamaCache cache(20);
+    std::vector<at::Tensor> scores;
+    for (const auto& [begin, length] : {std::pair<int64_t, int64_t>{0, 6}, {6, 1}, {7, 4}, {11, 1}, {12, 2}})
+      scores.push_back(model(tokens.narrow(1, begin, length), models::LlamaInput{.cache = &cache}));
+    EXPECT_EQ(cache.length(), 14);
+    EXPECT_TRUE(at::allclose(at::cat(scores, 1), model(tokens), 1e-4, 1e-5)) << sliding;
+    EXPECT_THAT(message_of<UsageError>([&] { model(text(7).unsqueeze(0), models::LlamaInput{.cache = &cache}); }),
+                HasSubstr("a text of 21 tokens does not fit a LlamaCache for 20"));
+  }
+}
+
+TEST(Llama, RefusesTextsThatAreTooLong) {
+  auto model = seeded(small());
+  EXPECT_THAT(message_of<UsageError>([&] { model(text(33).unsqueeze(0)); }),
+              HasSubstr("a text of 33 tokens is longer than this model's max_position_embeddings, 32"));
+}
+
+TEST(Llama, TrainsShardedAsItDoesWhole) {
+  for (const bool tied : {false, true}) {
+    auto config = small();
+    config.tie_word_embeddings = tied;
+    with_ranks(2, [&](const Communicator& world) {
+      auto whole = seeded(config), model = seeded(config);
+      activation::checkpoint_modules(*model, wrap_classes({"LlamaDecoderLayer"}));
+      fully_shard(model, {.mesh = world}, wrap_classes({"LlamaDecoderLayer"}));
+      const auto loss_of = [&](LlamaForCausalLM& each, int rank) {
+        const auto tokens = text(12, rank).unsqueeze(0), targets = text(12, rank + 1).unsqueeze(0);
+        return each->loss(tokens, targets, {.rows_at_once = 5}, {.positions = at::cat({at::arange(4), at::arange(8)}).unsqueeze(0)});
+      };
+      mean_over_ranks(world, [&](int rank) { return loss_of(whole, rank); }).backward();
+      loss_of(model, world.rank()).backward();
+      const auto expected = whole->named_parameters();
+      for (const auto& [name, parameter] : named_parameters(model))
+        EXPECT_TRUE(at::allclose(full_grad(parameter), expected[name].grad(), 1e-4, 1e-6)) << name;
+    });
+  }
+}
+
+TEST(Generate, TakesTheLikeliestOrDrawsFromTheLikely) {
+  auto model = seeded(small());
+  const auto prompt = at::stack({text(4, 1), text(4, 2)});
+  const auto greedy = models::generate(*model, prompt, {.most = 6});
+  ASSERT_EQ(greedy.sizes(), (std::vector<int64_t>{2, 10}));
+  EXPECT_TRUE(at::equal(greedy.narrow(1, 5, 5), model(greedy).argmax(-1).narrow(1, 4, 5)));
+  EXPECT_TRUE(at::equal(models::generate(*model, prompt, {.most = 6, .temperature = 1, .top_p = 1e-9}), greedy));
+  const auto drawn = models::generate(*model, prompt, {.most = 6, .temperature = 2, .seed = 1});
+  EXPECT_TRUE(at::equal(drawn, models::generate(*model, prompt, {.most = 6, .temperature = 2, .seed = 1})));
+  EXPECT_FALSE(at::equal(drawn, models::generate(*model, prompt, {.most = 6, .temperature = 2, .seed = 2})));
+  EXPECT_TRUE(model->is_training());
+}
+
+TEST(Generate, EndsRowsAtTheirEnd) {
+  auto model = seeded(small());
+  const auto prompt = text(4, 1).unsqueeze(0);
+  const auto greedy = models::generate(*model, prompt, {.most = 6});
+  std::vector<int64_t> heard;
+  const auto end = greedy[0][5].item<int64_t>();
+  const auto ended = models::generate(*model, prompt, {.most = 6, .ends = {end}, .listen = [&](int64_t token) { heard.push_back(token); }});
+  EXPECT_LE(ended.size(1), 6);
+  EXPECT_EQ(heard.back(), end);
+  EXPECT_EQ(std::ssize(heard), ended.size(1) - 4);
+  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.most = 29}); }),
+              HasSubstr("4 tokens and 29 more are longer"));
+  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p of 0"));
+}
+
+TEST(LlamaConfig, SurvivesItsFile) {
+  const Folder folder;
+  auto other = small(true);
+  other.head_dim = 8;
+  other.rope = {.theta = 5e5, .partial_rotary_factor = 0.5, .llama3 = nn::Llama3Scaling{}};
+  other.eos_token_ids = {2, 3};
+  other.bos_token_id = 1;
+  LlamaConfig qwen{.model_type = "qwen2", .num_hidden_layers = 2, .tie_word_embeddings = true, .rope = {.factor = 2}};
+  LlamaConfig smol{.model_type = "smollm3", .num_hidden_layers = 2, .no_rope_layers = {1, 0}, .eos_token_ids = {7}};
+  for (auto config : {LlamaConfig{}, other, qwen, smol}) {
+    config.num_key_value_heads = config.key_value_heads();
+    config.head_dim = config.head_size();
+    if (config.model_type == "mistral") config.layer_types = {"sliding_attention", "sliding_attention"};
+    config.write(folder.path(), at::kBFloat16);
+    EXPECT_EQ(LlamaConfig::read(folder.path()), config) << config.model_type;
+  }
+}
+
+TEST(LlamaConfig, NamesWhatItCantTake) {
+  const Folder folder;
+  const auto refusal = [&](const std::string& json) {
+    write_file(folder / "config.json", json);
+    return message_of<ConfigError>([&] { LlamaConfig::read(folder.path()); });
+  };
+  const std::pair<const char*, const char*> wrong[] = {
+      {R"({})", "config.json: model_type: missing: choose one of llama, mistral, qwen2, qwen3, smollm3"},
+      {R"({"model_type": "gpt2"})", "config.json: model_type: \"gpt2\": models::Llama... knows only llama, mistral"},
+      {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act: \"gelu\": models::Llama... knows only \"silu\""},
+      {R"({"model_type": "llama", "hidden_size": "24"})", "hidden_size: \"24\": this must be an integer"},
+      {R"({"model_type": "llama", "attention_bias": 1})", "attention_bias: 1: this must be true or false"},
+      {R"({"model_type": "llama", "quantization_config": {}})", "quantization_config: {}: quantized weights can't be trained"},
+      {R"({"model_type": "llama", "rope_scaling": {"type": "yarn"}})", "rope_scaling: type: \"yarn\": choose default, linear or llama3"},
+      {R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}})", "rope_parameters: factor: missing: llama3 needs it"},
+      {R"({"model_type": "llama", "num_key_value_heads": 3})",
+       "num_key_value_heads of 3 makes no Llama: it must be a divisor of num_attention_heads"},
+      {R"({"model_type": "llama", "partial_rotary_factor": 0.001})", "partial_rotary_factor of 0.001"},
+      {R"({"model_type": "qwen2", "layer_types": ["local"]})",
+       "layer_types: [\"local\"]: this must be a list of full_attention and sliding_attention"},
+      {R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",
+       "layer_types of full_attention makes no Llama: it must be a list of 32 entries"},
+      {R"({"model_type": "llama", "eos_token_id": "2"})", "eos_token_id: \"2\": this must be an integer, or a list of them"},
+      {R"({"model_type": "llama", "eos_token_id": [1, 99999]})",
+       "a special token of 99999 makes no Llama: it must be a token of the vocabulary"},
+  };
+  for (const auto& [json, why] : wrong) EXPECT_THAT(refusal(json), HasSubstr(why)) << json;
+  write_file(folder / "config.json", "[");
+  EXPECT_THAT(message_of<IoError>([&] { LlamaConfig::read(folder.path()); }), HasSubstr("is damaged: it is no JSON object"));
+}
+
+}  // namespace
+}  // namespace tessera::testing::llama_test

@@ -1,0 +1,59 @@
+// Decoders with the weights of transformers' models make of the same tokens what these make of them: scores, losses, gradients and texts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/models/generate.h"
+#include "tessera/models/llama.h"
+#include "tessera/shard/deferred_init.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
+
+namespace tessera::testing::llama_transformers_test {
+namespace {
+
+constexpr double kTolerance = 1e-4;
+constexpr int kNoPackage = 3;  // exit status of the script
+
+void expect_same(const std::filesystem::path& folder, const Communicator& world) {
+  const checkpoint::SafetensorsFile expected(folder / "expected.safetensors");
+  const auto expect_close = [&](const at::Tensor& ours, const std::string& name) {
+    const auto theirs = expected.read(name);
+    ASSERT_EQ(ours.sizes(), theirs.sizes()) << folder << ": " << name;
+    EXPECT_LT((ours - theirs).abs().max().item<double>(), kTolerance) << folder << ": " << name;
+  };
+  const auto config = models::LlamaConfig::read(folder);
+  auto model = deferred_init([&] { return models::LlamaForCausalLM(config); });
+  fully_shard(model, {.mesh = world, .start = Start::Loaded}, wrap_classes({"LlamaDecoderLayer"}));
+  checkpoint::load_weights(model, folder, {.may_be_unknown = model->surplus_names()});
+  const auto tokens = expected.read("tokens");
+  expect_close(model(tokens).detach(), "logits");
+  const auto targets = at::cat({tokens.narrow(1, 1, tokens.size(1) - 1), at::full({tokens.size(0), 1}, -100, at::kLong)}, 1);
+  const auto loss = model->loss(tokens, targets, {.rows_at_once = 10});
+  expect_close(loss.detach(), "loss");
+  loss.backward();
+  for (const auto& [name, parameter] : named_parameters(model)) expect_close(full_grad(parameter), "gradient of " + name);
+  model->eval();
+  const auto continued = expected.read("continued");
+  const auto ours = models::generate(*model, tokens.narrow(0, 0, 1), {.most = continued.size(1) - tokens.size(1), .ends = {}});
+  EXPECT_TRUE(at::equal(ours, continued)) << folder << ours << continued;
+}
+
+TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
+  const Folder folder;
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_LLAMA_SCRIPT, folder.path()});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
+  ASSERT_EQ(written.status, 0) << written.output;
+  with_ranks(2, [&](const Communicator& world) {
+    for (const auto* name : {"llama", "llama5", "linear", "tied", "mistral", "qwen2", "qwen3", "smollm3", "partial"})
+      expect_same(folder / name, world);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::testing::llama_transformers_test

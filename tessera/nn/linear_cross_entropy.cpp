@@ -1,0 +1,96 @@
+#include "tessera/nn/linear_cross_entropy.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr int64_t kBytesAtOnce = 32 << 20;  // of scores
+
+struct Scored {
+  at::Tensor sum, count;           // of the losses of rows that count
+  at::Tensor grad_x, grad_weight;  // of the sum; undefined where nobody asks
+};
+
+/// Makes the losses of all rows, and with them the gradients of their sum.
+Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x,
+                  bool for_weight) {
+  const auto rows = x.size(0), classes = weight.size(0);
+  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : std::max<int64_t>(1, kBytesAtOnce / (classes * 4));
+  const auto counts = targets != options.ignore_index;
+  Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
+  if (for_x) result.grad_x = at::empty_like(x);
+  for (int64_t begin = 0; begin < rows; begin += at_once) {
+    const auto size = std::min(at_once, rows - begin);
+    const auto part = x.narrow(0, begin, size), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
+    const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
+    auto scores = at::linear(part, weight).to(dtype);
+    const auto log_sum = scores.logsumexp(1, /*keepdim=*/true);
+    result.sum += ((log_sum - scores.gather(1, target) + options.z_loss * log_sum.square()) * counted).sum();
+    if (!for_x && !for_weight) continue;
+    // d/ds of log_sum - s[target] + z * log_sum^2, where the derivative of log_sum is the softmax.
+    scores.sub_(log_sum).exp_();
+    if (options.z_loss != 0) scores.mul_(1 + 2 * options.z_loss * log_sum);
+    scores.scatter_add_(1, target, at::full({}, -1, scores.options()).expand(target.sizes())).mul_(counted);
+    const auto grad = scores.to(x.scalar_type());
+    if (for_x) result.grad_x.narrow(0, begin, size).copy_(grad.matmul(weight));
+    if (!for_weight) continue;
+    if (!result.grad_weight.defined()) {
+      result.grad_weight = grad.t().matmul(part).to(dtype);
+    } else if (grad.scalar_type() == dtype) {
+      result.grad_weight.addmm_(grad.t(), part);
+    } else {
+      result.grad_weight += grad.t().matmul(part);
+    }
+  }
+  return result;
+}
+
+struct Loss : torch::autograd::Function<Loss> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x, bool for_weight) {
+    const auto scored = go_through(x, weight, targets, options, for_x, for_weight);
+    const auto share = 1 / scored.count.clamp_min(1).to(scored.sum.scalar_type());
+    context->save_for_backward({scored.grad_x, scored.grad_weight, share});
+    context->saved_data["dtype"] = weight.scalar_type();
+    return scored.sum * share;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto factor = grads[0] * saved[2];
+    // They are as large as the weight, so no copy is made unless backward may come again.
+    const bool may_change = !torch::autograd::get_current_graph_task_keep_graph();
+    const auto scaled = [&](at::Tensor gradient) {
+      if (!gradient.defined()) return gradient;
+      return may_change ? gradient.mul_(factor) : gradient * factor;
+    };
+    auto of_weight = scaled(saved[1]);
+    if (of_weight.defined()) of_weight = of_weight.to(context->saved_data["dtype"].toScalarType());
+    return {scaled(saved[0]), of_weight, {}, {}, {}, {}};
+  }
+};
+
+}  // namespace
+
+at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
+                                const LinearCrossEntropy& options) {
+  if (x.dim() < 1 || x.size(-1) != weight.size(1) || x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)) != targets.sizes()) {
+    throw UsageError(
+        fmt::format("linear_cross_entropy: values of the sizes [{}], a weight of [{}] and targets of [{}] don't belong together",
+                    fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
+  }
+  const bool grad = at::GradMode::is_enabled();
+  return Loss::apply(x.reshape({-1, x.size(-1)}), weight, targets.reshape(-1), options, grad && x.requires_grad(),
+                     grad && weight.requires_grad());
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,23 @@
+// RMSNorm: values divided by their root mean square, times a weight.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace tessera::nn {
+
+/// Over the last dimension. Computed in float32 and rounded to the dtype of x once; in float64 if x has that.
+at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
+
+struct RmsNormImpl : torch::nn::Module {
+  explicit RmsNormImpl(int64_t size, double eps = 1e-6);
+  at::Tensor forward(const at::Tensor& x);
+  void pretty_print(std::ostream& stream) const override;
+
+  double eps;
+  at::Tensor weight;
+};
+TORCH_MODULE(RmsNorm);
+
+}  // namespace tessera::nn

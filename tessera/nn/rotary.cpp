@@ -1,0 +1,112 @@
+#include "tessera/nn/rotary.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <numbers>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/rotary_kernels.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr int64_t kTokensAtOnce = 16;
+
+/// Wavelengths that are long beside the texts of before are stretched, short ones stay, and those between are mixed.
+at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
+  const auto old = static_cast<double>(scaling.original_max_position_embeddings);
+  const auto wavelengths = 2 * std::numbers::pi / frequencies;
+  const auto share = (old / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor);
+  const auto mixed = (1 - share) * frequencies / scaling.factor + share * frequencies;
+  const auto is_long = wavelengths > old / scaling.low_freq_factor, is_short = wavelengths < old / scaling.high_freq_factor;
+  return at::where(is_long, frequencies / scaling.factor, at::where(is_short, frequencies, mixed));
+}
+
+/// In operators, for devices other than the CPU, and for dtypes that the kernels have not.
+at::Tensor turned(const at::Tensor& x, const RotaryTable& table, double direction) {
+  const auto pairs = table.cos.size(-1);
+  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto cos = table.cos.unsqueeze(2).to(dtype), sin = (table.sin.unsqueeze(2) * direction).to(dtype);
+  const auto first = x.narrow(-1, 0, pairs).to(dtype), second = x.narrow(-1, pairs, pairs).to(dtype);
+  const auto rest = x.narrow(-1, 2 * pairs, x.size(-1) - 2 * pairs).to(dtype);
+  return at::cat({first * cos - second * sin, second * cos + first * sin, rest}, -1).to(x.scalar_type());
+}
+
+template <class T>
+Heads<T> heads_of(const at::Tensor& x, T* values) {
+  return {values, x.stride(0), x.stride(1), x.stride(2)};
+}
+
+/// Turns x, {batch, length, heads, size}, into `to` of these sizes.
+void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction, const at::Tensor& to) {
+  const auto cos = table.cos.contiguous(), sin = table.sin.contiguous();
+  const auto act = [&]<class T>(T* from, T* values) {
+    const Rotation<T> rotation{.from = heads_of<const T>(x, from),
+                               .to = heads_of<T>(to, values),
+                               .cos = cos.data_ptr<float>(),
+                               .sin = sin.data_ptr<float>(),
+                               .batch_of_table = cos.size(0) == 1 ? 0 : cos.stride(0),
+                               .length = x.size(1),
+                               .heads = x.size(2),
+                               .size = x.size(3),
+                               .pairs = cos.size(-1),
+                               .direction = static_cast<float>(direction)};
+    at::parallel_for(0, x.size(0) * x.size(1), kTokensAtOnce, [&](int64_t begin, int64_t end) { run(rotation, begin, end); });
+  };
+  if (x.scalar_type() == at::kFloat) return act(x.data_ptr<float>(), to.data_ptr<float>());
+  act(static_cast<uint16_t*>(x.data_ptr()), static_cast<uint16_t*>(to.data_ptr()));
+}
+
+/// Turns x, {batch, length, heads, size}. In the memory of the result heads come before length, or length before heads.
+at::Tensor turn(const at::Tensor& x, const RotaryTable& table, double direction, bool heads_first) {
+  const bool fits = x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+  if (!fits) return turned(x, table, direction);
+  const auto from = x.stride(-1) == 1 ? x : x.contiguous();
+  const auto to = heads_first ? at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2)
+                              : at::empty(x.sizes(), x.options());
+  turn_on_cpu(from, table, direction, to);
+  return to;
+}
+
+struct Rotate : torch::autograd::Function<Rotate> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& cos, const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    return turn(x, {cos, sin}, 1, /*heads_first=*/true).transpose(1, 2).contiguous();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    return {turn(grads[0].transpose(1, 2), {saved[0], saved[1]}, -1, /*heads_first=*/false), {}, {}};
+  }
+};
+
+}  // namespace
+
+int64_t rotary_size(const RotaryOptions& options, int64_t head_size) {
+  return static_cast<int64_t>(static_cast<double>(head_size) * options.partial_rotary_factor);
+}
+
+RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const at::Tensor& positions) {
+  const auto size = rotary_size(options, head_size);
+  if (size < 2 || size % 2 != 0 || size > head_size) {
+    throw UsageError(fmt::format("rotary embeddings: {} of the {} values of a head can't be turned in pairs", size, head_size));
+  }
+  const auto floats = positions.options().dtype(at::kFloat);
+  const auto exponents = at::arange(0, size, 2, floats) / static_cast<double>(size);
+  auto frequencies = 1 / at::pow(options.theta, exponents);
+  if (options.llama3) {
+    frequencies = stretched(frequencies, *options.llama3);
+  } else if (options.factor != 1) {
+    frequencies = frequencies / options.factor;
+  }
+  const auto angles = positions.to(at::kFloat).unsqueeze(-1) * frequencies;
+  return {at::cos(angles), at::sin(angles)};
+}
+
+at::Tensor rotary(const at::Tensor& x, const RotaryTable& table) {
+  return Rotate::apply(x, table.cos, table.sin);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,97 @@
+// Rotary embeddings turn pairs of values by angles that grow with the position; their gradient turns back. Attention in groups is that of
+// repeated keys and values, and SwiGLU its formula.
+#include "tessera/nn/rotary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/grouped_attention.h"
+#include "tessera/nn/swiglu.h"
+#include "tessera/testing/transports.h"
+
+namespace tessera::testing::rotary_test {
+namespace {
+
+at::Tensor formula(const at::Tensor& x, const nn::RotaryTable& table) {
+  const auto pairs = table.cos.size(-1);
+  const auto cos = table.cos.unsqueeze(2), sin = table.sin.unsqueeze(2);
+  const auto a = x.narrow(-1, 0, pairs), b = x.narrow(-1, pairs, pairs), rest = x.narrow(-1, 2 * pairs, x.size(-1) - 2 * pairs);
+  return at::cat({a * cos - b * sin, b * cos + a * sin, rest}, -1).transpose(1, 2);
+}
+
+TEST(Rotary, TurnsAndItsGradientTurnsBack) {
+  torch::manual_seed(1);
+  for (const double part : {1.0, 0.5}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      for (const bool own : {false, true}) {  // positions of each row
+        const auto positions = own ? at::randint(0, 50, {2, 9}, at::kLong) : at::arange(4, 13).unsqueeze(0);
+        const auto table = nn::rotary_table({.theta = 100, .partial_rotary_factor = part}, 12, positions);
+        auto x = at::randn({2, 9, 3, 12}).to(dtype).requires_grad_(), y = x.detach().to(at::kDouble).requires_grad_();
+        const auto ours = nn::rotary(x, table), theirs = formula(y, table);
+        EXPECT_TRUE(ours.is_contiguous());
+        EXPECT_EQ(ours.scalar_type(), dtype);
+        const double tolerance = dtype == at::kBFloat16 ? 0.05 : 1e-5;
+        EXPECT_TRUE(at::allclose(ours.to(at::kDouble), theirs, tolerance, tolerance));
+        const auto weights = at::randn(ours.sizes());
+        (ours * weights).sum().backward();
+        (theirs * weights).sum().backward();
+        EXPECT_TRUE(at::allclose(x.grad().to(at::kDouble), y.grad(), tolerance, tolerance));
+      }
+    }
+  }
+}
+
+TEST(Rotary, KeepsScoresOfTheSameDistance) {
+  const auto scores_at = [](int64_t begin) {
+    torch::manual_seed(2);
+    const auto x = at::randn({1, 2, 1, 8}).expand({1, 2, 1, 8});
+    const auto turned = nn::rotary(x, nn::rotary_table({}, 8, at::arange(begin, begin + 2).unsqueeze(0)));
+    return turned.matmul(turned.transpose(-1, -2));
+  };
+  EXPECT_TRUE(at::allclose(scores_at(0), scores_at(1000), 1e-3, 1e-3));
+}
+
+TEST(Rotary, RefusesHeadsThatCantBePaired) {
+  EXPECT_THAT(message_of<UsageError>([] { nn::rotary_table({.partial_rotary_factor = 0.25}, 12, at::arange(3).unsqueeze(0)); }),
+              ::testing::HasSubstr("3 of the 12 values of a head can't be turned in pairs"));
+}
+
+TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {
+  torch::manual_seed(4);
+  const auto make = [](int64_t heads, int64_t length) { return at::randn({2, heads, length, 8}).requires_grad_(); };
+  const auto mask = at::rand({2, 1, 5, 7}) > 0.3;
+  mask.select(-1, 0).fill_(true);
+  struct Case {
+    int64_t keys;
+    at::Tensor mask;
+    bool causal;
+  };
+  for (const auto& [keys, seen, causal] : {Case{5, {}, false}, {5, {}, true}, {7, mask, false}, {7, mask.narrow(0, 0, 1), false}}) {
+    auto q = make(6, 5), k = make(2, keys), v = make(2, keys);
+    const auto ours = nn::grouped_attention(q, k, v, {.mask = seen, .causal = causal});
+    const auto again = at::scaled_dot_product_attention(q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1),
+                                                        seen.defined() ? std::optional(seen) : std::nullopt, 0, causal)
+                           .transpose(1, 2)
+                           .flatten(2);
+    EXPECT_TRUE(at::allclose(ours, again, 1e-5, 1e-6));
+    const auto weights = at::randn(ours.sizes());
+    const auto mine = torch::autograd::grad({(ours * weights).sum()}, {q, k, v}),
+               theirs = torch::autograd::grad({(again * weights).sum()}, {q, k, v});
+    for (size_t i = 0; i < mine.size(); i++) EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-4, 1e-5)) << i;
+  }
+}
+
+TEST(SwiGlu, IsItsFormula) {
+  auto gate = at::randn({3, 5}).requires_grad_(), up = at::randn({3, 5}).requires_grad_();
+  const auto ours = nn::swiglu(gate, up), theirs = at::silu(gate) * up;
+  EXPECT_TRUE(at::allclose(ours, theirs));
+  const auto weights = at::randn({3, 5});
+  const auto mine = torch::autograd::grad({(ours * weights).sum()}, {gate, up}),
+             other = torch::autograd::grad({(theirs * weights).sum()}, {gate, up});
+  for (size_t i = 0; i < 2; i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-5, 1e-6));
+}
+
+}  // namespace
+}  // namespace tessera::testing::rotary_test

@@ -1,0 +1,27 @@
+#include "tessera/nn/swiglu.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace tessera::nn {
+namespace {
+
+struct SwiGlu : torch::autograd::Function<SwiGlu> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& gate, const at::Tensor& up) {
+    context->save_for_backward({gate, up});
+    return at::silu(gate).mul_(up);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const auto &gate = saved[0], &up = saved[1];
+    return {at::silu_backward(grads[0] * up, gate), at::silu(gate).mul_(grads[0])};
+  }
+};
+
+}  // namespace
+
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
+  return SwiGlu::apply(gate, up);
+}
+
+}  // namespace tessera::nn

@@ -1,0 +1,11 @@
+// SwiGLU: what a gate lets through.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace tessera::nn {
+
+/// silu(gate) * up, of the same sizes. Only these two are kept for backward.
+at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace tessera::nn

@@ -1,0 +1,63 @@
+// GGUF files of language models, as anybody may hand them to us: their tensors, and what they say of the model and its tokens.
+#include <ATen/ATen.h>
+
+#include "fuzz.h"
+#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/llm/gguf_model.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  using namespace tessera;
+  static const auto path = fuzz::folder() + "/file.gguf";
+  fuzz::write_file(path, {data, size});
+  if (!checkpoint::is_gguf_file(path)) return 0;
+  fuzz::expect_own_errors([] {
+    const checkpoint::CatalogReader stored(checkpoint::read_gguf(path));
+    for (const auto& [name, tensor] : stored.catalog().tensors) stored.read(name);
+  });
+  fuzz::expect_own_errors([] { llm::read_config(path); });
+  fuzz::expect_own_errors([] { llm::read_tokenizer(path).encode("the 12\xff"); });
+  return 0;
+}
+
+namespace tessera::fuzz {
+namespace {
+
+using checkpoint::GgufType;
+
+std::string written(const checkpoint::GgufMetadata& metadata, const std::vector<checkpoint::GgufTensor>& tensors) {
+  const auto path = folder() + "/seed";
+  checkpoint::GgufWriter writer(path, metadata, tensors);
+  for (const auto& tensor : tensors) writer.write(at::ones(tensor.sizes));
+  writer.close();
+  return InputFile(path).read_all();
+}
+
+checkpoint::GgufMetadata of_a_model() {
+  std::vector<std::string> tokens;
+  for (int byte = 0; byte < 256; byte++) tokens.push_back(std::string(1, static_cast<char>(byte)));
+  return {{"general.architecture", {GgufType::Text, std::string("llama")}},
+          {"llama.embedding_length", {GgufType::U32, int64_t{8}}},
+          {"llama.feed_forward_length", {GgufType::U32, int64_t{8}}},
+          {"llama.block_count", {GgufType::U32, int64_t{1}}},
+          {"llama.attention.head_count", {GgufType::U32, int64_t{2}}},
+          {"llama.context_length", {GgufType::U64, int64_t{16}}},
+          {"llama.rope.freq_base", {GgufType::F32, 10000.0}},
+          {"tokenizer.ggml.model", {GgufType::Text, std::string("gpt2")}},
+          {"tokenizer.ggml.pre", {GgufType::Text, std::string("smollm")}},
+          {"tokenizer.ggml.tokens", {GgufType::Text, tokens}},
+          {"tokenizer.ggml.merges", {GgufType::Text, std::vector<std::string>{"a b"}}},
+          {"tokenizer.ggml.token_type", {GgufType::I32, std::vector<int64_t>{3, 4}}}};
+}
+
+}  // namespace
+
+std::vector<std::string> seeds() {
+  const auto code = [](const char* name) { return checkpoint::find_block_code(name); };
+  return {written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
+          written(of_a_model(), {{.name = "token_embd.weight", .sizes = {256, 32}, .code = code("Q8_0")},
+                                 {.name = "blk.0.attn_q.weight", .sizes = {8, 8}, .code = code("F32")},
+                                 {.name = "rope_freqs.weight", .sizes = {2}, .code = code("F32")}})};
+}
+
+}  // namespace tessera::fuzz

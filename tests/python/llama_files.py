@@ -1,0 +1,92 @@
+"""llama_files.py FOLDER: small Llamas, Mistrals, Qwens and SmolLMs of transformers with random weights, each in a folder of the Hugging Face Hub, with what they make
+of some tokens, gradients of the loss, and a greedy continuation in expected.safetensors. Ends with status 3 without the package."""
+import json
+import os
+import sys
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from safetensors.torch import load_file, save_file
+
+try:
+    from transformers import (LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Phi3Config, Phi3ForCausalLM, Qwen2Config, Qwen2ForCausalLM,
+                              Qwen3Config, Qwen3ForCausalLM, SmolLM3Config, SmolLM3ForCausalLM)
+except ImportError:
+    sys.exit(3)
+
+SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64,
+             bos_token_id=1, eos_token_id=2, pad_token_id=0)
+LENGTH, CONTINUED = 24, 12
+
+
+def keep(folder, model):
+    torch.manual_seed(7)
+    tokens = torch.randint(3, model.config.vocab_size, (2, LENGTH))
+    model.train()  # nothing is dropped out
+    out = model(tokens, labels=tokens)
+    out.loss.backward()
+    gradients = {f"gradient of {name}": each.grad for name, each in model.named_parameters()}
+    model.eval()
+    model.generation_config.eos_token_id = None  # so that it does not end early
+    with torch.no_grad():
+        continued = model.generate(tokens[:1], attention_mask=torch.ones_like(tokens[:1]), max_new_tokens=CONTINUED, do_sample=False)
+    save_file({"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(), "continued": continued, **gradients}, f"{folder}/expected.safetensors")
+
+
+def small(folder, kind, config):
+    torch.manual_seed(len(folder))
+    model = kind(config)
+    for name, parameter in model.named_parameters():  # so that norms and biases matter, too
+        torch.nn.init.normal_(parameter, mean=1.0 if "norm" in name else 0.0, std=0.2)
+    model.save_pretrained(folder)
+    keep(folder, model)
+
+
+def split_phi3(folder):
+    """The same model as a Llama, whose projections are apart. Of each head Phi 3 turns a part."""
+    config = json.load(open(f"{folder}/config.json"))
+    config.update(model_type="llama", architectures=["LlamaForCausalLM"], head_dim=config["hidden_size"] // config["num_attention_heads"], rope_scaling=None)
+    json.dump(config, open(f"{folder}/config.json", "w"))
+    heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
+
+    def apart(tensors):
+        found = {}
+        for name, tensor in tensors.items():
+            if "qkv_proj" in name:
+                parts = tensor.split([heads * config["head_dim"], *[shared * config["head_dim"]] * 2])
+                found |= {name.replace("qkv_proj", part): each.clone() for part, each in zip(("q_proj", "k_proj", "v_proj"), parts)}
+            elif "gate_up_proj" in name:
+                found |= {name.replace("gate_up_proj", part): each.clone() for part, each in zip(("gate_proj", "up_proj"), tensor.chunk(2))}
+            else:
+                found[name] = tensor
+        return found
+
+    for file in ("model", "expected"):
+        save_file(apart(load_file(f"{folder}/{file}.safetensors")), f"{folder}/{file}.safetensors")
+
+
+def in_the_form_of_5(folder):
+    """As transformers 5 writes it; the tests may run with one before it."""
+    config = json.load(open(f"{folder}/config.json"))
+    if "rope_parameters" in config:
+        return
+    rope = config.pop("rope_scaling", None) or {"rope_type": "default"}
+    config["rope_parameters"] = {**rope, "rope_theta": config.pop("rope_theta")}
+    config["dtype"] = config.pop("torch_dtype", config.get("dtype", "float32"))
+    json.dump(config, open(f"{folder}/config.json", "w"))
+
+
+LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+root = sys.argv[1]
+small(f"{root}/llama", LlamaForCausalLM, LlamaConfig(**SMALL, rope_theta=500.0, rope_scaling=LLAMA3, head_dim=12, attention_bias=True, mlp_bias=True))
+small(f"{root}/llama5", LlamaForCausalLM, LlamaConfig(**SMALL, rope_scaling=LLAMA3))
+small(f"{root}/linear", LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, rope_scaling=dict(rope_type="linear", factor=2.0)))
+small(f"{root}/tied", LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True))
+small(f"{root}/mistral", MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7))
+small(f"{root}/qwen2", Qwen2ForCausalLM, Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1))
+small(f"{root}/qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, rope_theta=1e6))
+small(f"{root}/smollm3", SmolLM3ForCausalLM, SmolLM3Config(**SMALL, no_rope_layer_interval=2))
+small(f"{root}/partial", Phi3ForCausalLM, Phi3Config(**SMALL, partial_rotary_factor=0.5))
+split_phi3(f"{root}/partial")
+in_the_form_of_5(f"{root}/llama5")
