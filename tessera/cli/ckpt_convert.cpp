@@ -8,12 +8,14 @@
 #include <regex>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
+#include "tessera/llm/gguf_model.h"
 
 namespace tessera::cli {
 namespace {
@@ -24,7 +26,7 @@ const std::map<std::string, Format>& formats() {
   static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera},   {"dcp", Format::Dcp},
                                                          {"hub", Format::Hub},           {"safetensors", Format::Safetensors},
                                                          {"torch", Format::Torch},       {"accelerate", Format::Accelerate},
-                                                         {"torch_xla", Format::TorchXla}};
+                                                         {"torch_xla", Format::TorchXla}, {"gguf", Format::Gguf}};
   return kFormats;
 }
 
@@ -74,6 +76,7 @@ struct MergeCommand {
 struct ConvertCommand {
   std::string in, out, to = "tessera";
   checkpoint::ConvertOptions options;
+  llm::GgufOptions gguf;
 
   /// Throws ConfigError for a flag that is given and means nothing for the format.
   void expect_meaning(const CLI::App& command) const {
@@ -84,6 +87,7 @@ struct ConvertCommand {
         {"--full", {Accelerate}},
         {"--replicated", {Accelerate}},
         {"--max-shard-size", {Hub}},
+        {"--code", {Gguf}},
         {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
         {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
         {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
@@ -96,9 +100,16 @@ struct ConvertCommand {
   }
 
   int run() try {
-    options.progress = megabyte_bar("converting");
     const auto place = resolve_checkpoint(in);
     const auto target = without_slashes(out);
+    if (options.to == Format::Gguf) {
+      llm::write_gguf(place, target, gguf);
+      fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code, counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+      return 0;
+    }
+    // Such a file has what a folder needs besides the weights.
+    if (options.to == Format::Hub && checkpoint::format_of(place) == Format::Gguf) llm::write_description(place, target);
+    options.progress = megabyte_bar("converting");
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};
     for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
@@ -165,6 +176,9 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
       ->type_name("SIZE")
       ->default_str("5GB");
+  flags->add_option("--code", convert->gguf.code, "In what a GGUF file has matrices")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
   flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
   using checkpoint::AccelerateLayout;
   const auto layout = [&options](AccelerateLayout chosen) { return [&options, chosen] { options.accelerate_layout = chosen; }; };

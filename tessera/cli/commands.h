@@ -27,6 +27,9 @@ void add_completion_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera ckpt`: works on checkpoints outside of a training run.
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen);
 
+/// `tessera data`: makes files of tokens.
+void add_data_command(CLI::App& app, std::function<int()>& chosen);
+
 /// `tessera config`: makes, changes, explains and converts configurations. `tessera to-fsdp2` is one of its parts.
 void add_config_command(CLI::App& app, std::function<int()>& chosen);
 

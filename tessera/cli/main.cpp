@@ -17,6 +17,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_launch_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
+  tessera::cli::add_data_command(app, chosen);
   tessera::cli::add_test_command(app, chosen);
   tessera::cli::add_xla_command(app, chosen);
   tessera::cli::add_env_command(app, chosen);

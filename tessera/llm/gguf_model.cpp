@@ -278,12 +278,16 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   writer.close();
 }
 
-void write_hub(const fs::path& file, const fs::path& folder) {
+void write_description(const fs::path& file, const fs::path& folder) {
   const auto config = config_of(file);
   const auto tokenizer = tokenizer_of(file);
-  checkpoint::convert(file, folder, {.to = checkpoint::Format::Hub});
   config.write(folder);
   tokenizer.write(folder);
+}
+
+void write_hub(const fs::path& file, const fs::path& folder) {
+  write_description(file, folder);
+  checkpoint::convert(file, folder, {.to = checkpoint::Format::Hub});
 }
 
 }  // namespace tessera::llm

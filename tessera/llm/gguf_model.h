@@ -24,6 +24,8 @@ struct GgufOptions {
 /// tensor.
 void write_gguf(const std::filesystem::path& folder, const std::filesystem::path& file, const GgufOptions& options = {});
 
+/// The folder's config.json and tokenizer.json alone.
+void write_description(const std::filesystem::path& file, const std::filesystem::path& folder);
 /// The way back: a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
 void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);
 

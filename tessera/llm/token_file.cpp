@@ -254,7 +254,8 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
       std::transform(tokens.begin() + static_cast<ptrdiff_t>(begin), tokens.end(), tokens.begin() + static_cast<ptrdiff_t>(begin),
                      only_read);
   }
-  if (options.end && (tokens.empty() || token_of(tokens.back()) != *options.end)) tokens.push_back(*options.end);
+  const bool ends_itself = json.contains("messages") && !end_of_turn(*options.chat).empty();
+  if (options.end && !ends_itself && (tokens.empty() || token_of(tokens.back()) != *options.end)) tokens.push_back(*options.end);
   return tokens;
 }
 

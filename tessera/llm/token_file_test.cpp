@@ -48,12 +48,12 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
   EXPECT_THAT(tokens(R"({"prompt": "a", "completion": "b"})"), ElementsAre(only_read(kBegin), only_read('a'), 'b', kEnd));
   const auto chat = tokens(R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})",
                            {.chat = llm::ChatTemplate::ChatMl, .end = kTurnEnd});
-  EXPECT_EQ(text_of(chat), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n<|im_end|>");
+  EXPECT_EQ(text_of(chat), "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n");
   std::string learned;
   for (const auto token : chat) {
     if (!llm::is_only_read(token)) learned += tokenizer().decode(std::vector{token}, data::Tokenizer::Special::Shown);
   }
-  EXPECT_EQ(learned, "yo<|im_end|><|im_end|>");
+  EXPECT_EQ(learned, "yo<|im_end|>");
   const std::pair<const char*, const char*> wrong[] = {{"[1]", "it is no JSON object"},
                                                        {"{", "it is no JSON object"},
                                                        {R"({"texts": "a"})", "neither text, nor prompt and completion, nor messages"},

@@ -59,7 +59,8 @@ struct Loss : torch::autograd::Function<Loss> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x, bool for_weight) {
     const auto scored = go_through(x, weight, targets, options, for_x, for_weight);
-    const auto share = 1 / scored.count.clamp_min(1).to(scored.sum.scalar_type());
+    const auto divisor = options.divisor.defined() ? options.divisor : scored.count.clamp_min(1);
+    const auto share = 1 / divisor.to(scored.sum.scalar_type());
     context->save_for_backward({scored.grad_x, scored.grad_weight, share});
     context->saved_data["dtype"] = weight.scalar_type();
     return scored.sum * share;

@@ -11,6 +11,7 @@ struct LinearCrossEntropy {
   int64_t ignore_index = -100;  // the target of rows that do not count
   double z_loss = 0;            // this times the mean square of log(sum(exp(scores))) is added, which keeps scores from drifting away
   int64_t rows_at_once = 0;     // 0: as many as take about 32 MB
+  at::Tensor divisor = {};      // a number by which the sum is divided, in place of how many rows count
 };
 
 /// The mean of cross_entropy(x @ weight.T, targets) over the rows that count; 0 if none does. x: {..., inputs}, weight: {classes, inputs},

@@ -57,6 +57,14 @@ TEST(LinearCrossEntropy, KnowsWhatNobodyAsksFor) {
               ::testing::HasSubstr("values of the sizes [4, 3], a weight of [5, 3] and targets of [3] don't belong together"));
 }
 
+TEST(LinearCrossEntropy, IsDividedByWhatIsGiven) {
+  auto x = at::randn({6, 3}).requires_grad_(), weight = at::randn({5, 3});
+  const auto targets = at::tensor({0, 4, -100, 2, -100, 1}, at::kLong);
+  const auto mean = nn::linear_cross_entropy(x, weight, targets), tenth = nn::linear_cross_entropy(x, weight, targets, {.divisor = at::tensor(40)});
+  EXPECT_TRUE(at::allclose(tenth * 10, mean));
+  EXPECT_TRUE(at::allclose(torch::autograd::grad({tenth}, {x})[0] * 10, torch::autograd::grad({mean}, {x})[0]));
+}
+
 TEST(LinearCrossEntropy, AddsInFloat32InBfloat16) {
   torch::manual_seed(2);
   auto x = at::randn({300, 8}), weight = at::randn({40, 8}) / 3;

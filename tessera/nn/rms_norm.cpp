@@ -95,7 +95,7 @@ Two call_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor&
   return op.call(grad, x, weight, r);
 }
 
-struct Normalize : torch::autograd::Function<Normalize> {
+struct RmsNormalize : torch::autograd::Function<RmsNormalize> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, double eps) {
     auto [y, r] = call_forward(x, weight, eps);
     context->save_for_backward({x, weight, r});
@@ -124,7 +124,7 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  return Normalize::apply(x, weight, eps);
+  return RmsNormalize::apply(x, weight, eps);
 }
 
 RmsNormImpl::RmsNormImpl(int64_t size, double eps) : eps(eps), weight(register_parameter("weight", at::ones({size}))) {}

@@ -1,88 +1,32 @@
 #include "tessera/checkpoint/formats/gguf.h"
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/gguf_parts.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the file is little-endian, and so are we");
-constexpr char kMagic[] = {'G', 'G', 'U', 'F'};
-constexpr uint32_t kVersion = 3, kOldestVersion = 2;  // which differ in nothing for little-endian machines
-constexpr uint64_t kAlignment = 32, kMostDims = 4;
+constexpr uint64_t kMostDims = 4;
 constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
-constexpr int64_t kValuesAtOnce = 1 << 16;
-
-uint64_t aligned(uint64_t offset, uint64_t alignment) {
-  return (offset + alignment - 1) / alignment * alignment;
-}
 
 /// The bytes of a number of that type; 0 for those that are no numbers.
 uint64_t width_of(GgufType type) {
-  using enum GgufType;
-  switch (type) {
-    case U8:
-    case I8:
-    case Bool:
-      return 1;
-    case U16:
-    case I16:
-      return 2;
-    case U32:
-    case I32:
-    case F32:
-      return 4;
-    case U64:
-    case I64:
-    case F64:
-      return 8;
-    case Text:
-    case Array:
-      return 0;
-  }
-  return 0;
+  uint64_t width = 0;
+  if (type != GgufType::Text && type != GgufType::Array) with_number(type, [&]<class T>(T) { width = sizeof(T); });
+  return width;
 }
 
 bool is_real(GgufType type) {
   return type == GgufType::F32 || type == GgufType::F64;
-}
-
-/// Calls act with a number of the C++ type of `type`.
-void with_number(GgufType type, const auto& act) {
-  using enum GgufType;
-  switch (type) {
-    case U8:
-    case Bool:
-      return act(uint8_t());
-    case I8:
-      return act(int8_t());
-    case U16:
-      return act(uint16_t());
-    case I16:
-      return act(int16_t());
-    case U32:
-      return act(uint32_t());
-    case I32:
-      return act(int32_t());
-    case F32:
-      return act(float());
-    case U64:
-      return act(uint64_t());
-    case I64:
-      return act(int64_t());
-    default:
-      return act(double());
-  }
 }
 
 /// Reads a header from its beginning to its end.
@@ -215,80 +159,6 @@ void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t
   }
 }
 
-/// Header of a file that is written.
-class HeaderWriter {
- public:
-  template <class T>
-  void number(T value) {
-    bytes_.append(reinterpret_cast<const char*>(&value), sizeof value);
-  }
-  void text(const std::string& value) {
-    number<uint64_t>(value.size());
-    bytes_ += value;
-  }
-  void magic() { bytes_.append(kMagic, sizeof kMagic); }
-
-  void value(const GgufValue& value) {
-    std::visit(
-        [&]<class T>(const T& data) {
-          if constexpr (std::is_same_v<T, std::string> || std::is_arithmetic_v<T>) {
-            number(static_cast<uint32_t>(value.type));
-            element(value.type, data);
-          } else {
-            number(static_cast<uint32_t>(GgufType::Array));
-            number(static_cast<uint32_t>(value.type));
-            number<uint64_t>(data.size());
-            for (const auto& each : data) element(value.type, each);
-          }
-        },
-        value.data);
-  }
-
-  std::string& bytes() { return bytes_; }
-
- private:
-  void element(GgufType /*type*/, const std::string& value) { text(value); }
-  void element(GgufType type, auto value) {
-    with_number(type, [&]<class T>(T) { number(static_cast<T>(value)); });
-  }
-
-  std::string bytes_;
-};
-
-struct NamePair {
-  std::string_view gguf, hub;
-};
-constexpr NamePair kOfModel[] = {{"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
-constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
-                                  {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
-                                  {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
-                                  {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
-                                  {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
-                                  {"ffn_down", "mlp.down_proj"}};
-constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
-
-/// "blk.3.attn_q.weight" in parts: what comes before the stem, the stem, and ".weight" or ".bias".
-std::optional<std::string> translated(std::string_view name, std::string_view NamePair::* from, std::string_view NamePair::* to,
-                                      std::string_view layer_from, std::string_view layer_to) {
-  const auto dot = name.rfind('.');
-  if (dot == std::string_view::npos) return {};
-  const auto stem = name.substr(0, dot), end = name.substr(dot);
-  const auto find = [&](const auto& table, std::string_view wanted) -> const NamePair* {
-    const auto* const found = std::ranges::find(table, wanted, from);
-    return found == std::end(table) ? nullptr : found;
-  };
-  if (!stem.starts_with(layer_from)) {
-    const auto* pair = find(kOfModel, stem);
-    return pair == nullptr ? std::nullopt : std::optional(fmt::format("{}{}", pair->*to, end));
-  }
-  const auto rest = stem.substr(layer_from.size());
-  const auto digits = rest.find_first_not_of("0123456789");
-  if (digits == std::string_view::npos || digits == 0 || rest[digits] != '.') return {};
-  const auto* pair = find(kOfLayers, rest.substr(digits + 1));
-  if (pair == nullptr) return {};
-  return fmt::format("{}{}.{}{}", layer_to, rest.substr(0, digits), pair->*to, end);
-}
-
 /// The rows of a head lie in pairs; Hugging Face has all first ones, and then all second ones.
 std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
   const auto rows = tensor.sizes[0], row = c10::multiply_integers(tensor.sizes) / std::max<int64_t>(rows, 1), half = rows / heads / 2;
@@ -330,14 +200,14 @@ int64_t heads_in_pairs(const GgufFile& file, const std::string& name) {
 GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   const InputFile file(path);
   HeaderReader header(file);
-  char magic[sizeof kMagic] = {};
+  char magic[sizeof kGgufMagic] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
-  if (!std::ranges::equal(magic, kMagic)) throw IoError(fmt::format("{} is no GGUF file", path.string()));
+  if (!std::ranges::equal(magic, kGgufMagic)) throw IoError(fmt::format("{} is no GGUF file", path.string()));
   header.number<uint32_t>();
   const auto version = header.number<uint32_t>();
-  if (version < kOldestVersion || version > kVersion)
+  if (version < kOldestGgufVersion || version > kGgufVersion)
     throw IoError(fmt::format("{} is a GGUF file of version {}; this program reads versions {} and {}", path.string(), version,
-                              kOldestVersion, kVersion));
+                              kOldestGgufVersion, kGgufVersion));
   const auto tensors = header.number<uint64_t>(), keys = header.number<uint64_t>();
   std::set<std::string> known;
   for (uint64_t i = 0; i < keys; i++) {
@@ -351,7 +221,7 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
     tensors_.push_back(read_tensor(header));
     if (!known.insert(tensors_.back().name).second) header.refuse(fmt::format("the tensor '{}' is there twice", tensors_.back().name));
   }
-  const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kAlignment));
+  const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kGgufAlignment));
   if (alignment == 0 || alignment > file.size()) header.refuse(fmt::format("{} is {}", kAlignmentKey, alignment));
   const auto begin = aligned(header.at(), alignment);
   for (auto& tensor : tensors_) {
@@ -404,10 +274,10 @@ std::string GgufFile::architecture() const {
 
 bool is_gguf_file(const std::filesystem::path& path) {
   const InputFile file(path);
-  char magic[sizeof kMagic] = {};
+  char magic[sizeof kGgufMagic] = {};
   if (file.size() < sizeof magic) return false;
   file.read(magic, sizeof magic, 0);
-  return std::ranges::equal(magic, kMagic);
+  return std::ranges::equal(magic, kGgufMagic);
 }
 
 Catalog read_gguf(const std::filesystem::path& path) {
@@ -438,79 +308,6 @@ at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name) {
   Catalog catalog{.files = {file.path()}};
   catalog.tensors.emplace(name, stored_of(*found));
   return CatalogReader(std::move(catalog)).read(name);
-}
-
-std::optional<std::string> gguf_name(const std::string& name) {
-  return translated(name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
-}
-std::optional<std::string> name_of_gguf(const std::string& gguf) {
-  return translated(gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
-}
-
-at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads) {
-  return weight.unflatten(0, {heads, 2, -1}).transpose(1, 2).flatten(0, 2).contiguous();
-}
-
-GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors)
-    : tensors_(std::move(tensors)), file_(path) {
-  HeaderWriter header;
-  header.magic();
-  header.number(kVersion);
-  header.number<uint64_t>(tensors_.size());
-  header.number<uint64_t>(metadata.size());
-  for (const auto& [key, value] : metadata) {
-    header.text(key);
-    header.value(value);
-  }
-  uint64_t offset = 0;
-  for (auto& tensor : tensors_) {
-    const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
-    if (row % tensor.code->values != 0 || tensor.code->encode == nullptr)
-      throw UsageError(fmt::format("'{}' with rows of {} values can't be written as {}", tensor.name, row, tensor.code->name));
-    header.text(tensor.name);
-    header.number(static_cast<uint32_t>(tensor.sizes.size()));
-    for (auto size = tensor.sizes.rbegin(); size != tensor.sizes.rend(); ++size) header.number(static_cast<uint64_t>(*size));
-    header.number(tensor.code->number);
-    header.number(offset);
-    tensor.offset = offset;
-    offset = aligned(offset + static_cast<uint64_t>(c10::multiply_integers(tensor.sizes) / tensor.code->values * tensor.code->bytes),
-                     kAlignment);
-  }
-  auto& bytes = header.bytes();
-  bytes.resize(aligned(bytes.size(), kAlignment));
-  file_.write(std::as_bytes(std::span(bytes)));
-}
-
-void GgufWriter::pad_to(uint64_t offset) {
-  const std::vector<std::byte> zeros(offset - written_);
-  file_.write(zeros);
-  written_ = offset;
-}
-
-void GgufWriter::write(const at::Tensor& tensor) {
-  const auto& entry = tensors_.at(next_++);
-  if (tensor.sizes() != at::IntArrayRef(entry.sizes)) throw UsageError(fmt::format("'{}' has other sizes than its entry", entry.name));
-  pad_to(entry.offset);
-  const auto flat = tensor.detach().contiguous().view(-1);
-  const auto& code = *entry.code;
-  std::vector<uint8_t> bytes;
-  for (int64_t begin = 0; begin < flat.numel(); begin += kValuesAtOnce) {
-    const auto part = flat.narrow(0, begin, std::min(kValuesAtOnce, flat.numel() - begin)).to(at::kFloat);
-    const auto blocks = part.numel() / code.values;
-    bytes.resize(static_cast<size_t>(blocks * code.bytes));
-    const auto* values = part.const_data_ptr<float>();
-    at::parallel_for(0, blocks, 1024, [&](int64_t first, int64_t last) {
-      for (auto i = first; i < last; i++) code.encode(values + i * code.values, bytes.data() + i * code.bytes);
-    });
-    file_.write(std::as_bytes(std::span(bytes)));
-    written_ += bytes.size();
-  }
-}
-
-void GgufWriter::close() {
-  if (next_ != tensors_.size()) throw UsageError(fmt::format("{} of {} tensors were written", next_, tensors_.size()));
-  pad_to(aligned(written_, kAlignment));
-  file_.commit();
 }
 
 }  // namespace tessera::checkpoint

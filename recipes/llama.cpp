@@ -1,0 +1,155 @@
+// Trains a language model like Llama, from a Hugging Face folder, a GGUF file or nothing. How it is sharded comes from the configuration.
+#include <fmt/format.h>
+#include <tessera/llm/gguf_model.h>
+#include <tessera/models/generate.h>
+#include <tessera/tessera.h>
+#include <tessera/train/sharding_settings.h>
+#include <torch/torch.h>
+
+#include "llama_flags.h"
+
+namespace {
+
+using namespace tessera;
+using Model = models::LlamaForCausalLM;
+
+/// A row of a batch: its tokens and their places in their documents.
+struct Batch {
+  at::Tensor tokens, positions, targets;
+
+  explicit Batch(const data::Samples& samples)
+      : tokens(samples.inputs.select(1, 0)), positions(samples.inputs.select(1, 1)), targets(samples.targets) {}
+  at::Tensor counted() const { return (targets != llm::kIgnored).sum(); }
+};
+
+struct Source {
+  std::filesystem::path path;  // of a model, or of what describes one
+  models::LlamaConfig config;
+  data::Tokenizer tokenizer;
+
+  explicit Source(const Flags& flags)
+      : path(flags.model.empty() ? flags.config : flags.model), config(llm::read_config(path)), tokenizer(llm::read_tokenizer(path)) {
+    if (flags.length > config.max_position_embeddings)
+      throw ConfigError(
+          fmt::format("--length {}: the model in {} takes at most {} tokens", flags.length, path.string(), config.max_position_embeddings));
+  }
+};
+
+llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, const Source& source) {
+  llm::TokenFile tokens(file);
+  llm::expect_vocabulary(tokens, source.config.vocab_size);
+  return {std::move(tokens), flags.length, flags.packing};
+}
+
+/// Sharded before it has values, so that each rank reads its own part of the weights and never has all of them.
+Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
+  trainer.set_seed(flags.seed);
+  const auto construct = [&] { return Model(source.config); };
+  auto model = flags.model.empty() ? trainer.make_model(construct) : deferred_init(construct);
+  const auto sharding = train::sharding_of(trainer.settings(), *model, trainer.world());
+  auto options = sharding.options;
+  if (!flags.model.empty()) options.start = Start::Loaded;
+  if (trainer.settings().text("distributed_type") == "FSDP") llm::shard_ends(model, options, llm::units_named(flags.units));
+  trainer.prepare(model);
+  if (!flags.model.empty()) checkpoint::load_weights(model, flags.model, {.may_be_unknown = model->surplus_names()});
+  return model;
+}
+
+double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, Trainer& trainer) {
+  data::Loader loader(trainer.make_sampler({.size = rows.size(),
+                                            .global_batch = flags.batch_size * trainer.num_processes(),
+                                            .order = data::Order::AsStored,
+                                            .tail = data::Tail::Fill}),
+                      rows, {.workers = flags.workers});
+  auto sums = at::zeros({2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // of losses, and of tokens
+  for (auto& samples : trainer.evaluation(model, loader)) {
+    if (samples.repeats > 0) samples.targets.narrow(0, samples.size() - samples.repeats, samples.repeats).fill_(llm::kIgnored);
+    const Batch batch(samples);
+    const auto loss = model->loss(batch.tokens, batch.targets, {.rows_at_once = flags.rows_at_once}, {.positions = batch.positions});
+    sums += at::stack({loss * batch.counted(), batch.counted()}).to(sums.scalar_type());
+  }
+  sums = trainer.reduce(sums);
+  return (sums[0] / sums[1]).item<double>();
+}
+
+void show_text(Model& model, const Flags& flags, const Source& source, train::Run& run) {
+  const auto prompt = source.tokenizer.encode(flags.prompt);
+  const auto tokens = at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
+  const auto all = models::generate(*model, tokens,
+                                    {.most = flags.new_tokens,
+                                     .temperature = flags.temperature,
+                                     .top_p = flags.top_p,
+                                     .seed = flags.seed,
+                                     .ends = source.config.eos_token_ids})
+                       .flatten()
+                       .to(at::kInt);
+  run.say(source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())}));
+}
+
+void write(Model& model, const Flags& flags, const Source& source, Trainer& trainer, train::Run& run) {
+  trainer.save_model(model, flags.output);
+  if (trainer.is_main_process()) {
+    source.config.write(flags.output);
+    source.tokenizer.write(flags.output);
+    if (!flags.gguf.empty()) llm::write_gguf(flags.output, flags.gguf, {.code = flags.gguf_code});
+  }
+  run.say(fmt::format("wrote the model to {}{}", flags.output.string(), flags.gguf.empty() ? "" : " and " + flags.gguf.string()));
+}
+
+int train_model(const Flags& flags) {
+  Trainer trainer({.adjust_sharding =
+                       [&](ShardOptions& options) {
+                         if (!flags.model.empty()) options.start = Start::Loaded;
+                       },
+                   .log_with = flags.metrics});
+  const Source source(flags);
+  const auto rows = rows_of(flags.data, flags, source);
+  auto model = make_model(flags, source, trainer);
+  data::Loader loader(
+      trainer.make_sampler(
+          {.size = rows.size(), .global_batch = flags.batch_size * trainer.num_processes(), .tail = data::Tail::Fill, .seed = flags.seed}),
+      rows, {.workers = flags.workers});
+  const auto all = *flags.run.epochs * trainer.steps_of_epoch(loader), steps = std::min(all, flags.run.steps.value_or(all));
+  const optim::LearningRate rate{.base = flags.lr,
+                                 .shape = optim::LearningRate::Shape::Cosine,
+                                 .warmup = static_cast<int64_t>(flags.warmup * static_cast<double>(steps)),
+                                 .steps = std::max<int64_t>(steps, 1)};
+  optim::AdamW optimizer(parameters(*model), {.lr = flags.lr, .beta2 = 0.95, .weight_decay = flags.weight_decay});
+  trainer.prepare(optimizer, loader, rate);
+
+  train::Run run(trainer, loader, flags.run);
+  while (run.next_epoch()) {
+    for (const auto& samples : run.batches()) {
+      const auto accumulation = trainer.accumulate();
+      const Batch batch(samples);
+      // The mean over the tokens of all ranks, of which each may have another number.
+      const auto counted = trainer.reduce(batch.counted().to(torch::kFloat), Reduce::Mean).clamp_min(1);
+      const auto loss =
+          model->loss(batch.tokens, batch.targets, {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = counted},
+                      {.positions = batch.positions});
+      trainer.backward(loss);
+      const auto norm = flags.clip > 0 ? trainer.clip_grad_norm(flags.clip) : trainer.grad_norm();
+      trainer.step();
+      run.report({{"loss", loss}, {"grad_norm", norm}});
+    }
+    if (run.stopped()) return 0;
+    if (flags.eval_data.empty()) continue;
+    const auto loss = loss_over(model, rows_of(flags.eval_data, flags, source), flags, trainer);
+    trainer.log({{"eval_loss", loss}});
+    run.say(fmt::format("epoch {}: loss {:.4f}, perplexity {:.2f}", run.epoch(), loss, std::exp(loss)));
+  }
+  if (run.stopped()) return 0;
+  if (!flags.output.empty()) write(model, flags, source, trainer, run);
+  if (!flags.prompt.empty()) show_text(model, flags, source, run);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  cli::Program app("Trains a language model like Llama. On several ranks: tessera launch --config-file FILE PATH/TO/llama ...", "llama");
+  Flags flags;
+  declare(app, flags);
+  app.add_device_flags();
+  return app.run(argc, argv, [&] { return train_model(flags); });
+}

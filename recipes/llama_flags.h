@@ -1,0 +1,77 @@
+// The command line of the recipe for language models.
+#pragma once
+
+#include <tessera/base/error.h>
+#include <tessera/cli/run_flags.h>
+#include <tessera/llm/packing.h>
+#include <tessera/llm/units.h>
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+struct Flags {
+  std::filesystem::path model, config, data, eval_data, output, gguf;
+  tessera::train::RunOptions run = {.epochs = 1};
+  int64_t batch_size = 4, length = 512, rows_at_once = 0;
+  int workers = 1;
+  double lr = 2e-5, weight_decay = 0.1, clip = 1, warmup = 0.03, z_loss = 0;
+  tessera::llm::Packing packing = tessera::llm::Packing::Cut;
+  std::string units = "root", gguf_code = "F16", prompt;
+  int64_t new_tokens = 64;
+  double temperature = 0, top_p = 1;
+  uint64_t seed = 42;
+  std::vector<std::string> metrics;
+};
+
+inline void declare(CLI::App& app, Flags& flags) {
+  using tessera::cli::from_to;
+  app.add_option("--model", flags.model, "The model to train on: a Hugging Face folder, or a GGUF file")->type_name("PATH");
+  app.add_option("--config", flags.config, "In place of --model: a folder with config.json and tokenizer.json, and new weights")
+      ->type_name("FOLDER");
+  app.add_option("--data", flags.data, "Tokens to train on, made by `tessera data tokenize`")->type_name("FILE")->required();
+  app.add_option("--eval-data", flags.eval_data, "Tokens of which the loss is measured after each epoch")->type_name("FILE");
+  app.add_option("--length", flags.length, "Tokens in a row")->capture_default_str()->check(from_to(2, 10'000'000));
+  app.add_option_function<std::string>(
+         "--packing",
+         [&](const std::string& name) { flags.packing = name == "whole" ? tessera::llm::Packing::Whole : tessera::llm::Packing::Cut; },
+         "cut: documents follow each other, and are cut at the end of a row; whole: rows of whole documents, with padding")
+      ->check(CLI::IsMember({"cut", "whole"}))
+      ->default_str("cut");
+  app.add_option("--batch-size", flags.batch_size, "Rows per rank and pass")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_option("--lr", flags.lr, "Highest learning rate")->capture_default_str()->check(from_to(0.0, 1000.0));
+  app.add_option("--warmup", flags.warmup, "The share of steps in which it rises; then it falls, as a cosine")
+      ->capture_default_str()
+      ->check(from_to(0.0, 1.0));
+  app.add_option("--weight-decay", flags.weight_decay, "Of matrices")->capture_default_str()->check(from_to(0.0, 1000.0));
+  app.add_option("--clip", flags.clip, "The greatest norm of gradients; 0 is any")->capture_default_str()->check(from_to(0.0, 1e9));
+  app.add_option("--z-loss", flags.z_loss, "Keeps scores from drifting away")->capture_default_str()->check(from_to(0.0, 1.0));
+  app.add_option("--loss-rows", flags.rows_at_once, "Tokens of which scores are in memory at once; 0: about 32 MB")
+      ->capture_default_str()
+      ->check(from_to(0, 1'000'000'000));
+  app.add_option("--units", flags.units, "Units besides the layers: root, apart or head-with-norm")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"root", "apart", "head-with-norm"}));
+  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
+      ->capture_default_str()
+      ->check(from_to(0, 1000));
+  app.add_option("--seed", flags.seed, "Of new weights, of the order of rows and of drawn texts")->capture_default_str();
+  app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
+  app.add_option("--gguf", flags.gguf, "Where to write it as a GGUF file, too")->type_name("FILE")->needs("--output");
+  app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+  app.add_option("--prompt", flags.prompt, "A text that the trained model goes on with");
+  app.add_option("--max-new-tokens", flags.new_tokens, "How far it goes on")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));
+  app.add_option("--top-p", flags.top_p, "Draws from the likeliest tokens that together have this probability")
+      ->capture_default_str()
+      ->check(from_to(1e-6, 1.0));
+  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
+  app.callback([&flags] {
+    if (flags.model.empty() == flags.config.empty())
+      throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
+  });
+}
