@@ -387,6 +387,12 @@ foreach(_part IN ITEMS Training Settings ${_devices})
   set_tests_properties(recipes/glue_${_part} PROPERTIES TIMEOUT 300 COST 100)
 endforeach()
 
+if(Libtorch_PYTHON)
+  other_test(recipes/llama COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/llama.py"
+    $<TARGET_FILE:tessera_cli> $<TARGET_FILE:llama> "${Libtorch_PYTHON}")
+  set_tests_properties(recipes/llama PROPERTIES TIMEOUT 200 COST 90)
+endif()
+
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
 if(MPIRUN)

@@ -45,8 +45,7 @@ struct TokenizeCommand {
     const auto known = llm::read_tokenizer(tokenizer);
     options.end = end_of_document(known);
     if (!chat.empty()) options.chat = llm::chat_template_named(chat);
-    const auto bar = megabyte_bar("tokenizing");
-    options.progress = [&](uint64_t done, uint64_t all) {
+    options.progress = [bar = megabyte_bar("tokenizing")](uint64_t done, uint64_t all) {
       bar("", static_cast<int64_t>(done), static_cast<int64_t>(all));
       return true;
     };

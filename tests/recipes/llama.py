@@ -1,0 +1,127 @@
+"""Runs the recipe for language models as a person would: from lines of text to a model that others read. llama.py TESSERA LLAMA PYTHON [unittest arguments]"""
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TESSERA, LLAMA, PYTHON = sys.argv[1:4]
+CONFIG = """distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+  fsdp_activation_checkpointing: {checkpointing}
+gradient_accumulation_steps: 2
+num_processes: 2
+"""
+MODEL = dict(model_type="llama", vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=256, rope_theta=10000.0, eos_token_id=257, bos_token_id=256)
+READ = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder = sys.argv[1]
+model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+tokenizer = AutoTokenizer.from_pretrained(folder)
+made = tokenizer("a b c d e f g h", return_tensors="pt")
+with torch.no_grad():
+    out = model.eval().generate(made.input_ids, attention_mask=made.attention_mask, max_new_tokens=12, do_sample=False, pad_token_id=0)
+print(tokenizer.decode(out[0], skip_special_tokens=True))
+import gguf
+from gguf.quants import dequantize
+reader = gguf.GGUFReader(sys.argv[2])
+values = {tensor.name: torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()) for tensor in reader.tensors}
+state = model.state_dict()
+assert torch.equal(values["blk.1.ffn_down.weight"], state["model.layers.1.mlp.down_proj.weight"])
+assert reader.fields["tokenizer.ggml.pre"].contents() == "gpt-2", reader.fields["tokenizer.ggml.pre"].contents()
+"""
+
+
+def letters():
+    """How GPT-2 writes bytes."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(others)) for byte in range(256)]
+
+
+def write_model(folder):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    byte_level = dict(type="ByteLevel", add_prefix_space=False, trim_offsets=True, use_regex=True)
+    marks = [dict(id=256 + i, content=mark, single_word=False, lstrip=False, rstrip=False, normalized=False, special=True) for i, mark in enumerate(("<s>", "</s>"))]
+    vocabulary = {letter: byte for byte, letter in enumerate(letters())}
+    (folder / "tokenizer.json").write_text(json.dumps(dict(
+        version="1.0", truncation=None, padding=None, added_tokens=marks, normalizer=None, pre_tokenizer=byte_level, post_processor=None, decoder=byte_level,
+        model=dict(type="BPE", dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False, byte_fallback=False, vocab=vocabulary, merges=[]))))
+    (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="</s>")))
+
+
+class Runs(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        write_model(self.folder / "model")
+        (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false"))
+        text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
+        source = random.Random(3)
+        with open(self.folder / "texts.jsonl", "w") as file:
+            for _ in range(160):
+                begin = source.randrange(20)
+                file.write(json.dumps(dict(text=text[2 * begin:][: 2 * source.randrange(4, 30)])) + "\n")
+
+    def run_program(self, *command, status=0):
+        done = subprocess.run([str(part) for part in command], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                              env={**os.environ, "OMP_NUM_THREADS": "1"})
+        self.assertEqual(done.returncode, status, done.stdout)
+        return done.stdout
+
+    def tokenize(self):
+        return self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
+
+    def train(self, *arguments, ranks=2, lr=0.01, status=0):
+        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, "--batch-size", 2,
+                                "--lr", lr, *arguments, status=status)
+
+    def test_from_text_to_a_model_that_others_read(self):
+        self.assertIn("160 documents", self.tokenize())
+        first = self.train("--config", "model", "--num-epochs", 12, "--max-steps", 40, "--ckpt-prefix", "run", "--eval-data", "texts.tokens")
+        losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", first)]
+        self.assertLess(losses[-1], losses[0], first)
+        (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="true"))
+        again = self.train("--config", "model", "--num-epochs", 24, "--max-steps", 160, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens", "--units", "head-with-norm",
+                           "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
+        self.assertLess(float(re.findall(r"epoch \d+: loss ([\d.]+)", again)[-1]), 0.8, again)
+        text = next(line for line in again.splitlines() if "a b c d e f g h" in line).partition("a b c")[2]
+        read = self.run_program(PYTHON, "-c", READ, "out", "out.gguf").splitlines()[-1]
+        self.assertEqual(read.partition("a b c")[2], text)
+        self.assertIn("i j k", text)
+        # From the result, and from the GGUF file, the loss begins where it was.
+        for model in ("out", "out.gguf"):
+            further = self.train("--model", model, "--max-steps", 1, "--eval-data", "texts.tokens", "--packing", "whole", "--units", "apart", lr=0)
+            self.assertLess(float(re.findall(r"epoch 1: loss ([\d.]+)", further)[0]), 0.8, further)
+
+    def test_errors_come_before_training(self):
+        self.tokenize()
+        self.assertIn("give either --model PATH, or --config FOLDER for a new model", self.run_program(LLAMA, "--data", "texts.tokens", status=2))
+        for arguments, why in (
+            (("--config", "model", "--length", 512), "--length 512: the model in model takes at most 256 tokens"),
+            (("--config", "nothing"), "can't open nothing"),
+            (("--config", "model", "--eval-data", "texts.jsonl"), "texts.jsonl is no safetensors file"),
+        ):
+            self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", "--num-epochs", 1, *arguments, status=1))
+        config = json.loads((self.folder / "model/config.json").read_text())
+        (self.folder / "model/config.json").write_text(json.dumps({**config, "vocab_size": 100, "eos_token_id": 5, "bos_token_id": 6}))
+        self.assertIn("has tokens of a vocabulary of 258, but the model knows only 100", self.run_program(LLAMA, "--data", "texts.tokens", "--config", "model", "--length", 64, status=1))
+        (self.folder / "texts.jsonl").write_text('{"text": "a"}\n{"text"\n')
+        self.assertIn("texts.jsonl:2: it is no JSON object",
+                      self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "other.tokens", status=1))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[4:]])
