@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
+#include <tessera/models/llama.h>
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
 #include <tessera/models/resnet50.h>
@@ -83,6 +84,28 @@ Subject make_subject(const Flags& flags) {
   if (flags.model == "resnet50") {
     models::ResNet50 model;
     return classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
+  }
+  if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
+    const auto width = flags.width > 0 ? flags.width : 576;
+    const models::LlamaConfig config{.vocab_size = 49152,
+                                     .hidden_size = width,
+                                     .intermediate_size = width / 3 * 8,
+                                     .num_hidden_layers = flags.layers > 0 ? flags.layers : 30,
+                                     .num_attention_heads = width / 64,
+                                     .num_key_value_heads = width / 192,
+                                     .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
+                                     .tie_word_embeddings = true,
+                                     .rope = {.theta = 100000}};
+    models::LlamaForCausalLM model(config);
+    return {.module = model.ptr(),
+            .units = members(model->model->layers),
+            .batch = 2,
+            .draw =
+                [length = flags.length](int64_t count) {
+                  const auto tokens = torch::randint(49152, {count, length + 1}, torch::kLong);
+                  return Batch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)};
+                },
+            .loss = [model](const Batch& drawn) mutable { return model->loss(drawn.inputs, drawn.targets); }};
   }
   const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
                                    .layers = flags.layers > 0 ? flags.layers : 8,
@@ -334,7 +357,7 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model, sharded over the ranks that tessera launch or torchrun have started.", "bench_train");
   Flags flags;
-  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "mlp", "cnn", "resnet50"}))->capture_default_str();
+  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "llama", "mlp", "cnn", "resnet50"}))->capture_default_str();
   app.add_option("--dtype", flags.dtype)->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
   app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
@@ -346,7 +369,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
-  app.add_option("--length", flags.length, "Of gpt, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+  app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
   app.add_option("--width", flags.width, "Of mlp and gpt")->check(CLI::Range(1, 1'000'000));
   app.add_option("--layers", flags.layers, "Of mlp and gpt")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");

@@ -138,8 +138,32 @@ class ResNet50(nn.Module):
         return torch.randn(count, 3, 96, 96, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
 
 
-MODELS = {"gpt": Gpt, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50}
-BATCH = {"gpt": 4, "mlp": 32, "cnn": 128, "resnet50": 8}
+class Llama(nn.Module):
+    """transformers' own, as its users have it."""
+
+    def __init__(self, width=0, layers=0, length=256):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        width, self.length = width or 576, length
+        self.model = LlamaForCausalLM(LlamaConfig(
+            vocab_size=49152, hidden_size=width, intermediate_size=width // 3 * 8, num_hidden_layers=layers or 30, num_attention_heads=width // 64,
+            num_key_value_heads=width // 192, max_position_embeddings=2048, tie_word_embeddings=True, rope_theta=100000.0))
+
+    @property
+    def units(self):
+        return self.model.model.layers
+
+    def forward(self, ids):
+        return self.model(ids, use_cache=False).logits
+
+    def batch(self, count, generator):
+        ids = torch.randint(0, 49152, (count, self.length + 1), generator=generator)
+        return ids[:, :-1], ids[:, 1:]
+
+
+MODELS = {"gpt": Gpt, "llama": Llama, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50}
+BATCH = {"gpt": 4, "llama": 2, "mlp": 32, "cnn": 128, "resnet50": 8}
 
 
 def loss_of(scores, targets):

@@ -6,6 +6,7 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/models/generate.h"
 #include "tessera/models/llama.h"
+#include "tessera/optim/adam.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
@@ -52,6 +53,37 @@ TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
   with_ranks(2, [&](const Communicator& world) {
     for (const auto* name : {"llama", "llama5", "linear", "tied", "mistral", "qwen2", "qwen3", "smollm3", "partial"})
       expect_same(folder / name, world);
+  });
+}
+
+TEST(LlamaTransformers, StepsAreThoseOfFsdp2) {
+  const Folder folder;
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_LLAMA_SCRIPT, "steps", folder.path()});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
+  ASSERT_EQ(written.status, 0) << written.output;
+  const checkpoint::SafetensorsFile expected(folder / "expected.safetensors");
+  const auto tokens = checkpoint::SafetensorsFile(folder / "tokens.safetensors").read("tokens");  // {steps, ranks, rows, length}
+  const auto losses = expected.read("losses");
+  with_ranks(2, [&](const Communicator& world) {
+    auto model = deferred_init([&] { return models::LlamaForCausalLM(models::LlamaConfig::read(folder.path())); });
+    fully_shard(model, {.mesh = world, .start = Start::Loaded}, wrap_classes({"LlamaDecoderLayer"}));
+    checkpoint::load_weights(model, folder.path());
+    optim::AdamW optimizer(parameters(model), {.lr = 3e-3, .beta2 = 0.95, .weight_decay = 0.1});
+    for (int64_t step = 0; step < tokens.size(0); step++) {
+      const auto own = tokens[step][world.rank()];
+      const auto targets = at::cat({own.narrow(1, 1, own.size(1) - 1), at::full({own.size(0), 1}, -100, at::kLong)}, 1);
+      const auto loss = model->loss(own, targets);
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+      auto mean = loss.detach().clone();
+      world.all_reduce(mean, {.op = Reduce::Mean}).wait();
+      EXPECT_NEAR(mean.item<double>(), losses[step].item<double>(), kTolerance) << step;
+    }
+    for (const auto& [name, parameter] : named_parameters(model)) {
+      const auto ours = full_parameter(parameter), theirs = expected.read(name);
+      EXPECT_LT(((ours - theirs).norm() / theirs.norm()).item<double>(), 1e-3) << name;
+    }
   });
 }
 

@@ -1,5 +1,6 @@
 """llama_files.py FOLDER: small Llamas, Mistrals, Qwens and SmolLMs of transformers with random weights, each in a folder of the Hugging Face Hub, with what they make
-of some tokens, gradients of the loss, and a greedy continuation in expected.safetensors. Ends with status 3 without the package."""
+of some tokens, gradients of the loss, and a greedy continuation in expected.safetensors. llama_files.py steps FOLDER: one of them, and ten steps that PyTorch's FSDP2
+takes with it on two ranks. Both end with status 3 without the package."""
 import json
 import os
 import sys
@@ -77,16 +78,61 @@ def in_the_form_of_5(folder):
     json.dump(config, open(f"{folder}/config.json", "w"))
 
 
+def train(rank, ranks, folder, port):
+    """Ten steps of PyTorch's FSDP2 over gloo: each layer is a unit, and the rest is one."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM.from_pretrained(folder).train()
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    tokens = load_file(f"{folder}/tokens.safetensors")["tokens"]  # {steps, ranks, rows, length}
+    losses = []
+    for step in range(len(tokens)):
+        loss = model(tokens[step, rank], labels=tokens[step, rank]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean / ranks)
+    weights = {name: each.full_tensor().detach() for name, each in model.named_parameters()}
+    if rank == 0:
+        save_file({"losses": torch.stack(losses), **{name: each.clone().contiguous() for name, each in weights.items()}}, f"{folder}/expected.safetensors")
+    dist.destroy_process_group()
+
+
+def steps(folder, ranks):
+    import socket
+
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaConfig(**SMALL, rope_scaling=LLAMA3)).save_pretrained(folder)
+    save_file({"tokens": torch.randint(3, SMALL["vocab_size"], (10, ranks, 2, LENGTH))}, f"{folder}/tokens.safetensors")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(train, (ranks, folder, port), nprocs=ranks)
+
+
 LLAMA3 = dict(rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
-root = sys.argv[1]
-small(f"{root}/llama", LlamaForCausalLM, LlamaConfig(**SMALL, rope_theta=500.0, rope_scaling=LLAMA3, head_dim=12, attention_bias=True, mlp_bias=True))
-small(f"{root}/llama5", LlamaForCausalLM, LlamaConfig(**SMALL, rope_scaling=LLAMA3))
-small(f"{root}/linear", LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, rope_scaling=dict(rope_type="linear", factor=2.0)))
-small(f"{root}/tied", LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True))
-small(f"{root}/mistral", MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7))
-small(f"{root}/qwen2", Qwen2ForCausalLM, Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1))
-small(f"{root}/qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, rope_theta=1e6))
-small(f"{root}/smollm3", SmolLM3ForCausalLM, SmolLM3Config(**SMALL, no_rope_layer_interval=2))
-small(f"{root}/partial", Phi3ForCausalLM, Phi3Config(**SMALL, partial_rotary_factor=0.5))
-split_phi3(f"{root}/partial")
-in_the_form_of_5(f"{root}/llama5")
+if __name__ == "__main__":
+    root = sys.argv[-1]
+    if sys.argv[1] == "steps":
+        steps(root, 2)
+        sys.exit()
+    small(f"{root}/llama", LlamaForCausalLM, LlamaConfig(**SMALL, rope_theta=500.0, rope_scaling=LLAMA3, head_dim=12, attention_bias=True, mlp_bias=True))
+    small(f"{root}/llama5", LlamaForCausalLM, LlamaConfig(**SMALL, rope_scaling=LLAMA3))
+    small(f"{root}/linear", LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, rope_scaling=dict(rope_type="linear", factor=2.0)))
+    small(f"{root}/tied", LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True))
+    small(f"{root}/mistral", MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7))
+    small(f"{root}/qwen2", Qwen2ForCausalLM, Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1))
+    small(f"{root}/qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, rope_theta=1e6))
+    small(f"{root}/smollm3", SmolLM3ForCausalLM, SmolLM3Config(**SMALL, no_rope_layer_interval=2))
+    small(f"{root}/partial", Phi3ForCausalLM, Phi3Config(**SMALL, partial_rotary_factor=0.5))
+    split_phi3(f"{root}/partial")
+    in_the_form_of_5(f"{root}/llama5")
