@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/linear.h"
 
 namespace tessera::nn {
 namespace {
@@ -27,13 +28,15 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : std::max<int64_t>(1, kBytesAtOnce / (classes * 4));
   const auto counts = targets != options.ignore_index;
+  const auto multiplied = multiplies_slowly(x, weight) ? at::kFloat : x.scalar_type();
+  const auto matrix = weight.to(multiplied);
   Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
   if (for_x) result.grad_x = at::empty_like(x);
   for (int64_t begin = 0; begin < rows; begin += at_once) {
     const auto size = std::min(at_once, rows - begin);
-    const auto part = x.narrow(0, begin, size), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
+    const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
     const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
-    auto scores = at::linear(part, weight).to(dtype);
+    auto scores = at::linear(part, matrix).to(dtype);
     const auto log_sum = scores.logsumexp(1, /*keepdim=*/true);
     result.sum += ((log_sum - scores.gather(1, target) + options.z_loss * log_sum.square()) * counted).sum();
     if (!for_x && !for_weight) continue;
@@ -41,8 +44,8 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     scores.sub_(log_sum).exp_();
     if (options.z_loss != 0) scores.mul_(1 + 2 * options.z_loss * log_sum);
     scores.scatter_add_(1, target, at::full({}, -1, scores.options()).expand(target.sizes())).mul_(counted);
-    const auto grad = scores.to(x.scalar_type());
-    if (for_x) result.grad_x.narrow(0, begin, size).copy_(grad.matmul(weight));
+    const auto grad = scores.to(multiplied);
+    if (for_x) result.grad_x.narrow(0, begin, size).copy_(grad.matmul(matrix));
     if (!for_weight) continue;
     if (!result.grad_weight.defined()) {
       result.grad_weight = grad.t().matmul(part).to(dtype);

