@@ -72,9 +72,17 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
   return (sums[0] / sums[1]).item<double>();
 }
 
-void show_text(Model& model, const Flags& flags, const Source& source, train::Run& run) {
+/// The prompt, before there is anything to lose: {1, tokens}.
+at::Tensor prompt_of(const Flags& flags, const Source& source) {
   const auto prompt = source.tokenizer.encode(flags.prompt);
-  const auto tokens = at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
+  const auto longest = source.config.max_position_embeddings;
+  if (!flags.prompt.empty() && std::ssize(prompt) + flags.new_tokens > longest)
+    throw ConfigError(fmt::format("--prompt with {} tokens and --max-new-tokens {} are longer than the {} of the model", prompt.size(),
+                                  flags.new_tokens, longest));
+  return at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
+}
+
+void show_text(Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, train::Run& run) {
   const auto all = models::generate(*model, tokens,
                                     {.most = flags.new_tokens,
                                      .temperature = flags.temperature,
@@ -104,6 +112,9 @@ int train_model(const Flags& flags) {
                    .log_with = flags.metrics});
   const Source source(flags);
   const auto rows = rows_of(flags.data, flags, source);
+  const auto eval_rows = flags.eval_data.empty() ? std::nullopt : std::optional(rows_of(flags.eval_data, flags, source));
+  const auto prompt = prompt_of(flags, source);
+  if (!flags.gguf.empty()) llm::expect_gguf_place(source.config, source.tokenizer, source.path);
   auto model = make_model(flags, source, trainer);
   data::Loader loader(
       trainer.make_sampler(
@@ -133,14 +144,14 @@ int train_model(const Flags& flags) {
       run.report({{"loss", loss}, {"grad_norm", norm}});
     }
     if (run.stopped()) return 0;
-    if (flags.eval_data.empty()) continue;
-    const auto loss = loss_over(model, rows_of(flags.eval_data, flags, source), flags, trainer);
+    if (!eval_rows) continue;
+    const auto loss = loss_over(model, *eval_rows, flags, trainer);
     trainer.log({{"eval_loss", loss}});
     run.say(fmt::format("epoch {}: loss {:.4f}, perplexity {:.2f}", run.epoch(), loss, std::exp(loss)));
   }
   if (run.stopped()) return 0;
   if (!flags.output.empty()) write(model, flags, source, trainer, run);
-  if (!flags.prompt.empty()) show_text(model, flags, source, run);
+  if (!flags.prompt.empty()) show_text(model, flags, source, prompt, run);
   return 0;
 }
 

@@ -164,7 +164,9 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       }
       const auto found = command->get_subcommands(is_it);
       const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
-      if (found.empty() && places < command->get_options(has_place).size()) {
+      size_t most = 0;  // of arguments that belong to no flag
+      for (const auto* option : command->get_options(has_place)) most += static_cast<size_t>(option->get_items_expected_max());
+      if (found.empty() && places < most) {
         places++;
         continue;
       }

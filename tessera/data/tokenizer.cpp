@@ -79,6 +79,9 @@ void TokenizerCore::complete(const std::string& where) {
   std::array<int32_t, 256> of_bytes{};
   for (int byte = 0; byte < 256; byte++) {
     const auto found = ids.find(letter_of(byte));
+    if (found == ids.end() && has_unknown)
+      throw ConfigError(
+          fmt::format("{}: there is no token for the byte {:#04x}, and an unk_token in its place is not read here", where, byte));
     of_bytes[static_cast<size_t>(byte)] = found == ids.end() ? BytePairs::kLeftOut : found->second;
   }
   std::vector<BytePairs::Merge> learned;
@@ -95,6 +98,12 @@ void TokenizerCore::complete(const std::string& where) {
     learned.push_back({id_of(left), id_of(right), id_of(left + right)});
   }
   pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
+  for (const auto* ends : {&first, &last}) {
+    for (const auto id : *ends) {
+      if (static_cast<size_t>(id) >= tokens.size())
+        throw ConfigError(fmt::format("{}: a text would have the token {}, which is not there", where, id));
+    }
+  }
   std::vector<AddedToken> before, in;
   for (const auto& token : added) (token.normalized ? in : before).push_back(token);
   before_form = AddedTokens(std::move(before));
@@ -196,7 +205,8 @@ const std::string& Tokenizer::token(int32_t id) const {
 BpeVocabulary Tokenizer::vocabulary() const {
   BpeVocabulary result{
       .tokens = core_->tokens, .merges = core_->merges, .added = {}, .special = {}, .pre = std::string(name_of(*core_->pre))};
-  if (result.pre.empty()) throw ConfigError("the pre-tokenizer of this tokenizer is none of those that have a name");
+  if (result.pre.empty())
+    throw ConfigError("its pre-tokenizer is none of those that have a name there: gpt2, llama3, qwen2, smollm, tekken");
   for (const auto& token : core_->added) {
     result.added.push_back(token.id);
     if (token.special) result.special.push_back(token.id);

@@ -52,6 +52,8 @@ class Tokenizer {
 
   /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name.
   BpeVocabulary vocabulary() const;
+  /// What is in tokenizer.json: all on which the tokens of a text depend.
+  std::string json() const;
   /// tokenizer.json and tokenizer_config.json, as transformers reads them.
   void write(const std::filesystem::path& folder) const;
 

@@ -29,6 +29,7 @@ struct TokenizerCore {
   std::optional<PreTokenizer> pre;
   std::optional<BytePairs> pairs;
   TokenIds whole;                            // words that are not merged, but taken as a whole
+  bool has_unknown = false;                  // whether there is a token for what has none
   std::vector<int32_t> first, last;          // with which texts begin and end
   std::map<std::string, std::string> files;  // as they were read, by name
   uint64_t number = 0;                       // of this one in the process

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -20,6 +21,16 @@ constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_
 // What is kept beside it, unread.
 constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", "chat_template.jinja", "generation_config.json"};
 constexpr auto kNoMatch = "(?!)";
+
+/// An expression that finds the text.
+std::string quoted(const std::string& text) {
+  std::string result;
+  for (const char letter : text) {
+    if (static_cast<uint8_t>(letter) < 0x80 && std::isalnum(static_cast<unsigned char>(letter)) == 0) result += '\\';
+    result += letter;
+  }
+  return result;
+}
 
 /// A file that is being read, for errors that name the part.
 class TokenizerFile {
@@ -50,6 +61,12 @@ class TokenizerFile {
   }
   [[noreturn]] void refuse_type(std::string_view part, const Json& json) const {
     refuse(part, fmt::format("'{}' is not read here", printable(json.value("type", "?"))));
+  }
+
+  int32_t id_of(const Json& number, std::string_view part) const {
+    const auto id = number.get<int64_t>();
+    if (id < 0 || id >= kMostTokens) refuse(part, fmt::format("{} can be no token's id", id));
+    return static_cast<int32_t>(id);
   }
 
   Json part(const char* key) const { return json_.value(key, Json()); }
@@ -91,8 +108,7 @@ class TokenizerFile {
       refuse("pre_tokenizer", fmt::format("of Split only the behaviors Isolated and Removed are read here, not {}{}", printable(behavior),
                                           json.value("invert", false) ? " with invert" : ""));
     const auto& pattern = json.at("pattern");
-    const auto text = pattern.contains("Regex") ? pattern.at("Regex").get<std::string>()
-                                                : fmt::format("\\Q{}\\E", pattern.at("String").get<std::string>());
+    const auto text = pattern.contains("Regex") ? pattern.at("Regex").get<std::string>() : quoted(pattern.at("String").get<std::string>());
     return {.pattern = Pattern(text),
             .behavior = behavior == "Isolated" ? PreTokenizer::Behavior::Isolated : PreTokenizer::Behavior::Removed};
   }
@@ -104,14 +120,14 @@ class TokenizerFile {
       const auto value = json.value(key, Json());
       if (!value.is_null() && value != "" && value != 0.0) refuse("model", fmt::format("{} {} is not read here", key, value.dump()));
     }
+    core.has_unknown = !json.value("unk_token", Json()).is_null();
     if (json.value("byte_fallback", false)) refuse("model", "byte_fallback is of BPE that is not byte-level");
     const auto& vocabulary = json.at("vocab");
     for (const auto& [token, number] : vocabulary.items()) {
-      const auto id = number.get<int64_t>();
-      if (id < 0 || id >= kMostTokens) refuse("model", fmt::format("the token '{}' has the id {}", printable(token), id));
+      const auto id = id_of(number, "model");
       if (static_cast<size_t>(id) >= core.tokens.size()) core.tokens.resize(static_cast<size_t>(id) + 1);
       core.tokens[static_cast<size_t>(id)] = token;
-      core.ids.emplace(token, static_cast<int32_t>(id));
+      core.ids.emplace(token, id);
     }
     for (const auto& merge : json.at("merges"))
       core.merges.push_back(merge.is_array() ? fmt::format("{} {}", merge.at(0).get<std::string>(), merge.at(1).get<std::string>())
@@ -124,14 +140,12 @@ class TokenizerFile {
     if (json.is_null()) return;
     for (const auto& token : json) {
       core.added.push_back({.content = token.at("content").get<std::string>(),
-                            .id = token.at("id").get<int32_t>(),
+                            .id = id_of(token.at("id"), "added_tokens"),
                             .special = token.value("special", false),
                             .lstrip = token.value("lstrip", false),
                             .rstrip = token.value("rstrip", false),
                             .single_word = token.value("single_word", false),
                             .normalized = token.value("normalized", false)});
-      if (core.added.back().id >= kMostTokens)
-        refuse("added_tokens", fmt::format("'{}' has the id {}", printable(core.added.back().content), core.added.back().id));
     }
   }
 
@@ -149,7 +163,7 @@ class TokenizerFile {
           continue;
         }
         const auto name = each.at("SpecialToken").at("id").get<std::string>();
-        for (const auto& id : json.at("special_tokens").at(name).at("ids")) ends->push_back(id.get<int32_t>());
+        for (const auto& id : json.at("special_tokens").at(name).at("ids")) ends->push_back(id_of(id, "post_processor"));
       }
     } else if (type != "ByteLevel") {
       refuse_type("post_processor", json);
@@ -242,11 +256,16 @@ Tokenizer Tokenizer::read(const fs::path& path) {
   return Tokenizer(std::move(core));
 }
 
+std::string Tokenizer::json() const {
+  const auto read = core_->files.find(kTokenizerFile);
+  if (read != core_->files.end()) return read->second;
+  return json_of(*core_).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
 void Tokenizer::write(const fs::path& folder) const {
   make_folder(folder);
   auto files = core_->files;
-  if (!files.contains(kTokenizerFile))
-    files[kTokenizerFile] = json_of(*core_).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  files.try_emplace(kTokenizerFile, json());
   if (!files.contains(kTokenizerConfig)) {
     Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
     if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];

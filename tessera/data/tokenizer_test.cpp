@@ -115,6 +115,10 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
       {"/model/byte_fallback", true, "model: byte_fallback is of BPE that is not byte-level"},
       {"/model/merges/0", "q z", "the merge 'q z' is of tokens that are not there"},
       {"/model/vocab", {{"a", 0}}, "the merge 't h' is of tokens that are not there"},
+      {"/added_tokens/0/id", 4294967297, "added_tokens: 4294967297 can be no token's id"},
+      {"/post_processor",
+       json::parse(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": [999]}}})"),
+       "a text would have the token 999, which is not there"},
       {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: 'BertProcessing' is not read here"},
       {"/decoder", {{"type", "WordPiece"}}, "decoder: 'WordPiece' is not read here"},
   };

@@ -99,6 +99,13 @@ std::string prompt_of(ChatTemplate chat, std::span<const Message> messages) {
   return text + head_of(chat, "assistant");
 }
 
+std::span<const std::string_view> marks_of(ChatTemplate chat) {
+  static constexpr std::string_view kChatMl[] = {"<|im_start|>", "<|im_end|>"};
+  static constexpr std::string_view kLlama3[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+  if (chat == ChatTemplate::Alpaca) return {};
+  return chat == ChatTemplate::ChatMl ? std::span<const std::string_view>(kChatMl) : kLlama3;
+}
+
 std::string_view end_of_turn(ChatTemplate chat) {
   return chat == ChatTemplate::ChatMl ? "<|im_end|>" : chat == ChatTemplate::Llama3 ? "<|eot_id|>" : "";
 }

@@ -28,6 +28,8 @@ ChatTemplate chat_template_named(std::string_view name);
 std::vector<Segment> render(ChatTemplate chat, std::span<const Message> messages);
 /// As a model is asked: up to where the assistant's answer begins.
 std::string prompt_of(ChatTemplate chat, std::span<const Message> messages);
+/// What it writes around messages and must be tokens.
+std::span<const std::string_view> marks_of(ChatTemplate chat);
 /// The token that ends the assistant's turn; empty if it is the end of the text.
 std::string_view end_of_turn(ChatTemplate chat);
 

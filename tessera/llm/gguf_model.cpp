@@ -26,7 +26,7 @@ using models::LlamaConfig;
 
 constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
 // Of a token: what the numbers in tokenizer.ggml.token_type mean.
-constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4;
+constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
 std::string architecture_of(const LlamaConfig& config) {
   return config.model_type == "mistral" ? "llama" : config.model_type;
@@ -52,12 +52,14 @@ at::Tensor rope_factors(const LlamaConfig& config) {
 
 /// Files have the factors of each frequency, and not the four numbers of Llama 3 that they come from: these are the usual ones.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
+  const auto refused = ConfigError(
+      fmt::format("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path.string(), kRopeFactors));
+  if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
   nn::Llama3Scaling scaling{.factor = std::round(factors.max().item<double>() * 1e3) / 1e3};  // of what was computed in float32
   config.rope.llama3 = scaling;
   const auto ours = rope_factors(config);
-  if (ours.sizes() == factors.sizes() && at::allclose(ours, factors, 1e-3)) return scaling;
-  throw ConfigError(
-      fmt::format("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path.string(), kRopeFactors));
+  if (!at::allclose(ours, factors, 1e-3)) throw refused;
+  return scaling;
 }
 
 LlamaConfig config_of(const fs::path& path) {
@@ -85,7 +87,14 @@ LlamaConfig config_of(const fs::path& path) {
                      .attention_bias = architecture != "qwen2" && has("model.layers.0.self_attn.q_proj.bias"),
                      .mlp_bias = has("model.layers.0.mlp.up_proj.bias"),
                      .tie_word_embeddings = !has("lm_head.weight")};
-  if (has("model.embed_tokens.weight")) config.vocab_size = stored.info("model.embed_tokens.weight").shape.front();
+  if (has("model.embed_tokens.weight")) {
+    const auto& shape = stored.info("model.embed_tokens.weight").shape;
+    if (shape.size() != 2) throw ConfigError(fmt::format("{}: token_embd.weight is no matrix", path.string()));
+    config.vocab_size = shape.front();
+  }
+  if (config.num_hidden_layers > std::ssize(stored.catalog().tensors))
+    throw ConfigError(fmt::format("{}: {} is {}, but there are only {} tensors", path.string(), key("block_count"),
+                                  config.num_hidden_layers, stored.catalog().tensors.size()));
   config.rms_norm_eps = as_meant(file.number(key("attention.layer_norm_rms_epsilon")).value_or(config.rms_norm_eps));
   config.rope.theta = as_meant(file.number(key("rope.freq_base")).value_or(config.rope.theta));
   if (const auto turned = file.integer(key("rope.dimension_count")); turned && *turned != config.head_size())
@@ -123,11 +132,13 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
         fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE", path.string(), *model));
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
+  const auto pre = file.text("tokenizer.ggml.pre");
+  if (!pre) throw missing("tokenizer.ggml.pre");
   data::BpeVocabulary vocabulary{.tokens = *tokens,
                                  .merges = *merges,
                                  .added = {},
                                  .special = {},
-                                 .pre = file.text("tokenizer.ggml.pre").value_or("gpt2"),
+                                 .pre = *pre,
                                  .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0};
   if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
     for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
@@ -182,7 +193,12 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   for (const auto id : vocabulary.added) types.at(static_cast<size_t>(id)) = kUserDefined;
   for (const auto id : vocabulary.special) types.at(static_cast<size_t>(id)) = kControl;
   // A model may have room for more tokens than there are.
-  for (auto id = std::ssize(vocabulary.tokens); id < config.vocab_size; id++) vocabulary.tokens.push_back(fmt::format("[PAD{}]", id));
+  vocabulary.tokens.resize(static_cast<size_t>(config.vocab_size));
+  for (size_t id = 0; id < vocabulary.tokens.size(); id++) {
+    if (!vocabulary.tokens[id].empty()) continue;
+    vocabulary.tokens[id] = fmt::format("[PAD{}]", id);
+    types[id] = kUnused;
+  }
   const auto add = [&](const char* name, checkpoint::GgufValue value) {
     metadata.emplace_back(fmt::format("tokenizer.ggml.{}", name), std::move(value));
   };
@@ -194,7 +210,8 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   const auto bos = vocabulary.bos ? std::optional<int64_t>(*vocabulary.bos) : config.bos_token_id;
   if (bos) add("bos_token_id", u32(*bos));
   if (!config.eos_token_ids.empty()) add("eos_token_id", u32(config.eos_token_ids.front()));
-  if (config.pad_token_id && *config.pad_token_id >= 0) add("padding_token_id", u32(*config.pad_token_id));
+  if (config.eos_token_ids.size() > 1) add("eot_token_id", u32(config.eos_token_ids[1]));
+  if (config.pad_token_id) add("padding_token_id", u32(*config.pad_token_id));
   add("add_bos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_bos)});
 }
 
@@ -211,15 +228,6 @@ const checkpoint::BlockCode& code_named(const std::string& name) {
   return *code;
 }
 
-void expect_place(const LlamaConfig& config, const data::Tokenizer& tokenizer, const fs::path& folder) {
-  const auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("{} can't become a GGUF file: {}", folder.string(), why));
-  };
-  if (config.rope.partial_rotary_factor != 1) refuse("partial_rotary_factor has no place there");
-  if (tokenizer.size() > config.vocab_size)
-    refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
-}
-
 }  // namespace
 
 LlamaConfig read_config(const fs::path& path) {
@@ -230,12 +238,33 @@ data::Tokenizer read_tokenizer(const fs::path& path) {
   return is_folder(path) ? data::Tokenizer::read(path) : tokenizer_of(path);
 }
 
+void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokenizer, const fs::path& model) {
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("{} can't become a GGUF file: {}", model.string(), why));
+  };
+  if (config.rope.partial_rotary_factor != 1) refuse("partial_rotary_factor has no place there");
+  for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) {
+    if (config.slides(layer) && *config.sliding_window < config.max_position_embeddings)
+      refuse(fmt::format("sliding_window {} has no place there; with max_position_embeddings {} in config.json it would have no effect",
+                         *config.sliding_window, *config.sliding_window));
+    if (config.rotates(layer) != (config.model_type != "smollm3" || (layer + 1) % 4 != 0))
+      refuse("llama.cpp leaves rotary embeddings out of every fourth layer, and no_rope_layers says otherwise");
+  }
+  if (tokenizer.size() > config.vocab_size)
+    refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
+  try {
+    tokenizer.vocabulary();
+  } catch (const ConfigError& error) {
+    refuse(error.what());
+  }
+}
+
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
   const auto& code = code_named(options.code);
   const auto& plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);
   const auto tokenizer = data::Tokenizer::read(folder);
-  expect_place(config, tokenizer, folder);
+  expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
   GgufMetadata metadata = {
       {"general.architecture", text(architecture_of(config))},

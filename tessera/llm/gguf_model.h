@@ -24,6 +24,9 @@ struct GgufOptions {
 /// tensor.
 void write_gguf(const std::filesystem::path& folder, const std::filesystem::path& file, const GgufOptions& options = {});
 
+/// Throws ConfigError, which names `model`, if something of the model has no place in such a file.
+void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
+
 /// The folder's config.json and tokenizer.json alone.
 void write_description(const std::filesystem::path& file, const std::filesystem::path& folder);
 /// The way back: a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.

@@ -193,11 +193,19 @@ TEST(Gguf, NamesWhatIsWrong) {
   EXPECT_THAT(refusal(changed), HasSubstr("'llama.block_count' has the type 77, which does not exist"));
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert(folder / "hub", folder / "x", {.to = checkpoint::Format::Gguf}); }),
               HasSubstr("llm::write_gguf"));
+  const auto refused = [&](const LlamaConfig& config) {
+    config.write(folder / "hub");
+    return message_of<ConfigError>([&] { llm::write_gguf(folder / "hub", folder / "x"); });
+  };
   auto other = small_config("llama");
   other.rope.partial_rotary_factor = 0.5;
-  other.write(folder / "hub");
-  EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "hub", folder / "x"); }),
-              HasSubstr("partial_rotary_factor has no place there"));
+  EXPECT_THAT(refused(other), HasSubstr("partial_rotary_factor has no place there"));
+  other = small_config("mistral");
+  other.sliding_window = 16;
+  EXPECT_THAT(refused(other), HasSubstr("sliding_window 16 has no place there; with max_position_embeddings 16"));
+  other = small_config("smollm3");
+  other.no_rope_layers = {1, 0};
+  EXPECT_THAT(refused(other), HasSubstr("no_rope_layers says otherwise"));
 }
 
 }  // namespace

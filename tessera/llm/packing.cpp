@@ -10,7 +10,7 @@
 namespace tessera::llm {
 namespace {
 
-/// Where rows of whole documents begin in the tokens of a file. Pieces of long documents are rows by themselves.
+/// Where rows of whole documents begin in the tokens of a file. The end of a long document shares its row with those that follow.
 std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
   std::vector<int64_t> begins = {0};
   int64_t document = 0;  // where it begins
@@ -56,7 +56,9 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
       from = at;
     }
     const auto next = at + 1 < *document ? stored[static_cast<size_t>(at) + 1] : only_read(0);
-    *tokens++ = token_of(stored[static_cast<size_t>(at)]);
+    const auto token = token_of(stored[static_cast<size_t>(at)]);
+    if (token >= file_.vocabulary()) throw IoError(fmt::format("{} is damaged: its token {} is {}", file_.path().string(), at, token));
+    *tokens++ = token;
     *positions++ = at - from;
     *targets++ = is_only_read(next) ? kIgnored : next;
   }

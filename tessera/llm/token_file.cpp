@@ -21,6 +21,7 @@
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/data/unicode.h"
 
 namespace tessera::llm {
 namespace {
@@ -30,6 +31,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that are done at once
 constexpr uint64_t kBlock = 1 << 20;
+constexpr int kVersion = 1;  // of the way in which lines become tokens
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
@@ -76,6 +78,7 @@ Lines lines_of(const InputFile& file, const Part& part) {
     file.read(text.data() + size, count, lines.begin + size);
   };
   fill(part.end - lines.begin);
+  if (part.begin > 0 && text.find('\n') >= text.size() - 1) return {.text = {}, .begin = part.end};  // no line begins here
   while (lines.begin + text.size() < file.size() && text.back() != '\n') {
     const auto before = text.size();
     fill(std::min(kBlock, file.size() - lines.begin - before));
@@ -150,13 +153,40 @@ Documents kept(const fs::path& path) {
 
 /// What must be the same for parts that are done to be of use.
 std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
-  Json plan = {{"files", Json::array()}, {"chat", options.chat ? static_cast<int>(*options.chat) : -1}, {"end", options.end.value_or(-1)}};
+  Json plan = {{"files", Json::array()},
+               {"version", kVersion},
+               {"part", kPart},
+               {"chat", options.chat ? static_cast<int>(*options.chat) : -1},
+               {"end", options.end.value_or(-1)}};
   for (const auto& input : inputs)
     plan["files"].push_back({fs::absolute(input).string(), fs::file_size(input), fs::last_write_time(input).time_since_epoch().count()});
   checkpoint::Checksum digest;
-  for (int32_t id = 0; id < tokenizer.size(); id++) digest.add(std::as_bytes(std::span(tokenizer.token(id))));
+  const auto description = tokenizer.json();
+  digest.add(std::as_bytes(std::span(description)));
   plan["tokens"] = checkpoint::Checksum::text(digest.value());
   return plan.dump(2) + "\n";
+}
+
+/// Throws UsageError if something would be lost.
+void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
+  if (!is_there(out)) return;
+  for (const auto& input : inputs) {
+    if (fs::equivalent(input, out))
+      throw UsageError(fmt::format("{} is a file to read, and would be replaced; write elsewhere", out.string()));
+  }
+  try {
+    TokenFile{out};
+  } catch (const IoError&) {
+    throw UsageError(fmt::format("{} is there already, and no file of tokens; write elsewhere, or remove it", out.string()));
+  }
+}
+
+/// Throws ConfigError unless each mark of the template is one token.
+void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
+  for (const auto mark : marks_of(chat)) {
+    if (!tokenizer.find(mark))
+      throw ConfigError(fmt::format("the tokenizer has no token {}, which the chat template writes; choose another one", mark));
+  }
 }
 
 /// The folder of parts that are done. It is emptied if they are of other files.
@@ -243,12 +273,13 @@ Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_
 
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw UsageError("it is no JSON object");
+  if (!json.is_object()) throw UsageError(data::invalid_utf8(line) ? "it is no UTF-8" : "it is no JSON object");
   const auto segments = segments_of(json, options);
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < segments.size(); i++) {
     const auto begin = tokens.size();
-    const bool begins = i == 0 && !json.contains("messages");  // a template writes the beginning itself
+    // A template that has marks writes the beginning itself.
+    const bool begins = i == 0 && (!json.contains("messages") || marks_of(*options.chat).empty());
     tokenizer.encode(segments[i].text, tokens, begins ? data::Ends::Added : data::Ends::Bare);
     if (!segments[i].trained)
       std::transform(tokens.begin() + static_cast<ptrdiff_t>(begin), tokens.end(), tokens.begin() + static_cast<ptrdiff_t>(begin),
@@ -263,6 +294,8 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
                    const TokenizeOptions& options) {
   std::vector<InputFile> files;
   for (const auto& input : inputs) files.emplace_back(input);
+  expect_place(out, inputs);
+  if (options.chat) expect_marks(*options.chat, tokenizer);
   const auto folder = folder_of_parts(out, plan_of(inputs, tokenizer, options));
   const auto parts = parts_of(files);
   uint64_t all = 0;

@@ -138,6 +138,27 @@ TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {}).found, 0);
 }
 
+TEST(TokenFiles, LoseNothing) {
+  const Folder folder;
+  write_file(folder / "a.jsonl", drawn_lines(200, 60'000));
+  const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
+  EXPECT_THAT(message_of<UsageError>([&] { llm::tokenize(inputs, folder / "a.jsonl", tokenizer()); }),
+              HasSubstr("is a file to read, and would be replaced"));
+  write_file(folder / "notes", "mine");
+  EXPECT_THAT(message_of<UsageError>([&] { llm::tokenize(inputs, folder / "notes", tokenizer()); }),
+              HasSubstr("notes is there already, and no file of tokens"));
+  EXPECT_EQ(read_file(folder / "notes"), "mine");
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.chat = llm::ChatTemplate::Llama3}); }),
+              HasSubstr("the tokenizer has no token <|begin_of_text|>"));
+  // With another tokenizer nothing of what was begun is used.
+  int calls = 0;
+  const TokenizeOptions stops{.threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
+  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "y", tokenizer(), stops); }), HasSubstr("goes on from here"));
+  data::BpeVocabulary other = tokenizer().vocabulary();
+  other.pre = "smollm";
+  EXPECT_EQ(llm::tokenize(inputs, folder / "y", data::Tokenizer(other)).found, 0);
+}
+
 TEST(TokenFiles, NameTheLineThatIsWrong) {
   const Folder folder;
   write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));

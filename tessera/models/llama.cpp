@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <torch/nn/init.h>
 
+#include <limits>
+
 #include "tessera/base/error.h"
 #include "tessera/nn/grouped_attention.h"
 #include "tessera/nn/linear.h"
@@ -30,15 +32,34 @@ const LlamaConfig& checked(const LlamaConfig& config) {
   return config;
 }
 
-/// Which keys the queries of the last places see: {1 or batch, 1, queries, keys}. `documents`: which one a token is of, or undefined.
-at::Tensor mask_of(int64_t queries, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents, at::Device device) {
-  const auto options = at::TensorOptions(device).dtype(at::kLong);
+/// What is added to the scores of the keys that the queries of the last places see, 0, or don't see, -inf: {1 or batch, 1, queries, keys}.
+/// `documents`: which one a token is of, or undefined.
+at::Tensor mask_of(int64_t queries, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
+                   const at::TensorOptions& values) {
+  const auto options = values.dtype(at::kLong);
   const auto from = at::arange(keys - queries, keys, options).unsqueeze(1), to = at::arange(keys, options).unsqueeze(0);
   auto seen = to <= from;
   if (window) seen = seen & (to > from - *window);
   seen = seen.unsqueeze(0).unsqueeze(0);
   if (documents.defined()) seen = seen & (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1);
-  return seen;
+  return at::zeros(seen.sizes(), values).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+}
+
+/// How long the documents of each row are; empty if each row is one.
+std::vector<std::vector<int64_t>> lengths_of(const at::Tensor& positions) {
+  std::vector<std::vector<int64_t>> rows;
+  bool several = false;
+  const auto all = positions.to(at::kLong).contiguous();
+  for (int64_t row = 0; row < all.size(0); row++) {
+    const auto* places = all.const_data_ptr<int64_t>() + row * all.size(1);
+    auto& lengths = rows.emplace_back();
+    for (int64_t i = 0; i < all.size(1); i++) {
+      if (i == 0 || places[i] == 0) lengths.push_back(0);
+      lengths.back()++;
+    }
+    several = several || lengths.size() > 1;
+  }
+  return several ? rows : std::vector<std::vector<int64_t>>();
 }
 
 }  // namespace
@@ -81,9 +102,11 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
     append(kept.values, values);
   }
   const auto& mask = slides ? pass->sliding_mask : pass->mask;
-  const bool causal = !mask.defined() && queries.size(2) > 1;
-  return nn::linear(o_proj,
-                    nn::grouped_attention(queries, keys, values, {.mask = mask, .causal = causal, .dropout = is_training() ? dropout : 0}));
+  return nn::linear(o_proj, nn::grouped_attention(queries, keys, values,
+                                                  {.mask = mask,
+                                                   .causal = queries.size(2) > 1,
+                                                   .documents = pass->documents.empty() ? nullptr : &pass->documents,
+                                                   .dropout = is_training() ? dropout : 0}));
 }
 
 LlamaMLPImpl::LlamaMLPImpl(const LlamaConfig& config)
@@ -126,14 +149,19 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   const auto pass = std::make_shared<LlamaPass>();
   const auto positions = input.positions.defined() ? input.positions : at::arange(before, all, tokens.options()).unsqueeze(0);
   pass->table = nn::rotary_table(config.rope, config.head_size(), positions);
-  const auto documents = input.positions.defined() ? (input.positions == 0).cumsum(1) : at::Tensor();
-  const bool slides = config.sliding_window.value_or(all) < all;
+  auto states = embed_tokens(tokens);
+  const bool knows = input.positions.defined() && input.positions.device().is_cpu();
+  if (knows) pass->documents = lengths_of(input.positions);
+  const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
+  const auto documents = has_documents ? (input.positions == 0).cumsum(1) : at::Tensor();
+  const auto values = tokens.options().dtype(states.scalar_type());
+  // Of one text without a cache, and of documents whose lengths are known, no mask is needed.
   const bool several_after_others = before > 0 && length > 1;
-  if (documents.defined() || several_after_others) pass->mask = mask_of(length, all, {}, documents, tokens.device());
-  pass->sliding_mask = slides ? mask_of(length, all, config.sliding_window, documents, tokens.device()) : pass->mask;
+  if ((has_documents && !knows) || several_after_others) pass->mask = mask_of(length, all, {}, documents, values);
+  const bool slides = config.sliding_window.value_or(all) < all;
+  pass->sliding_mask = slides ? mask_of(length, all, config.sliding_window, documents, values) : pass->mask;
   pass->cache = input.cache;
   if (input.cache != nullptr) input.cache->layers_.resize(static_cast<size_t>(config.num_hidden_layers));
-  auto states = embed_tokens(tokens);
   for (const auto& layer : *layers) states = call(layer->as<LlamaDecoderLayer>(), states, std::shared_ptr<const LlamaPass>(pass));
   if (input.cache != nullptr) input.cache->length_ = all;
   return norm(states);

@@ -49,7 +49,8 @@ struct LlamaInput {
 /// What all layers of a pass have in common.
 struct LlamaPass {
   nn::RotaryTable table;
-  at::Tensor mask = {}, sliding_mask = {};  // undefined: each token sees those before it, or all if there is but one
+  at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees those before it, or those of its document
+  std::vector<std::vector<int64_t>> documents = {};  // how long they are in each row, if one has several and the host can know
   LlamaCache* cache = nullptr;
 };
 

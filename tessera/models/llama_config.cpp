@@ -11,9 +11,10 @@
 namespace tessera::models {
 namespace {
 
+constexpr int64_t kMostLayers = 65'536;
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
-/// What transformers takes where the file says nothing.
+/// What is particular to one where the file says nothing. All files say how large their model is.
 struct Family {
   std::string_view model_type, architecture;
   double rope_theta = 10000;
@@ -81,28 +82,8 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
   }
 }
 
-void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
-  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama";
-  bool uses = !slides_by_layer;
-  file.read("use_sliding_window", uses);
-  config.sliding_window = family.sliding_window;
-  file.read("sliding_window", config.sliding_window);
-  if (!uses || family.model_type == "llama") config.sliding_window.reset();
-  if (config.sliding_window) {
-    int64_t full = 0;  // as many layers come first, and see all tokens
-    if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
-    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
-      config.layer_types.emplace_back(layer < full || family.model_type == "smollm3" ? kFull : kSliding);
-  }
-  if (const auto* types = file.find("layer_types"); types != nullptr && slides_by_layer) {
-    const bool known = types->is_array() && std::ranges::all_of(*types, [](const Json& type) { return type == kFull || type == kSliding; });
-    if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
-    config.layer_types = types->get<std::vector<std::string>>();
-    if (!config.sliding_window && std::ranges::find(config.layer_types, kSliding) != config.layer_types.end())
-      file.refuse("layer_types", "there is no sliding_window");
-    if (!config.sliding_window) config.layer_types.clear();
-  }
-  if (family.model_type != "smollm3") return;
+/// Layers of SmolLM3 without rotary embeddings: those listed as 0, or every so many.
+void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
   if (const auto* layers = file.find("no_rope_layers")) {
     if (!layers->is_array() || !std::ranges::all_of(*layers, &Json::is_number_integer))
       file.refuse("no_rope_layers", "this must be a list of 0 and 1");
@@ -115,17 +96,47 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
   }
 }
 
+void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& config) {
+  if (family.model_type == "smollm3") read_no_rope(file, config);
+  const bool slides_by_layer = family.model_type != "mistral" && family.model_type != "llama";
+  bool uses = !slides_by_layer;
+  file.read("use_sliding_window", uses);
+  config.sliding_window = family.sliding_window;
+  file.read("sliding_window", config.sliding_window);
+  if (!uses || family.model_type == "llama") config.sliding_window.reset();
+  if (config.sliding_window) {
+    int64_t full = 0;  // as many layers come first, and see all tokens
+    if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
+    for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
+      config.layer_types.emplace_back(layer < full || (family.model_type == "smollm3" && config.rotates(layer)) ? kFull : kSliding);
+  }
+  if (const auto* types = file.find("layer_types"); types != nullptr && slides_by_layer) {
+    const bool known = types->is_array() && std::ranges::all_of(*types, [](const Json& type) { return type == kFull || type == kSliding; });
+    if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
+    config.layer_types = types->get<std::vector<std::string>>();
+    if (!config.sliding_window && std::ranges::find(config.layer_types, kSliding) != config.layer_types.end())
+      file.refuse("layer_types", "there is no sliding_window");
+    if (!config.sliding_window) config.layer_types.clear();
+  }
+}
+
 void read_tokens(const ConfigFile& file, LlamaConfig& config) {
   file.read("bos_token_id", config.bos_token_id);
   file.read("pad_token_id", config.pad_token_id);
   const auto* eos = file.find("eos_token_id");
-  if (eos == nullptr) return;
-  if (eos->is_number_integer()) {
+  if (eos == nullptr) {
+    // a model that ends no text
+  } else if (eos->is_number_integer()) {
     config.eos_token_ids = {eos->get<int64_t>()};
   } else if (eos->is_array() && std::ranges::all_of(*eos, &Json::is_number_integer)) {
     config.eos_token_ids = eos->get<std::vector<int64_t>>();
   } else {
     file.refuse("eos_token_id", "this must be an integer, or a list of them");
+  }
+  // Some write -1 for none.
+  std::erase(config.eos_token_ids, -1);
+  for (auto* token : {&config.bos_token_id, &config.pad_token_id}) {
+    if (*token == -1) token->reset();
   }
 }
 
@@ -149,6 +160,11 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   config.head_dim = family->head_dim;
   config.rope.theta = family->rope_theta;
   each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
+  if (config.num_hidden_layers > kMostLayers) file.refuse("num_hidden_layers", fmt::format("this must be at most {}", kMostLayers));
+  // Others have none, whatever the file says.
+  const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
+  if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
+  if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;
   file.read("num_key_value_heads", config.num_key_value_heads);
   file.read("head_dim", config.head_dim);
   file.read("rope_theta", config.rope.theta);
@@ -234,7 +250,7 @@ void expect_sense(const LlamaConfig& config) {
          fmt::format("{}", fmt::join(config.no_rope_layers, ", ")), for_all);
   auto tokens = config.eos_token_ids;
   for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
-  for (const auto token : tokens) expect(token >= -1 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");
+  for (const auto token : tokens) expect(token >= 0 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");
 }
 
 }  // namespace tessera::models

@@ -154,6 +154,23 @@ TEST(LlamaConfig, SurvivesItsFile) {
   }
 }
 
+TEST(LlamaConfig, KnowsWhatTheFamilyHas) {
+  const Folder folder;
+  const auto read = [&](const std::string& json) {
+    write_file(folder / "config.json", json);
+    return LlamaConfig::read(folder.path());
+  };
+  const auto smol = read(R"({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 4})");
+  EXPECT_EQ(smol.no_rope_layers, (std::vector<int64_t>{1, 1, 1, 0}));
+  for (int64_t layer = 0; layer < 4; layer++) EXPECT_EQ(smol.slides(layer), layer == 3);  // those without rotary embeddings
+  const auto mistral =
+      read(R"({"model_type": "mistral", "attention_bias": true, "mlp_bias": true, "eos_token_id": -1, "bos_token_id": -1})");
+  EXPECT_EQ(mistral.sliding_window, 4096);
+  EXPECT_TRUE(mistral.slides(0) && !mistral.attention_bias && !mistral.mlp_bias);
+  EXPECT_TRUE(mistral.eos_token_ids.empty() && !mistral.bos_token_id);
+  EXPECT_FALSE(read(R"({"model_type": "qwen2", "sliding_window": 8})").slides(27));
+}
+
 TEST(LlamaConfig, NamesWhatItCantTake) {
   const Folder folder;
   const auto refusal = [&](const std::string& json) {
@@ -164,6 +181,7 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
       {R"({})", "config.json: model_type: missing: choose one of llama, mistral, qwen2, qwen3, smollm3"},
       {R"({"model_type": "gpt2"})", "config.json: model_type: \"gpt2\": models::Llama... knows only llama, mistral"},
       {R"({"model_type": "llama", "hidden_act": "gelu"})", "hidden_act: \"gelu\": models::Llama... knows only \"silu\""},
+      {R"({"model_type": "mistral", "num_hidden_layers": 1000000000000})", "num_hidden_layers: 1000000000000: this must be at most 65536"},
       {R"({"model_type": "llama", "hidden_size": "24"})", "hidden_size: \"24\": this must be an integer"},
       {R"({"model_type": "llama", "attention_bias": 1})", "attention_bias: 1: this must be true or false"},
       {R"({"model_type": "llama", "quantization_config": {}})", "quantization_config: {}: quantized weights can't be trained"},

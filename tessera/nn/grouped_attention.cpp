@@ -5,21 +5,44 @@
 namespace tessera::nn {
 namespace {
 
-/// Each head of keys or values becomes a batch of its own, which all heads of queries of a group read.
-at::Tensor for_groups(const at::Tensor& x, int64_t groups) {
-  return x.flatten(0, 1).unsqueeze(1).expand({-1, groups, -1, -1});
+/// Each head of keys or values becomes a batch of its own, which all heads of queries of its group read where it is. Sizes as of the
+/// function in the header.
+at::Tensor unmasked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, bool causal, double dropout) {
+  const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
+  const auto shared = keys.size(1), groups = heads / shared;
+  const auto for_groups = [&](const at::Tensor& x) { return x.flatten(0, 1).unsqueeze(1).expand({-1, groups, -1, -1}); };
+  const auto mixed = at::scaled_dot_product_attention(queries.reshape({batch * shared, groups, length, size}), for_groups(keys),
+                                                      for_groups(values), {}, dropout, causal);
+  return mixed.view({batch, shared, groups, length, size}).permute({0, 3, 1, 2, 4}).reshape({batch, length, heads * size});
+}
+
+at::Tensor masked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& mask, double dropout) {
+  const auto repeated = [&](const at::Tensor& x) { return x.repeat_interleave(queries.size(1) / x.size(1), 1); };
+  const auto mixed = at::scaled_dot_product_attention(queries, repeated(keys), repeated(values), mask.to(queries.scalar_type()), dropout);
+  return mixed.transpose(1, 2).flatten(2);
+}
+
+at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                       const std::vector<std::vector<int64_t>>& documents, double dropout) {
+  std::vector<at::Tensor> rows;
+  const auto of_rows = [](const at::Tensor& x) { return x.split(1, 0); };
+  const auto q = of_rows(queries), k = of_rows(keys), v = of_rows(values);
+  for (size_t row = 0; row < documents.size(); row++) {
+    const auto of_documents = [&](const at::Tensor& x) { return x.split_with_sizes(documents[row], 2); };
+    const auto own_q = of_documents(q[row]), own_k = of_documents(k[row]), own_v = of_documents(v[row]);
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < own_q.size(); i++) parts.push_back(unmasked(own_q[i], own_k[i], own_v[i], /*causal=*/true, dropout));
+    rows.push_back(at::cat(parts, 1));
+  }
+  return at::cat(rows, 0);
 }
 
 }  // namespace
 
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
-  const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
-  const auto shared = keys.size(1), groups = heads / shared;
-  std::optional<at::Tensor> mask;
-  if (options.mask.defined()) mask = options.mask.size(0) == 1 ? options.mask : options.mask.repeat_interleave(shared, 0);
-  const auto mixed = at::scaled_dot_product_attention(queries.reshape({batch * shared, groups, length, size}), for_groups(keys, groups),
-                                                      for_groups(values, groups), mask, options.dropout, options.causal);
-  return mixed.view({batch, shared, groups, length, size}).permute({0, 3, 1, 2, 4}).reshape({batch, length, heads * size});
+  if (options.mask.defined()) return masked(queries, keys, values, options.mask, options.dropout);
+  if (options.documents != nullptr) return by_document(queries, keys, values, *options.documents, options.dropout);
+  return unmasked(queries, keys, values, options.causal, options.dropout);
 }
 
 }  // namespace tessera::nn

@@ -3,17 +3,22 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace tessera::nn {
 
 struct GroupedAttention {
-  at::Tensor mask = {};  // true where a query sees a key: {1 or batch, 1, queries, keys}
+  at::Tensor mask = {};  // added to scores: {1 or batch, 1, queries, keys}, 0 where a query sees a key and -inf where not
   bool causal = false;   // each query sees the keys up to its own place; not beside a mask
+  /// Causal, within documents: how long those are that follow each other in each row. Not beside a mask, and with as many keys as queries.
+  const std::vector<std::vector<int64_t>>* documents = nullptr;
   double dropout = 0;
 };
 
 /// Takes queries {batch, heads, length, size} and keys and values {batch, fewer heads, keys, size}, and returns {batch, length, heads *
-/// size}. Keys and values are read as they are, and not repeated in memory. On CPUs nothing of the size queries * keys is made, except for
-/// a mask, which then costs that once; with dropout it is made.
+/// size}. On CPUs nothing of the size queries * keys is made, and keys and values are not repeated in memory, unless there is a mask, for
+/// which they are, or dropout.
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              const GroupedAttention& options = {});
 

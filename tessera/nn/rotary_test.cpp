@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "tessera/base/error.h"
 #include "tessera/nn/grouped_attention.h"
 #include "tessera/nn/swiglu.h"
@@ -61,8 +63,9 @@ TEST(Rotary, RefusesHeadsThatCantBePaired) {
 TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {
   torch::manual_seed(4);
   const auto make = [](int64_t heads, int64_t length) { return at::randn({2, heads, length, 8}).requires_grad_(); };
-  const auto mask = at::rand({2, 1, 5, 7}) > 0.3;
-  mask.select(-1, 0).fill_(true);
+  auto seen_keys = at::rand({2, 1, 5, 7}) > 0.3;
+  seen_keys.select(-1, 0).fill_(true);
+  const auto mask = at::zeros({2, 1, 5, 7}).masked_fill_(seen_keys.logical_not(), -std::numeric_limits<double>::infinity());
   struct Case {
     int64_t keys;
     at::Tensor mask;
@@ -81,6 +84,22 @@ TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {
                theirs = torch::autograd::grad({(again * weights).sum()}, {q, k, v});
     for (size_t i = 0; i < mine.size(); i++) EXPECT_TRUE(at::allclose(mine[i], theirs[i], 1e-4, 1e-5)) << i;
   }
+}
+
+TEST(GroupedAttention, StaysWithinDocuments) {
+  torch::manual_seed(5);
+  const auto make = [](int64_t heads) { return at::randn({2, heads, 6, 8}).requires_grad_(); };
+  auto q = make(4), k = make(2), v = make(2);
+  const std::vector<std::vector<int64_t>> documents = {{1, 3, 2}, {6}};
+  const auto of_token = at::tensor({0, 1, 1, 1, 2, 2, 0, 0, 0, 0, 0, 0}, at::kLong).view({2, 6});
+  const auto seen = (of_token.unsqueeze(2) == of_token.unsqueeze(1)).unsqueeze(1) & at::ones({6, 6}, at::kBool).tril();
+  const auto mask = at::zeros({2, 1, 6, 6}).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  const auto ours = nn::grouped_attention(q, k, v, {.documents = &documents}), theirs = nn::grouped_attention(q, k, v, {.mask = mask});
+  EXPECT_TRUE(at::allclose(ours, theirs, 1e-5, 1e-6));
+  const auto weights = at::randn(ours.sizes());
+  const auto mine = torch::autograd::grad({(ours * weights).sum()}, {q, k, v}),
+             other = torch::autograd::grad({(theirs * weights).sum()}, {q, k, v});
+  for (size_t i = 0; i < mine.size(); i++) EXPECT_TRUE(at::allclose(mine[i], other[i], 1e-4, 1e-5)) << i;
 }
 
 TEST(SwiGlu, IsItsFormula) {

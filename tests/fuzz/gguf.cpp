@@ -54,7 +54,12 @@ checkpoint::GgufMetadata of_a_model() {
 
 std::vector<std::string> seeds() {
   const auto code = [](const char* name) { return checkpoint::find_block_code(name); };
-  return {written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
+  auto large = of_a_model();
+  std::get<int64_t>(large[3].second.data) = 1'000'000'000'000;
+  std::get<int64_t>(large[4].second.data) = 1'000'000'000'000;
+  return {written(large, {{.name = "token_embd.weight", .sizes = {}, .code = code("F32")},
+                          {.name = "blk.0.attn_q.weight", .sizes = {8, 0}, .code = code("F32")}}),
+          written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
           written(of_a_model(), {{.name = "token_embd.weight", .sizes = {256, 32}, .code = code("Q8_0")},
                                  {.name = "blk.0.attn_q.weight", .sizes = {8, 8}, .code = code("F32")},
                                  {.name = "rope_freqs.weight", .sizes = {2}, .code = code("F32")}})};

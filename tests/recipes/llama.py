@@ -70,10 +70,12 @@ class Runs(unittest.TestCase):
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false"))
         text = "a b c d e f g h i j k l m n o p q r s t u v w x y z"
         source = random.Random(3)
-        with open(self.folder / "texts.jsonl", "w") as file:
-            for _ in range(160):
+        for part in range(2):
+            lines = []
+            for _ in range(80):
                 begin = source.randrange(20)
-                file.write(json.dumps(dict(text=text[2 * begin:][: 2 * source.randrange(4, 30)])) + "\n")
+                lines.append(json.dumps(dict(text=text[2 * begin:][: 2 * source.randrange(4, 30)])) + "\n")
+            (self.folder / f"texts-{part}.jsonl").write_text("".join(lines))
 
     def run_program(self, *command, status=0):
         done = subprocess.run([str(part) for part in command], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
@@ -82,7 +84,7 @@ class Runs(unittest.TestCase):
         return done.stdout
 
     def tokenize(self):
-        return self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
+        return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
 
     def train(self, *arguments, ranks=2, lr=0.01, status=0):
         return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, "--batch-size", 2,
@@ -111,8 +113,9 @@ class Runs(unittest.TestCase):
         self.assertIn("give either --model PATH, or --config FOLDER for a new model", self.run_program(LLAMA, "--data", "texts.tokens", status=2))
         for arguments, why in (
             (("--config", "model", "--length", 512), "--length 512: the model in model takes at most 256 tokens"),
+            (("--config", "model", "--length", 64, "--prompt", "a", "--max-new-tokens", 300), "are longer than the 256 of the model"),
             (("--config", "nothing"), "can't open nothing"),
-            (("--config", "model", "--eval-data", "texts.jsonl"), "texts.jsonl is no safetensors file"),
+            (("--config", "model", "--length", 64, "--eval-data", "texts-0.jsonl"), "texts-0.jsonl is no safetensors file"),
         ):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", "--num-epochs", 1, *arguments, status=1))
         config = json.loads((self.folder / "model/config.json").read_text())

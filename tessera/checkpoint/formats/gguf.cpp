@@ -16,6 +16,7 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr uint64_t kMostDims = 4;
+constexpr uint64_t kLongest = 1 << 28;  // bytes of a text, elements of a list
 constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
 
 /// The bytes of a number of that type; 0 for those that are no numbers.
@@ -49,6 +50,7 @@ class HeaderReader {
 
   std::string text(const std::string& what) {
     const auto length = number<uint64_t>();
+    if (length > kLongest) refuse(fmt::format("{} should have {} bytes", what, length));
     if (length > left()) refuse(fmt::format("{} should have {} bytes, but {} are left", what, length, left()));
     std::string value(length, '\0');
     take(value.data(), length);
@@ -62,6 +64,7 @@ class HeaderReader {
     const auto count = number<uint64_t>();
     const auto least = of == GgufType::Text ? sizeof(uint64_t) : width_of(of);
     if (of == GgufType::Array) refuse(fmt::format("'{}' is a list of lists", key));
+    if (count > kLongest) refuse(fmt::format("'{}' should have {} elements", key, count));
     if (count > left() / least) refuse(fmt::format("'{}' should have {} elements, but {} bytes are left", key, count, left()));
     if (of == GgufType::Text) return {of, list<std::string>(count, [&] { return text(key); })};
     if (is_real(of)) return {of, list<double>(count, [&] { return std::get<double>(single(of, key).data); })};
@@ -94,7 +97,6 @@ class HeaderReader {
   template <class T>
   static std::vector<T> list(uint64_t count, const auto& next) {
     std::vector<T> values;
-    values.reserve(count);
     for (uint64_t i = 0; i < count; i++) values.push_back(next());
     return values;
   }
@@ -292,7 +294,8 @@ Catalog read_gguf(const std::filesystem::path& path) {
     auto stored = stored_of(tensor);
     const auto heads = heads_in_pairs(file, name);
     if (heads > 0) {
-      if (tensor.sizes.empty() || tensor.sizes[0] % (2 * heads) != 0)
+      const auto rows = tensor.sizes.empty() ? 0 : tensor.sizes[0];
+      if (heads > rows || rows % (2 * heads) != 0 || tensor.sizes.back() < 1)
         throw IoError(fmt::format("{}: the rows of '{}' don't fall into {} heads", path.string(), tensor.name, heads));
       stored.boxes = boxes_of_pairs(tensor, heads);
     }

@@ -103,6 +103,11 @@ void GgufWriter::write(const at::Tensor& tensor) {
   std::vector<uint8_t> bytes;
   for (int64_t begin = 0; begin < flat.numel(); begin += kValuesAtOnce) {
     const auto part = flat.narrow(0, begin, std::min(kValuesAtOnce, flat.numel() - begin)).to(at::kFloat);
+    // What a scale or a value in 16 bits can't hold would become infinite in silence.
+    constexpr double kMostOfHalf = 65504;
+    const auto most = part.abs().max().item<double>();
+    if (code.name != "F32" && code.name != "BF16" && !(most <= kMostOfHalf))
+      throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write BF16 or F32", entry.name, most, code.name));
     const auto blocks = part.numel() / code.values;
     bytes.resize(static_cast<size_t>(blocks * code.bytes));
     const auto* values = part.const_data_ptr<float>();
