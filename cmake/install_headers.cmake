@@ -1,7 +1,9 @@
-# Installs the headers that programs include, from below _root to _include: the two umbrella headers, models and layers, that of XLA devices where the
-# library has them (_of_xla), and what these include themselves. All others are for the library's own sources, and may need headers that a
+# Installs the headers that programs include, from below _root to _include: the two umbrella headers, models, layers, what language models need, that of
+# XLA devices where the library has them (_of_xla), and what these include themselves. All others are for the library's own sources, and may need headers that a
 # program has not.
-file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/extending.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h")
+file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/extending.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h"
+  "${_root}/tessera/llm/*.h")
+list(FILTER _waiting EXCLUDE REGEX "models/config_file\\.h$|nn/rows\\.h$|_kernels\\.h$")
 list(APPEND _waiting ${_of_xla})
 set(_public "")
 while(_waiting)

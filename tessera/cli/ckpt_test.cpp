@@ -173,7 +173,7 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
   const auto dcp = (folder / "dcp").string(), out = (folder / "out").string();
   EXPECT_EQ(ckpt("convert", {prefix, dcp, "--to", "dcp"}).status, 0);
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
-      {{"--to", "zip"}, "--to: 'zip' is no format; write one of accelerate, dcp, hub, safetensors"},
+      {{"--to", "zip"}, "--to: 'zip' is no format; write one of accelerate, dcp, gguf, hub, safetensors"},
       {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is no format"},
       {{"--to", "dcp", "--set", "lr"}, "NAME=VALUE"},
       {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is no size"},

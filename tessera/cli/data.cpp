@@ -62,6 +62,7 @@ struct TokenizeCommand {
 
 void add_data_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("data", "Makes files to train on")->group("Commands")->require_subcommand(1);
+  command->footer(Help::footer_of({"tessera data tokenize texts.jsonl --tokenizer SmolLM2-135M --out texts.tokens"}));
   auto* flags = command->add_subcommand("tokenize", "Makes a file of tokens of lines of JSON")->group("Commands");
   const auto tokenize = std::make_shared<TokenizeCommand>();
   flags->add_option("FILE", tokenize->inputs, R"(Lines of {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]})")
