@@ -41,15 +41,22 @@ llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, c
   return {std::move(tokens), flags.length, flags.packing};
 }
 
+/// Weights of a model come after it is sharded.
+void begin_unloaded(const Flags& flags, ShardOptions& options) {
+  if (!flags.model.empty()) options.start = Start::Loaded;
+}
+
 /// Sharded before it has values, so that each rank reads its own part of the weights and never has all of them.
 Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   trainer.set_seed(flags.seed);
   const auto construct = [&] { return Model(source.config); };
   auto model = flags.model.empty() ? trainer.make_model(construct) : deferred_init(construct);
-  const auto sharding = train::sharding_of(trainer.settings(), *model, trainer.world());
-  auto options = sharding.options;
-  if (!flags.model.empty()) options.start = Start::Loaded;
-  if (trainer.settings().text("distributed_type") == "FSDP") llm::shard_ends(model, options, llm::units_named(flags.units));
+  const auto units = llm::units_named(flags.units);
+  if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") {
+    auto options = train::sharding_of(trainer.settings(), *model, trainer.world()).options;
+    begin_unloaded(flags, options);
+    llm::shard_ends(model, options, units);
+  }
   trainer.prepare(model);
   if (!flags.model.empty()) checkpoint::load_weights(model, flags.model, {.may_be_unknown = model->surplus_names()});
   return model;
@@ -105,11 +112,7 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
 }
 
 int train_model(const Flags& flags) {
-  Trainer trainer({.adjust_sharding =
-                       [&](ShardOptions& options) {
-                         if (!flags.model.empty()) options.start = Start::Loaded;
-                       },
-                   .log_with = flags.metrics});
+  Trainer trainer({.adjust_sharding = [&](ShardOptions& options) { begin_unloaded(flags, options); }, .log_with = flags.metrics});
   const Source source(flags);
   const auto rows = rows_of(flags.data, flags, source);
   const auto eval_rows = flags.eval_data.empty() ? std::nullopt : std::optional(rows_of(flags.eval_data, flags, source));

@@ -67,25 +67,29 @@ std::string_view section_prefix(Section section) {
   return kNames.at(static_cast<size_t>(section)).prefix;
 }
 
+/// The key that this is without the prefix of its section.
+static const Key* find_without_prefix(std::string_view name) {
+  for (const auto section : kSections) {
+    if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) return key;
+  }
+  return nullptr;
+}
+
 std::string places_of(std::string_view name) {
   if (const auto* key = find_key(name)) {
     const auto section = section_name(key->section);
     return section.empty() ? fmt::format(" here ({} belongs at the top of the file)", key->name)
                            : fmt::format(" here ({} belongs under {})", key->name, section);
   }
-  for (const auto section : kSections) {
-    if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) return places_of(key->name);
-  }
-  return {};
+  const auto* key = find_without_prefix(name);
+  return key == nullptr ? std::string() : places_of(key->name);
 }
 
 std::string suggestion(std::string_view name) {
   std::vector<std::string> known;
   for (const auto& key : keys()) known.emplace_back(key.name);
-  auto nearest = nearest_name(name, known);
-  for (const auto section : kSections) {
-    if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) nearest = key->name;
-  }
+  const auto* key = find_without_prefix(name);
+  const auto nearest = key == nullptr ? nearest_name(name, known) : std::string(key->name);
   return nearest.empty() ? std::string() : fmt::format(" (did you mean {}?)", nearest);
 }
 

@@ -68,6 +68,9 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
 /// Makes of tokens, merges and added tokens what encoding works with.
 void TokenizerCore::complete(const std::string& where) {
   number = ++tokenizers;
+  if (takes_whole) {
+    for (const auto& [token, id] : ids) whole.emplace(bytes_of_token(token), id);
+  }
   for (const auto& token : added) {
     if (token.id < 0) throw ConfigError(fmt::format("{}: the token '{}' has the id {}", where, printable(token.content), token.id));
     if (static_cast<size_t>(token.id) >= tokens.size()) tokens.resize(static_cast<size_t>(token.id) + 1);
@@ -153,14 +156,10 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
   for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
   core->pre.emplace(pre_tokenizer_named(vocabulary.pre));
   if (vocabulary.pre == "qwen2") core->form = NormalForm::Composed;
-  if (vocabulary.pre == "llama3" || vocabulary.pre == "llama-bpe" || vocabulary.pre == "tekken") core->whole = core->ids;
+  if (vocabulary.pre == "llama3" || vocabulary.pre == "llama-bpe" || vocabulary.pre == "tekken") core->takes_whole = true;
   if (vocabulary.bos) expect_there(*vocabulary.bos);
   if (vocabulary.add_bos && vocabulary.bos) core->first = {*vocabulary.bos};
   core->complete("the vocabulary");
-  if (!core->whole.empty()) {
-    core->whole.clear();
-    for (const auto& [token, id] : core->ids) core->whole.emplace(core->bytes[static_cast<size_t>(id)], id);
-  }
   core_ = std::move(core);
 }
 
@@ -196,10 +195,6 @@ int64_t Tokenizer::size() const {
 std::optional<int32_t> Tokenizer::find(std::string_view token) const {
   const auto found = core_->ids.find(token);
   return found == core_->ids.end() ? std::nullopt : std::optional(found->second);
-}
-
-const std::string& Tokenizer::token(int32_t id) const {
-  return core_->tokens.at(static_cast<size_t>(id));
 }
 
 BpeVocabulary Tokenizer::vocabulary() const {

@@ -48,7 +48,6 @@ class Tokenizer {
   /// One more than the largest id.
   int64_t size() const;
   std::optional<int32_t> find(std::string_view token) const;
-  const std::string& token(int32_t id) const;
 
   /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name.
   BpeVocabulary vocabulary() const;

@@ -28,7 +28,8 @@ struct TokenizerCore {
   std::optional<NormalForm> form;
   std::optional<PreTokenizer> pre;
   std::optional<BytePairs> pairs;
-  TokenIds whole;                            // words that are not merged, but taken as a whole
+  bool takes_whole = false;                  // whether a word that is a token is not merged, but taken as a whole:
+  TokenIds whole;                            // those words
   bool has_unknown = false;                  // whether there is a token for what has none
   std::vector<int32_t> first, last;          // with which texts begin and end
   std::map<std::string, std::string> files;  // as they were read, by name

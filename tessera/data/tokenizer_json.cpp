@@ -132,8 +132,7 @@ class TokenizerFile {
     for (const auto& merge : json.at("merges"))
       core.merges.push_back(merge.is_array() ? fmt::format("{} {}", merge.at(0).get<std::string>(), merge.at(1).get<std::string>())
                                              : merge.get<std::string>());
-    if (!json.value("ignore_merges", false)) return;
-    for (const auto& [token, id] : core.ids) core.whole.emplace(bytes_of_token(token), id);
+    core.takes_whole = json.value("ignore_merges", false);
   }
 
   void read_added(const Json& json, TokenizerCore& core) const {
@@ -235,7 +234,7 @@ Json json_of(const TokenizerCore& core) {
                    {"end_of_word_suffix", nullptr},
                    {"fuse_unk", false},
                    {"byte_fallback", false},
-                   {"ignore_merges", !core.whole.empty()},
+                   {"ignore_merges", core.takes_whole},
                    {"vocab", vocabulary},
                    {"merges", core.merges}};
   return json;

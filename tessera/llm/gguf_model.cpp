@@ -64,7 +64,7 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
 
 LlamaConfig config_of(const fs::path& path) {
   const GgufFile file(path);
-  const checkpoint::CatalogReader stored(checkpoint::read_gguf(path));
+  const checkpoint::CatalogReader stored(checkpoint::read_gguf(file));
   const auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
     throw ConfigError(fmt::format("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3", path.string(),
@@ -116,8 +116,8 @@ LlamaConfig config_of(const fs::path& path) {
   }
   try {
     expect_sense(config);
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
+  } catch (const ConfigError&) {
+    std::rethrow_exception(with_context(path.string() + ": "));
   }
   return config;
 }
@@ -150,8 +150,8 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   if (const auto bos = file.integer("tokenizer.ggml.bos_token_id")) vocabulary.bos = static_cast<int32_t>(*bos);
   try {
     return data::Tokenizer(vocabulary);
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", path.string(), error.what()));
+  } catch (const ConfigError&) {
+    std::rethrow_exception(with_context(path.string() + ": "));
   }
 }
 
@@ -276,10 +276,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;
   std::vector<std::string> names;
-  if (config.rope.llama3) {
-    tensors.push_back({.name = kRopeFactors, .sizes = rope_factors(config).sizes().vec(), .code = &plain});
-    names.emplace_back();
-  }
+  const auto factors = config.rope.llama3 ? rope_factors(config) : at::Tensor();
+  if (factors.defined()) tensors.push_back({.name = kRopeFactors, .sizes = factors.sizes().vec(), .code = &plain});
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(name);
@@ -291,11 +289,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
   const bool in_pairs = architecture_of(config) == "llama";
+  if (factors.defined()) writer.write(factors);
   for (const auto& name : names) {
-    if (name.empty()) {
-      writer.write(rope_factors(config));
-      continue;
-    }
     const auto of = [&](std::string_view projection) { return name.find(projection) != std::string::npos; };
     const auto heads = !in_pairs                  ? 0
                        : of(".self_attn.q_proj.") ? config.num_attention_heads

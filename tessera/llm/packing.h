@@ -26,8 +26,6 @@ class PackedRows {
   PackedRows(TokenFile file, int64_t length, Packing packing = Packing::Cut);
 
   int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
-  int64_t length() const { return length_; }
-  const TokenFile& file() const { return file_; }
 
   /// Of each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets {length},
   /// the tokens that follow; kIgnored for those that are only read, behind the end of a document and in padding.

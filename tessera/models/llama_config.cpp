@@ -175,8 +175,8 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   read_tokens(file, config);
   try {
     expect_sense(config);
-  } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file.path.string(), error.what()));
+  } catch (const ConfigError&) {
+    std::rethrow_exception(with_context(file.path.string() + ": "));
   }
   return config;
 }

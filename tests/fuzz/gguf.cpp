@@ -12,7 +12,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::write_file(path, {data, size});
   if (!checkpoint::is_gguf_file(path)) return 0;
   fuzz::expect_own_errors([] {
-    const checkpoint::CatalogReader stored(checkpoint::read_gguf(path));
+    const checkpoint::CatalogReader stored(checkpoint::read_gguf(checkpoint::GgufFile(path)));
     for (const auto& [name, tensor] : stored.catalog().tensors) stored.read(name);
   });
   fuzz::expect_own_errors([] { llm::read_config(path); });

@@ -282,8 +282,8 @@ bool is_gguf_file(const std::filesystem::path& path) {
   return std::ranges::equal(magic, kGgufMagic);
 }
 
-Catalog read_gguf(const std::filesystem::path& path) {
-  const GgufFile file(path);
+Catalog read_gguf(const GgufFile& file) {
+  const auto& path = file.path();
   Catalog catalog{.files = {path}};
   for (const auto& tensor : file.tensors()) {
     const auto name = name_of_gguf(tensor.name).value_or(tensor.name);

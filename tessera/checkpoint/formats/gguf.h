@@ -74,7 +74,7 @@ bool is_gguf_file(const std::filesystem::path& path);
 
 /// The tensors under the names of Hugging Face where they have one, else under their own. Rows of queries and keys of the architecture
 /// `llama` lie in the order of llama.cpp, and are read in that of Hugging Face. Left out are factors of rotary embeddings.
-Catalog read_gguf(const std::filesystem::path& path);
+Catalog read_gguf(const GgufFile& file);
 /// One tensor under its own name, as it lies there; undefined if there is none.
 at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
 /// By how much each frequency of rotary embeddings is divided.

@@ -58,6 +58,14 @@ at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, 2, -1}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
+/// What a scale or a value in 16 bits can't hold would become infinite in silence.
+static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
+  constexpr double kMostOfHalf = 65504;
+  const auto most = values.abs().max().item<double>();
+  if (!(most <= kMostOfHalf))
+    throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write BF16 or F32", entry.name, most, entry.code->name));
+}
+
 GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors)
     : tensors_(std::move(tensors)), file_(path) {
   HeaderWriter header;
@@ -100,14 +108,11 @@ void GgufWriter::write(const at::Tensor& tensor) {
   pad_to(entry.offset);
   const auto flat = tensor.detach().contiguous().view(-1);
   const auto& code = *entry.code;
+  const bool is_half = code.name != "F32" && code.name != "BF16";  // its values, or its scales
   std::vector<uint8_t> bytes;
   for (int64_t begin = 0; begin < flat.numel(); begin += kValuesAtOnce) {
     const auto part = flat.narrow(0, begin, std::min(kValuesAtOnce, flat.numel() - begin)).to(at::kFloat);
-    // What a scale or a value in 16 bits can't hold would become infinite in silence.
-    constexpr double kMostOfHalf = 65504;
-    const auto most = part.abs().max().item<double>();
-    if (code.name != "F32" && code.name != "BF16" && !(most <= kMostOfHalf))
-      throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write BF16 or F32", entry.name, most, code.name));
+    if (is_half) expect_in_half(part, entry);
     const auto blocks = part.numel() / code.values;
     bytes.resize(static_cast<size_t>(blocks * code.bytes));
     const auto* values = part.const_data_ptr<float>();

@@ -117,7 +117,7 @@ Catalog read_catalog(const fs::path& path) {
     case Format::TorchXla:
       return read_torch_xla(path);
     case Format::Gguf:
-      return read_gguf(path);
+      return read_gguf(GgufFile(path));
     case Format::Safetensors:
       break;
   }
