@@ -1,6 +1,7 @@
 // A step of a model that no host here could hold, for the compiler of a pod: tessera xla compile --topology NAME -- bench_pod vit-10b. bench/pods runs it.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
+#include <tessera/models/llama.h>
 #include <tessera/models/vit.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -44,9 +45,27 @@ Subject gpt(const models::GptOptions& options, int64_t batch) {
           }};
 }
 
+/// Llama 3 of 8 or of 70 billion parameters.
+Subject llama(bool large, int64_t batch) {
+  constexpr int64_t kLength = 2048;
+  const models::LlamaConfig config{.vocab_size = 128'256,
+                                   .hidden_size = large ? 8192 : 4096,
+                                   .intermediate_size = large ? 28'672 : 14'336,
+                                   .num_hidden_layers = large ? 80 : 32,
+                                   .num_attention_heads = large ? 64 : 32,
+                                   .num_key_value_heads = 8,
+                                   .max_position_embeddings = 8192,
+                                   .rope = {.theta = 500'000}};
+  auto model = deferred_init([&] { return models::LlamaForCausalLM(config); }, kWithoutDraws);
+  const auto tokens = torch::zeros({batch, kLength}, torch::kLong);
+  return {model.ptr(), tokens, tokens,
+          [=](const at::Tensor& inputs, const at::Tensor& targets) mutable { return model->loss(inputs, targets); }};
+}
+
 Subject make_subject(const Flags& flags) {
   if (flags.model == "vit-10b") return vit(models::VitOptions::of_10b(), flags.batch);
   if (flags.model == "vit-60b") return vit(models::VitOptions::of_60b(), flags.batch);
+  if (flags.model.starts_with("llama")) return llama(flags.model == "llama-70b", flags.batch);
   if (flags.model == "gpt-8b") return gpt({.vocabulary = 128'256, .width = 4096, .layers = 32, .heads = 32, .longest = 2048}, flags.batch);
   return gpt({.vocabulary = 512, .width = 1024, .layers = 12, .heads = 16, .longest = 128}, flags.batch);
 }
@@ -54,7 +73,8 @@ Subject make_subject(const Flags& flags) {
 int run(const Flags& flags) {
   const auto world = init();
   const auto subject = make_subject(flags);
-  const auto blocks = wrap_classes({flags.model.starts_with("vit") ? "VitBlock" : "GptBlock"});
+  const bool is_llama = flags.model.starts_with("llama"), is_vit = flags.model.starts_with("vit");
+  const auto blocks = wrap_classes({is_llama ? "LlamaDecoderLayer" : is_vit ? "VitBlock" : "GptBlock"});
   if (flags.checkpointing) activation::checkpoint_modules(*subject.module, blocks);
   ShardOptions options{.mesh = world};
   if (flags.zero == 2) options.reshard_after_forward = false;
@@ -79,7 +99,7 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("A step of a large model, for the compiler of XLA devices");
   Flags flags;
-  app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-small"}));
+  app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-small", "llama-8b", "llama-70b"}));
   app.add_option("--dtype", flags.dtype, "In which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3));
   app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);

@@ -30,7 +30,7 @@ struct Flags {
   std::string model = "mlp", dtype = "fp32", residence = "auto", device = "cpu", optimizer = "tessera";
   int steps = 12, warmup = 4;
   int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
-  bool whole = false, in_backward = false, narrow_parameters = false;
+  bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false;
 
   bool is_narrow() const { return dtype == "bf16"; }
   /// Whether the model gets its activations in bfloat16.
@@ -105,7 +105,10 @@ Subject make_subject(const Flags& flags) {
                   const auto tokens = torch::randint(49152, {count, length + 1}, torch::kLong);
                   return Batch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)};
                 },
-            .loss = [model](const Batch& drawn) mutable { return model->loss(drawn.inputs, drawn.targets); }};
+            .loss = [model, whole = flags.whole_scores](const Batch& drawn) mutable {
+              if (!whole) return model->loss(drawn.inputs, drawn.targets);
+              return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
+            }};
   }
   const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
                                    .layers = flags.layers > 0 ? flags.layers : 8,
@@ -187,6 +190,7 @@ AnyOptimizer make_optimizer(const Flags& flags, const torch::nn::Module& module)
   if (flags.optimizer == "torch") return any(std::make_shared<torch::optim::AdamW>(module.parameters(), torch::optim::AdamWOptions(1e-4)));
   if (flags.optimizer == "fused") return any(std::make_shared<FusedAdamW>(module.parameters()));
   auto optimizer = std::make_shared<optim::AdamW>(parameters(module), optim::AdamWOptions{.lr = 1e-4});
+  if (flags.state_on_disk) optimizer->offload_state(OffloadTo::Disk, {.folder = "."});
   if (flags.in_backward) optimizer->step_in_backward();
   return any(std::move(optimizer));
 }
@@ -268,7 +272,10 @@ int run(const Flags& flags) {
     if (flags.is_narrow() && !flags.narrow_parameters) options.mixed_precision.param_dtype = torch::kBFloat16;
     if (flags.residence == "gathered") options.residence = Residence::Gathered;
     if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
-    for (const auto& unit : subject.units) fully_shard(unit, options);
+    for (const auto& unit : subject.units) {
+      if (flags.checkpointing) activation::checkpoint_module(*unit);
+      fully_shard(unit, options);
+    }
     fully_shard(subject.module, options);
   }
   auto optimizer = make_optimizer(flags, *subject.module);
@@ -373,6 +380,9 @@ int main(int argc, char** argv) {
   app.add_option("--width", flags.width, "Of mlp and gpt")->check(CLI::Range(1, 1'000'000));
   app.add_option("--layers", flags.layers, "Of mlp and gpt")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
+  app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
+  app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
+  app.add_flag("--state-on-disk", flags.state_on_disk, "The optimizer's state in files of the working folder")->excludes("--whole");
   app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");
   CLI11_PARSE(app, argc, argv);
   try {

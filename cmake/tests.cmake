@@ -388,9 +388,16 @@ foreach(_part IN ITEMS Training Settings ${_devices})
 endforeach()
 
 if(Libtorch_PYTHON)
-  other_test(recipes/llama COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/llama.py"
-    $<TARGET_FILE:tessera_cli> $<TARGET_FILE:llama> "${Libtorch_PYTHON}")
-  set_tests_properties(recipes/llama PROPERTIES TIMEOUT 200 COST 90)
+  set(_engines "")
+  file(GLOB _llama_cpp "${PROJECT_SOURCE_DIR}/build/python/lib/python3*/site-packages/llama_cpp")
+  if(TESSERA_LONG_TESTS AND _llama_cpp)
+    set(_engines LlamaCpp)
+  endif()
+  foreach(_part IN ITEMS Training ${_devices} ${_engines})
+    other_test(recipes/llama_${_part} COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/recipes/llama.py"
+      $<TARGET_FILE:tessera_cli> $<TARGET_FILE:llama> "${Libtorch_PYTHON}" ${_part})
+    set_tests_properties(recipes/llama_${_part} PROPERTIES TIMEOUT 300 COST 90)
+  endforeach()
 endif()
 
 # Launchers that others wrote.

@@ -67,10 +67,9 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
                                             .global_batch = flags.batch_size * trainer.num_processes(),
                                             .order = data::Order::AsStored,
                                             .tail = data::Tail::Fill}),
-                      rows, {.workers = flags.workers});
+                      rows, {.workers = flags.workers, .target_of_repeats = llm::kIgnored});
   auto sums = at::zeros({2}, torch::TensorOptions(trainer.world().traits().device).dtype(torch::kDouble));  // of losses, and of tokens
-  for (auto& samples : trainer.evaluation(model, loader)) {
-    if (samples.repeats > 0) samples.targets.narrow(0, samples.size() - samples.repeats, samples.repeats).fill_(llm::kIgnored);
+  for (const auto& samples : trainer.evaluation(model, loader)) {
     const Batch batch(samples);
     const auto loss = model->loss(batch.tokens, batch.targets, {.rows_at_once = flags.rows_at_once}, {.positions = batch.positions});
     sums += at::stack({loss * batch.counted(), batch.counted()}).to(sums.scalar_type());
@@ -89,15 +88,15 @@ at::Tensor prompt_of(const Flags& flags, const Source& source) {
   return at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
 }
 
-void show_text(Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, train::Run& run) {
-  const auto all = models::generate(*model, tokens,
+void show_text(Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, const Trainer& trainer, train::Run& run) {
+  const auto all = models::generate(*model, tokens.to(trainer.world().traits().device),
                                     {.most = flags.new_tokens,
                                      .temperature = flags.temperature,
                                      .top_p = flags.top_p,
                                      .seed = flags.seed,
                                      .ends = source.config.eos_token_ids})
                        .flatten()
-                       .to(at::kInt);
+                       .to(at::kCPU, at::kInt);
   run.say(source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())}));
 }
 
@@ -154,7 +153,7 @@ int train_model(const Flags& flags) {
   }
   if (run.stopped()) return 0;
   if (!flags.output.empty()) write(model, flags, source, trainer, run);
-  if (!flags.prompt.empty()) show_text(model, flags, source, prompt, run);
+  if (!flags.prompt.empty()) show_text(model, flags, source, prompt, trainer, run);
   return 0;
 }
 

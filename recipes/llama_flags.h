@@ -48,7 +48,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--weight-decay", flags.weight_decay, "Of matrices")->capture_default_str()->check(from_to(0.0, 1000.0));
   app.add_option("--clip", flags.clip, "The greatest norm of gradients; 0 is any")->capture_default_str()->check(from_to(0.0, 1e9));
   app.add_option("--z-loss", flags.z_loss, "Keeps scores from drifting away")->capture_default_str()->check(from_to(0.0, 1.0));
-  app.add_option("--loss-rows", flags.rows_at_once, "Tokens of which scores are in memory at once; 0: about 32 MB")
+  app.add_option("--loss-rows", flags.rows_at_once, "Tokens of which scores are in memory at once; 0: 32 MB, or an eighth of the head's gradient")
       ->capture_default_str()
       ->check(from_to(0, 1'000'000'000));
   app.add_option("--units", flags.units, "Units besides the layers: root, apart or head-with-norm")

@@ -243,6 +243,18 @@ for wheel in '$wheels'.split(): name, wanted = wheel.split('=='); assert v(name)
   fi
 }
 
+# llama.cpp in its Python package, which is compiled for ten minutes; it runs what we write as GGUF.
+install_llama_cpp() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('llama-cpp-python') == '0.3.36'" 2>/dev/null && return 0
+  begin "building llama.cpp for build/python"
+  if pip_install --no-deps llama-cpp-python==0.3.36 diskcache jinja2 markupsafe; then
+    end "built llama.cpp for build/python"
+  else
+    say "going on without llama.cpp: the test that lets it run our files is left out"
+    return 1
+  fi
+}
+
 # setup PRESET PURPOSE: everything up to a configured build folder. PURPOSE is `tests` or `run`.
 setup() {
   local preset=$1 purpose=$2 folder=build long=${TESSERA_LONG_TESTS:-OFF} settings stamp arguments=()
@@ -274,6 +286,7 @@ setup() {
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete
     install_pod_compilers || long=incomplete
+    install_llama_cpp || long=incomplete
     [ "$preset" != release ] || install_cuda || long=incomplete
   fi
   arguments+=("-DTESSERA_TORCH=${TESSERA_TORCH:-}" "-DTorch_DIR=${Torch_DIR:-}")

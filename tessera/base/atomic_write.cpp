@@ -161,6 +161,12 @@ void NewFile::commit() {
   sync_folder(path_.parent_path());
 }
 
+void write_text(const fs::path& path, std::string_view text) {
+  NewFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.commit();
+}
+
 UnfinishedFile::UnfinishedFile(fs::path part) : part_(std::move(part)), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {
   if (!fd_) fail("write", part_);
 }

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "tessera/base/fd.h"
 
@@ -41,6 +42,9 @@ class NewFile {
   Fd fd_;
   std::unique_ptr<Uploading> uploading_;  // into a Storage, in place of the file
 };
+
+/// A file of this text, in place of one that is there.
+void write_text(const std::filesystem::path& path, std::string_view text);
 
 /// A NewFile of another process or object, into which this one writes, too.
 class UnfinishedFile {

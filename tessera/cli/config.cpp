@@ -54,10 +54,7 @@ void print_remarks(const config::Settings& settings) {
 void write_configuration(const config::Settings& settings, const fs::path& place) {
   print_remarks(settings);
   if (place.has_parent_path()) make_folder(place.parent_path());
-  const auto text = place.extension() == ".json" ? config::to_json(settings) : config::to_yaml(settings);
-  NewFile file(place);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  write_text(place, place.extension() == ".json" ? config::to_json(settings) : config::to_yaml(settings));
   fmt::print("wrote {}\n", place.string());
 }
 

@@ -63,6 +63,17 @@ int64_t repeats_of(const std::vector<Share>& shares) {
   return std::accumulate(shares.begin(), shares.end(), int64_t{0}, [](int64_t sum, const Share& share) { return sum + share.repeats; });
 }
 
+/// Rows of several ranks follow each other.
+void mark_repeats(Samples& samples, const std::vector<Share>& shares, const std::optional<int64_t>& target) {
+  if (!target || !samples.targets.defined() || repeats_of(shares) == 0) return;
+  samples.targets = samples.targets.clone();  // it may be a part of the program's data
+  int64_t end = 0;
+  for (const auto& share : shares) {
+    end += share.rows;
+    samples.targets.narrow(0, end - share.repeats, share.repeats).fill_(*target);
+  }
+}
+
 Samples copy_of(const Samples& samples) {
   auto copy = samples;
   for (auto* const rows : {&copy.inputs, &copy.targets}) {
@@ -271,6 +282,7 @@ Loader::Result Loader::join() {
   if (!own.batch) {
     own.batch = copy_of(spare_);
     own.batch->repeats = spare_.size();
+    mark_repeats(*own.batch, {{.rows = spare_.size(), .repeats = spare_.size()}}, options_.target_of_repeats);
   } else if (!spare_.inputs.defined()) {
     spare_ = copy_of(*own.batch);
   }
@@ -324,6 +336,7 @@ Loader::Result Loader::make(const Position& position, const Drawn& drawn, const 
     Result result{.batch = drawn.make(), .shares = drawn.shares, .is_placed = place && !options_.dispatch};
     result.batch->repeats = repeats_of(drawn.shares);
     result.batch->weight = drawn.shares.front().weight;
+    mark_repeats(*result.batch, drawn.shares, options_.target_of_repeats);
     if (result.is_placed) put(*result.batch, place);
     return result;
   } catch (...) {

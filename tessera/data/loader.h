@@ -37,6 +37,8 @@ struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
   int ahead = 4;        // how many batches are fetched in advance
   Position start = {};  // where to resume: the position() of an earlier loader
+  /// The target of samples that only fill a batch, such as the ignore_index of the loss: they don't count there, on whatever rank they are.
+  std::optional<int64_t> target_of_repeats = {};
   /// Rank 0 of these fetches whole batches, and sends all ranks theirs, as dispatch_batches of Accelerate: for data that only one rank can
   /// read. next() is collective then, and the other ranks draw and fetch nothing. The source is the same on all ranks, made for all of
   /// them.

@@ -121,6 +121,16 @@ TEST_P(WithWorkers, SaysWhatOnlyFillsABatch) {
   EXPECT_EQ(counted, samples.size);
 }
 
+TEST_P(WithWorkers, MarksWhatOnlyFillsABatch) {
+  // Ten samples in batches of six, of which this process has the last two ranks: of the second batch four are left.
+  const SamplerOptions samples{.size = 10, .global_batch = 6, .local_ranks = {1, 2}, .ranks = 3, .order = Order::AsStored, .tail = Tail::Fill};
+  Loader loader{Sampler(samples), as_tensor, {.workers = GetParam(), .target_of_repeats = -100}};
+  EXPECT_TRUE(at::equal(loader.next()->targets, at::tensor({2, 3, 4, 5}, at::kLong)));
+  const auto last = *loader.next();
+  EXPECT_TRUE(at::equal(last.targets, at::tensor({8, 9, -100, -100}, at::kLong)));
+  EXPECT_TRUE(at::equal(last.inputs, at::tensor({8, 9, 0, 1}, at::kLong)));
+}
+
 TEST_P(WithWorkers, FetchesWithoutGradients) {
   std::atomic<int> recording = 0;
   const auto fetch = [&](std::span<const int64_t> numbers) {

@@ -106,9 +106,7 @@ void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs
       throw UsageError(fmt::format("pair {} has a tab or a line break in it, which a file of tab-separated columns can't hold", i));
     text += fmt::format("{}\t{}\t{}\t{}\t{}\n", pairs.labels.at(i), 2 * i, 2 * i + 1, first, second);
   }
-  NewFile written(file);
-  written.write(std::as_bytes(std::span(text)));
-  written.commit();
+  write_text(file, text);
 }
 
 Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_t max_length) {

@@ -21,6 +21,7 @@ struct BpeVocabulary {
   std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
   std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
   bool add_bos = false;
+  std::string chat_template = {};  // of Jinja, for other programs
 };
 
 /// Whether the tokens with which a text begins or ends for the model are added.

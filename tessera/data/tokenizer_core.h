@@ -17,6 +17,8 @@
 
 namespace tessera::data {
 
+inline constexpr auto kChatTemplateFile = "chat_template.jinja";
+
 /// All of it, unchanged once it is made.
 struct TokenizerCore {
   std::vector<std::string> tokens, bytes;  // by id: as they are written, and what they stand for; empty where there is none
@@ -42,6 +44,9 @@ struct TokenizerCore {
     std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> words;
   };
   Scratch& scratch() const;
+
+  /// What `files` say of it; empty if they don't.
+  std::string chat_template() const;
 
   void complete(const std::string& where);
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const;

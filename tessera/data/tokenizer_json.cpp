@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json";
 // What is kept beside it, unread.
-constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", "chat_template.jinja", "generation_config.json"};
+constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile, "generation_config.json"};
 constexpr auto kNoMatch = "(?!)";
 
 /// An expression that finds the text.
@@ -184,12 +184,6 @@ class TokenizerFile {
   Json json_;
 };
 
-void write_whole(const fs::path& path, const std::string& text) {
-  NewFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 Json step_of(const PreTokenizer::Step& step) {
   return {{"type", "Split"},
           {"pattern", {{"Regex", step.pattern.text()}}},
@@ -242,6 +236,20 @@ Json json_of(const TokenizerCore& core) {
 
 }  // namespace
 
+std::string TokenizerCore::chat_template() const {
+  if (const auto whole = files.find(kChatTemplateFile); whole != files.end()) return whole->second;
+  const auto config = files.find(kTokenizerConfig);
+  if (config == files.end()) return "";
+  auto json = Json::parse(config->second, nullptr, /*allow_exceptions=*/false);
+  auto found = json.is_object() ? json.value("chat_template", Json()) : Json();
+  // Some have several, with names.
+  if (found.is_array()) {
+    const auto standard = std::ranges::find_if(found, [](const Json& each) { return each.is_object() && each.value("name", Json()) == "default"; });
+    found = standard == found.end() ? Json() : standard->value("template", Json());
+  }
+  return found.is_string() ? found.get<std::string>() : "";
+}
+
 Tokenizer Tokenizer::read(const fs::path& path) {
   const auto file = is_folder(path) ? path / kTokenizerFile : path;
   auto core = std::make_shared<TokenizerCore>();
@@ -270,7 +278,7 @@ void Tokenizer::write(const fs::path& folder) const {
     if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];
     files[kTokenizerConfig] = config.dump(2) + "\n";
   }
-  for (const auto& [name, text] : files) write_whole(folder / name, text);
+  for (const auto& [name, text] : files) write_text(folder / name, text);
 }
 
 }  // namespace tessera::data

@@ -70,12 +70,6 @@ WordPieceOptions read_options(const fs::path& file) {
   return options;
 }
 
-void write_text(const fs::path& path, const std::string& text) {
-  NewFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
-}
-
 /// Takes tokens from the end of the longer one, and in turns where both are as long, until both have `length` together.
 void truncate_longest(auto& first, auto& second, int64_t length) {
   auto sizes = std::pair(std::ssize(first), std::ssize(second));

@@ -139,7 +139,8 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
                                  .added = {},
                                  .special = {},
                                  .pre = *pre,
-                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0};
+                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0,
+                                 .chat_template = file.text("tokenizer.chat_template").value_or("")};
   if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
     for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
       const auto type = (*types)[id];
@@ -213,6 +214,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (config.eos_token_ids.size() > 1) add("eot_token_id", u32(config.eos_token_ids[1]));
   if (config.pad_token_id) add("padding_token_id", u32(*config.pad_token_id));
   add("add_bos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_bos)});
+  if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
 int64_t file_type_of(std::string_view code) {

@@ -120,6 +120,7 @@ TEST(Gguf, GoesThereAndBack) {
     const Folder folder;
     const auto config = small_config(type);
     auto model = write_model(folder / "hub", config);
+    write_file(folder / "hub/tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "{{ messages }}"}]})");
     const auto tokens = at::tensor({257, 97, 98, 32, 256}, at::kLong).unsqueeze(0);
     const torch::NoGradGuard no_grad;
     for (const auto& [code, tolerance] : {std::pair{"F32", 0.0}, {"F16", 0.05}, {"BF16", 0.3}, {"Q8_0", 0.3}}) {
@@ -141,12 +142,14 @@ TEST(Gguf, GoesThereAndBack) {
     checkpoint::load_weights(back, folder / "back");
     EXPECT_TRUE(at::equal(back(tokens), model(tokens))) << type;
     EXPECT_EQ(data::Tokenizer::read(folder / "back").encode("ab"), (std::vector<int32_t>{257, 256}));
+    EXPECT_EQ(read_file(folder / "back/chat_template.jinja"), "{{ messages }}");
   }
 }
 
 TEST(Gguf, IsReadByPythonsGguf) {
   const Folder folder;
   write_model(folder / "hub", small_config("llama"));
+  write_file(folder / "hub/chat_template.jinja", "{{ messages }}");
   std::vector<std::string> command = {"read"};
   for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
     command.push_back(folder / code);
@@ -162,7 +165,7 @@ TEST(Gguf, IsReadByPythonsGguf) {
         AllOf(HasSubstr("general.architecture = llama\n"), HasSubstr("general.name = a model\n"), HasSubstr("llama.block_count = 2\n"),
               HasSubstr("llama.attention.head_count_kv = 2\n"), HasSubstr("llama.rope.freq_base = 500000.0\n"),
               HasSubstr("tokenizer.ggml.pre = llama-bpe\n"), HasSubstr("tokenizer.ggml.tokens = 260\n"),
-              HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"),
+              HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr("tokenizer.chat_template = {{ messages }}\n"), HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"),
               HasSubstr("blk.0.attn_norm.weight: F32\n"), HasSubstr("rope_freqs.weight: F32\n")));
     const checkpoint::SafetensorsFile values(folder / (std::string(code) + ".safetensors"));
     const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));

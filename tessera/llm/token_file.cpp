@@ -200,9 +200,7 @@ fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
     remove_tree(folder);
   }
   make_folder(folder);
-  NewFile text(file);
-  text.write(std::as_bytes(std::span(plan)));
-  text.commit();
+  write_text(file, plan);
   return folder;
 }
 

@@ -78,10 +78,7 @@ struct ConfigFile {
 
   static void write(const std::filesystem::path& folder, const Json& json) {
     make_folder(folder);
-    NewFile file(folder / kConfigFile);
-    const auto text = json.dump(2) + "\n";
-    file.write(std::as_bytes(std::span(text)));
-    file.commit();
+    write_text(folder / kConfigFile, json.dump(2) + "\n");
   }
 };
 

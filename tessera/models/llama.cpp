@@ -32,17 +32,16 @@ const LlamaConfig& checked(const LlamaConfig& config) {
   return config;
 }
 
-/// What is added to the scores of the keys that the queries of the last places see, 0, or don't see, -inf: {1 or batch, 1, queries, keys}.
+/// What is added to the scores of the keys that the queries of these places see, 0, or don't see, -inf: {1 or batch, 1, queries, keys}.
 /// `documents`: which one a token is of, or undefined.
-at::Tensor mask_of(int64_t queries, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
-                   const at::TensorOptions& values) {
-  const auto options = values.dtype(at::kLong);
-  const auto from = at::arange(keys - queries, keys, options).unsqueeze(1), to = at::arange(keys, options).unsqueeze(0);
+at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
+                   at::ScalarType dtype) {
+  const auto from = places.unsqueeze(1), to = at::arange(keys, places.options()).unsqueeze(0);
   auto seen = to <= from;
   if (window) seen = seen & (to > from - *window);
   seen = seen.unsqueeze(0).unsqueeze(0);
   if (documents.defined()) seen = seen & (documents.unsqueeze(2) == documents.unsqueeze(1)).unsqueeze(1);
-  return at::zeros(seen.sizes(), values).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  return at::zeros(seen.sizes(), places.options().dtype(dtype)).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
 /// How long the documents of each row are; empty if each row is one.
@@ -95,8 +94,12 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
     auto& kept = cache->layers_[static_cast<size_t>(layer)];
     const auto append = [&](at::Tensor& all, at::Tensor& added) {
       if (!all.defined()) all = at::empty({added.size(0), added.size(1), cache->longest_, added.size(3)}, added.options());
-      all.narrow(2, cache->length_, added.size(2)).copy_(added);
-      added = all.narrow(2, 0, cache->length_ + added.size(2));
+      if (pass->places.defined()) {
+        added = all.index_copy_(2, pass->places, added);
+      } else {
+        all.narrow(2, cache->length_, added.size(2)).copy_(added);
+        added = all.narrow(2, 0, cache->length_ + added.size(2));
+      }
     };
     append(kept.keys, keys);
     append(kept.values, values);
@@ -147,19 +150,24 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
     throw UsageError(
         fmt::format("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings));
   const auto pass = std::make_shared<LlamaPass>();
-  const auto positions = input.positions.defined() ? input.positions : at::arange(before, all, tokens.options()).unsqueeze(0);
+  // On devices the whole cache is read, and places come from the host, so that each further token is the same program.
+  const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu();
+  const auto places = at::arange(before, all, tokens.options().device(reads_whole ? at::kCPU : tokens.device())).to(tokens.device());
+  if (reads_whole) pass->places = places;
+  const auto positions = input.positions.defined() ? input.positions : places.unsqueeze(0);
   pass->table = nn::rotary_table(config.rope, config.head_size(), positions);
   auto states = embed_tokens(tokens);
   const bool knows = input.positions.defined() && input.positions.device().is_cpu();
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
   const auto documents = has_documents ? (input.positions == 0).cumsum(1) : at::Tensor();
-  const auto values = tokens.options().dtype(states.scalar_type());
   // Of one text without a cache, and of documents whose lengths are known, no mask is needed.
   const bool several_after_others = before > 0 && length > 1;
-  if ((has_documents && !knows) || several_after_others) pass->mask = mask_of(length, all, {}, documents, values);
-  const bool slides = config.sliding_window.value_or(all) < all;
-  pass->sliding_mask = slides ? mask_of(length, all, config.sliding_window, documents, values) : pass->mask;
+  const auto keys = reads_whole ? input.cache->longest_ : all;
+  const auto mask = [&](std::optional<int64_t> window) { return mask_of(places, keys, window, documents, states.scalar_type()); };
+  if ((has_documents && !knows) || several_after_others || reads_whole) pass->mask = mask({});
+  const bool slides = config.sliding_window.value_or(keys) < keys;
+  pass->sliding_mask = slides ? mask(config.sliding_window) : pass->mask;
   pass->cache = input.cache;
   if (input.cache != nullptr) input.cache->layers_.resize(static_cast<size_t>(config.num_hidden_layers));
   for (const auto& layer : *layers) states = call(layer->as<LlamaDecoderLayer>(), states, std::shared_ptr<const LlamaPass>(pass));

@@ -50,6 +50,7 @@ struct LlamaInput {
 struct LlamaPass {
   nn::RotaryTable table;
   at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees those before it, or those of its document
+  at::Tensor places = {};                            // {length}, in the cache, where its whole length is read
   std::vector<std::vector<int64_t>> documents = {};  // how long they are in each row, if one has several and the host can know
   LlamaCache* cache = nullptr;
 };

@@ -1,6 +1,7 @@
 #include "tessera/nn/linear_cross_entropy.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -14,7 +15,10 @@
 namespace tessera::nn {
 namespace {
 
-constexpr int64_t kBytesAtOnce = 32 << 20;  // of scores
+/// Of scores: of 32 MB, or an eighth of what the gradient of the weight takes.
+int64_t default_rows(const at::Tensor& weight) {
+  return std::max((int64_t{32} << 20) / (weight.size(0) * 4), at::divup(weight.size(1), 8));
+}
 
 struct Scored {
   at::Tensor sum, count;           // of the losses of rows that count
@@ -24,9 +28,9 @@ struct Scored {
 /// Makes the losses of all rows, and with them the gradients of their sum.
 Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x,
                   bool for_weight) {
-  const auto rows = x.size(0), classes = weight.size(0);
+  const auto rows = x.size(0);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : std::max<int64_t>(1, kBytesAtOnce / (classes * 4));
+  const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : default_rows(weight);
   const auto counts = targets != options.ignore_index;
   const auto multiplied = multiplies_slowly(x, weight) ? at::kFloat : x.scalar_type();
   const auto matrix = weight.to(multiplied);

@@ -58,6 +58,11 @@ void reshard(ModuleRef module) {
   unit->schedule()->evict(*unit);
 }
 
+void reshard_all(ModuleRef model) {
+  expect_idle("reshard_all");
+  for (const auto& unit : units(*model)) unit->schedule()->reshard_all();
+}
+
 void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse) {
   expect_idle("set_reshard_after_forward");
   for (const auto& unit : units_for(module, recurse, "set_reshard_after_forward")) {

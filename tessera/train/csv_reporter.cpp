@@ -116,9 +116,7 @@ std::string CsvReporter::header() const {
 /// Makes these rows, of which the last is `last_`, all that the file has.
 void CsvReporter::replace(const std::string& rows) {
   const auto text = header() + rows;
-  NewFile file(path_);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  write_text(path_, text);
   file_ = open_report(path_, 0);
   size_ = static_cast<off_t>(text.size());
   last_begin_ = size_ - (last_ ? static_cast<off_t>(text_of(*last_).size()) : 0);

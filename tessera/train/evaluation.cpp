@@ -1,5 +1,7 @@
 #include "tessera/train/evaluation.h"
 
+#include "tessera/shard/unsharding.h"
+
 namespace tessera::train {
 
 Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world)
@@ -18,9 +20,15 @@ Evaluation::~Evaluation() {
   loader_.seek(position_);
 }
 
+/// Where steps are compiled, each begins with all units sharded, so that all are the same program.
+void Evaluation::end_step() {
+  if (world_.traits().traces) reshard_all(*modes_.front().first);
+  world_.step_done();
+}
+
 std::optional<data::Samples> Evaluation::next() {
   if (const auto done = loader_.position().batch; done > 0) {
-    world_.step_done();
+    end_step();
     progress_.update(done);
   }
   return loader_.next();

@@ -30,6 +30,7 @@ class Evaluation {
  private:
   friend data::BatchIterator<Evaluation>;
   std::optional<data::Samples> next();
+  void end_step();
 
   const at::NoGradGuard no_grad_;
   data::Loader& loader_;

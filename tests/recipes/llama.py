@@ -62,6 +62,8 @@ def write_model(folder):
 
 
 class Runs(unittest.TestCase):
+    """What all parts have."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -83,6 +85,12 @@ class Runs(unittest.TestCase):
         self.assertEqual(done.returncode, status, done.stdout)
         return done.stdout
 
+    def losses(self, said):
+        return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", said)]
+
+    def text_of(self, said):
+        return next(line for line in said.splitlines() if "a b c d e f g h" in line).partition("a b c")[2]
+
     def tokenize(self):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
 
@@ -90,23 +98,25 @@ class Runs(unittest.TestCase):
         return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, "--batch-size", 2,
                                 "--lr", lr, *arguments, status=status)
 
+
+class Training(Runs):
     def test_from_text_to_a_model_that_others_read(self):
         self.assertIn("160 documents", self.tokenize())
         first = self.train("--config", "model", "--num-epochs", 12, "--max-steps", 40, "--ckpt-prefix", "run", "--eval-data", "texts.tokens")
-        losses = [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", first)]
+        losses = self.losses(first)
         self.assertLess(losses[-1], losses[0], first)
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="true"))
         again = self.train("--config", "model", "--num-epochs", 24, "--max-steps", 160, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens", "--units", "head-with-norm",
                            "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
-        self.assertLess(float(re.findall(r"epoch \d+: loss ([\d.]+)", again)[-1]), 0.8, again)
-        text = next(line for line in again.splitlines() if "a b c d e f g h" in line).partition("a b c")[2]
+        self.assertLess(self.losses(again)[-1], 0.8, again)
+        text = self.text_of(again)
         read = self.run_program(PYTHON, "-c", READ, "out", "out.gguf").splitlines()[-1]
         self.assertEqual(read.partition("a b c")[2], text)
         self.assertIn("i j k", text)
         # From the result, and from the GGUF file, the loss begins where it was.
         for model in ("out", "out.gguf"):
             further = self.train("--model", model, "--max-steps", 1, "--eval-data", "texts.tokens", "--packing", "whole", "--units", "apart", lr=0)
-            self.assertLess(float(re.findall(r"epoch 1: loss ([\d.]+)", further)[0]), 0.8, further)
+            self.assertLess(self.losses(further)[0], 0.8, further)
 
     def test_errors_come_before_training(self):
         self.tokenize()
@@ -124,6 +134,63 @@ class Runs(unittest.TestCase):
         (self.folder / "texts.jsonl").write_text('{"text": "a"}\n{"text"\n')
         self.assertIn("texts.jsonl:2: it is no JSON object",
                       self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "other.tokens", status=1))
+
+
+class Devices(Runs):
+    """On XLA devices, of which one process has all."""
+
+    def programs(self, said):
+        self.assertNotIn("runs on the CPU", said)
+        return sum(map(int, re.search(r"programs +(\d+) compiled, (\d+) loaded", said).groups()))
+
+    def test_replicas_train_as_ranks(self):
+        self.tokenize()
+        flags = ["--config", "model", "--max-steps", 3, "--eval-data", "texts.tokens", "--output"]
+        on_ranks = self.train(*flags, "on-ranks", lr=0.001)
+        os.environ["TESSERA_DEVICE"] = "xla"
+        self.addCleanup(os.environ.pop, "TESSERA_DEVICE", None)
+        on_replicas = self.train(*flags, "on-replicas", "--metrics-debug", lr=0.001)
+        self.assertAlmostEqual(self.losses(on_replicas)[0], self.losses(on_ranks)[0], delta=2e-4)
+        self.assertLessEqual(self.programs(on_replicas), 11, on_replicas)
+        text = ["--max-steps", 1, "--prompt", "a b c d e f g h"]
+        # A token that goes on with the text is the same program each time.
+        shorter_and_longer = [self.train("--model", "on-replicas", *text, "--max-new-tokens", count, "--metrics-debug", ranks=1, lr=0) for count in (4, 8)]
+        del os.environ["TESSERA_DEVICE"]
+        on_host = self.train("--model", "on-replicas", *text, "--max-new-tokens", 8, ranks=1, lr=0)
+        self.assertEqual(self.text_of(shorter_and_longer[1]), self.text_of(on_host))
+        self.assertEqual(*map(self.programs, shorter_and_longer))
+
+    def test_a_step_is_compiled_for_devices_that_are_not_here(self):
+        self.tokenize()
+        said = self.run_program(LLAMA, "--config", "model", "--data", "texts.tokens", "--length", 64, "--batch-size", 2, "--compile-for", "cpu:2")
+        self.assertRegex(said, r"replicas +2\nmemory .*\n(.*\n)*all-gather +[0-9]+, ")
+
+
+LLAMA_CPP = """
+import sys, numpy, torch
+from llama_cpp import Llama
+from transformers import AutoModelForCausalLM
+GGML_TYPE_F32 = 0
+engine = Llama(sys.argv[2], n_ctx=64, logits_all=True, type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32, verbose=False)
+tokens = engine.tokenize(b"a b c d e f g h", add_bos=False)
+engine.eval(tokens)
+with torch.no_grad():
+    expected = AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.tensor([tokens])).logits[0].numpy()
+print("apart by", numpy.abs(engine.scores[: len(tokens)] - expected).max())
+engine.reset()
+print(engine("a b c d e f g h", max_tokens=12, temperature=0, echo=True)["choices"][0]["text"])
+"""
+
+
+class LlamaCpp(Runs):
+    """Under --long: what is exported runs there."""
+
+    def test_the_result_is_the_same_model_there(self):
+        self.tokenize()
+        said = self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12)
+        apart, text = self.run_program(PYTHON, "-c", LLAMA_CPP, "out", "out.gguf").splitlines()[-2:]
+        self.assertLess(float(apart.rpartition(" ")[2]), 1e-3, apart)
+        self.assertEqual(text.partition("a b c")[2], self.text_of(said))
 
 
 if __name__ == "__main__":

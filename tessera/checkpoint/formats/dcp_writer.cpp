@@ -167,9 +167,7 @@ void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items) 
                                                           {"storage_data", pickle::Dict{.entries = std::move(places)}},
                                                           {"storage_meta", {}},
                                                           {"version", dcp::kVersion}}));
-  NewFile file(folder / dcp::kFile);
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  write_text(folder / dcp::kFile, text);
 }
 
 void to_json(nlohmann::json& json, const DcpItem& item) {

@@ -145,10 +145,7 @@ void HubWriter::write_index() const {
     }
   }
   index["metadata"]["total_size"] = bytes;
-  NewFile file(folder_ / kHubIndex);
-  const auto text = index.dump(2) + "\n";
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  write_text(folder_ / kHubIndex, index.dump(2) + "\n");
 }
 
 }  // namespace tessera::checkpoint

@@ -352,12 +352,9 @@ Manifest read_manifest(const fs::path& folder) {
 }
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {
-  NewFile file(folder / kManifestFile);
   auto content = json::parse(to_json(folder, manifest).dump(-1, ' ', false, json::error_handler_t::replace));
   content[kChecksum] = checksum_of(content.dump());
-  const auto text = content.dump(1) + "\n";
-  file.write(std::as_bytes(std::span(text)));
-  file.commit();
+  write_text(folder / kManifestFile, content.dump(1) + "\n");
 }
 
 }  // namespace tessera::checkpoint

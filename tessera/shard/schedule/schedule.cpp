@@ -311,6 +311,10 @@ void Schedule::evict(Unit& unit) {
   live_.remove(lock(), unit);
 }
 
+void Schedule::reshard_all() {
+  live_.remove_all(lock());
+}
+
 void Schedule::add(Unit& unit) {
   const auto end = [&unit](UnitState* state) {
     unit.schedule()->forget(unit, state->held_bytes());

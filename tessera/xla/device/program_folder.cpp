@@ -29,9 +29,7 @@ std::optional<ProgramFolder> ProgramFolder::of_this_run(const std::string& platf
 
 void ProgramFolder::write(const std::string& name, const std::string& text) const {
   try {
-    NewFile file(folder_ / name);
-    file.write(std::as_bytes(std::span(text)));
-    file.commit();
+    write_text(folder_ / name, text);
   } catch (const IoError& error) {
     static std::once_flag once;
     std::call_once(once, [&] { log(LogLevel::Warning, fmt::format("programs are not left in TESSERA_XLA_PROGRAMS: {}", error.what())); });
