@@ -273,7 +273,7 @@ int run(const Flags& flags) {
     if (flags.residence == "gathered") options.residence = Residence::Gathered;
     if (flags.residence == "node-shared") options.residence = Residence::NodeShared;
     for (const auto& unit : subject.units) {
-      if (flags.checkpointing) activation::checkpoint_module(*unit);
+      if (flags.checkpointing) activation::checkpoint_module(unit);
       fully_shard(unit, options);
     }
     fully_shard(subject.module, options);

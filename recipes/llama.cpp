@@ -46,11 +46,10 @@ void begin_unloaded(const Flags& flags, ShardOptions& options) {
   if (!flags.model.empty()) options.start = Start::Loaded;
 }
 
-/// Sharded before it has values, so that each rank reads its own part of the weights and never has all of them.
+/// Sharded before it has values, so that each rank draws or reads its own part of the weights and never has all of them.
 Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   trainer.set_seed(flags.seed);
-  const auto construct = [&] { return Model(source.config); };
-  auto model = flags.model.empty() ? trainer.make_model(construct) : deferred_init(construct);
+  auto model = deferred_init([&] { return Model(source.config); }, {.seed = flags.seed});
   const auto units = llm::units_named(flags.units);
   if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") {
     auto options = train::sharding_of(trainer.settings(), *model, trainer.world()).options;
