@@ -61,6 +61,16 @@ Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   return model;
 }
 
+/// How many tokens the passes of a step have learned, the mean over the ranks.
+struct StepTokens {
+  at::Tensor first, all;
+
+  void add(const at::Tensor& pass) {
+    if (!all.defined()) first = pass;
+    all = all.defined() ? all + pass : pass;
+  }
+};
+
 double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, Trainer& trainer) {
   data::Loader loader(trainer.make_sampler({.size = rows.size(),
                                             .global_batch = flags.batch_size * trainer.num_processes(),
@@ -129,17 +139,25 @@ int train_model(const Flags& flags) {
   optim::AdamW optimizer(parameters(*model), {.lr = flags.lr, .beta2 = 0.95, .weight_decay = flags.weight_decay});
   trainer.prepare(optimizer, loader, rate);
 
+  const auto passes = trainer.settings().integer("gradient_accumulation_steps");
+  StepTokens step_tokens;
   train::Run run(trainer, loader, flags.run);
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
       const auto accumulation = trainer.accumulate();
       const Batch batch(samples);
-      // The mean over the tokens of all ranks, of which each may have another number.
+      // The mean over the tokens of a step, of which each rank and each pass may have another number.
       const auto counted = trainer.reduce(batch.counted().to(torch::kFloat), Reduce::Mean).clamp_min(1);
-      const auto loss =
-          model->loss(batch.tokens, batch.targets, {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = counted},
-                      {.positions = batch.positions});
-      trainer.backward(loss);
+      step_tokens.add(counted);
+      const auto share =
+          model->loss(batch.tokens, batch.targets,
+                      {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = step_tokens.first}, {.positions = batch.positions});
+      trainer.backward(share);
+      const auto loss = share.detach() * step_tokens.first / counted;
+      if (trainer.sync_gradients()) {
+        if (passes > 1) optimizer.scale_gradients(static_cast<double>(passes) * step_tokens.first / step_tokens.all);
+        step_tokens = {};
+      }
       const auto norm = flags.clip > 0 ? trainer.clip_grad_norm(flags.clip) : trainer.grad_norm();
       trainer.step();
       run.report({{"loss", loss}, {"grad_norm", norm}});

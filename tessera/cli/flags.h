@@ -126,6 +126,8 @@ class Program : public CLI::App {
 
   /// `tessera xla compile` runs this program again, on no device.
   [[noreturn]] void become_compiler(int argc, char** argv) const {
+    if (env("WORLD_SIZE").value_or("1") != "1")
+      throw ConfigError("--compile-for runs in one process, which stands for all devices: give tessera launch --nproc-per-node 1");
     const auto self = std::filesystem::read_symlink("/proc/self/exe");
     const auto beside = self.parent_path() / "tessera";
     const std::string tessera = std::filesystem::exists(beside) ? beside.string() : "tessera";

@@ -95,7 +95,7 @@ class Runs(unittest.TestCase):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
 
     def train(self, *arguments, ranks=2, lr=0.01, status=0):
-        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, "--batch-size", 2,
+        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, *([] if "--batch-size" in arguments else ["--batch-size", 2]),
                                 "--lr", lr, *arguments, status=status)
 
 
@@ -106,7 +106,7 @@ class Training(Runs):
         losses = self.losses(first)
         self.assertLess(losses[-1], losses[0], first)
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="true"))
-        again = self.train("--config", "model", "--num-epochs", 24, "--max-steps", 160, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens", "--units", "head-with-norm",
+        again = self.train("--config", "model", "--num-epochs", 40, "--max-steps", 240, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens", "--units", "head-with-norm",
                            "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
         self.assertLess(self.losses(again)[-1], 0.8, again)
         text = self.text_of(again)
@@ -117,6 +117,18 @@ class Training(Runs):
         for model in ("out", "out.gguf"):
             further = self.train("--model", model, "--max-steps", 1, "--eval-data", "texts.tokens", "--packing", "whole", "--units", "apart", lr=0)
             self.assertLess(self.losses(further)[0], 0.8, further)
+
+    def test_accumulated_passes_count_by_their_tokens(self):
+        self.tokenize()
+        norms = {}
+        for passes, rows in ((1, 4), (2, 2)):
+            (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
+            self.train("--config", "model", "--packing", "whole", "--batch-size", rows, "--max-steps", 3, "--log-steps", 1, "--metrics", f"{passes}.jsonl")
+            rows = map(json.loads, (self.folder / f"{passes}.jsonl").read_text().splitlines())
+            norms[passes] = [row["grad_norm"] for row in rows if "grad_norm" in row]
+        self.assertEqual(len(norms[1]), 3)
+        for whole, accumulated in zip(norms[1], norms[2], strict=True):
+            self.assertAlmostEqual(whole, accumulated, delta=2e-3 * whole)
 
     def test_errors_come_before_training(self):
         self.tokenize()
@@ -164,6 +176,7 @@ class Devices(Runs):
         self.tokenize()
         said = self.run_program(LLAMA, "--config", "model", "--data", "texts.tokens", "--length", 64, "--batch-size", 2, "--compile-for", "cpu:2")
         self.assertRegex(said, r"replicas +2\nmemory .*\n(.*\n)*all-gather +[0-9]+, ")
+        self.assertIn("--compile-for runs in one process", self.train("--config", "model", "--compile-for", "cpu:2", status=1))
 
 
 LLAMA_CPP = """
