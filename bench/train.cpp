@@ -105,10 +105,11 @@ Subject make_subject(const Flags& flags) {
                   const auto tokens = torch::randint(49152, {count, length + 1}, torch::kLong);
                   return Batch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)};
                 },
-            .loss = [model, whole = flags.whole_scores](const Batch& drawn) mutable {
-              if (!whole) return model->loss(drawn.inputs, drawn.targets);
-              return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
-            }};
+            .loss =
+                [model, whole = flags.whole_scores](const Batch& drawn) mutable {
+                  if (!whole) return model->loss(drawn.inputs, drawn.targets);
+                  return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
+                }};
   }
   const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
                                    .layers = flags.layers > 0 ? flags.layers : 8,
@@ -377,8 +378,8 @@ int main(int argc, char** argv) {
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
   app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  app.add_option("--width", flags.width, "Of mlp and gpt")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--layers", flags.layers, "Of mlp and gpt")->check(CLI::Range(1, 10'000));
+  app.add_option("--width", flags.width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
+  app.add_option("--layers", flags.layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
   app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
@@ -386,6 +387,10 @@ int main(int argc, char** argv) {
   app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");
   CLI11_PARSE(app, argc, argv);
   try {
+    const bool is_ours = flags.optimizer == "tessera";
+    if (!is_ours && (flags.state_on_disk || flags.in_backward))
+      throw ConfigError("--optimizer torch and fused know no --state-on-disk and no --step-in-backward");
+    if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores is of llama");
     return run(flags);
   } catch (const std::exception& error) {
     fmt::print(stderr, "bench_train: {}\n", error.what());

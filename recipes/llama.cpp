@@ -1,5 +1,7 @@
 // Trains a language model like Llama, from a Hugging Face folder, a GGUF file or nothing. How it is sharded comes from the configuration.
 #include <fmt/format.h>
+#include <tessera/base/atomic_write.h>
+#include <tessera/base/folder.h>
 #include <tessera/llm/gguf_model.h>
 #include <tessera/models/generate.h>
 #include <tessera/tessera.h>
@@ -12,6 +14,8 @@ namespace {
 
 using namespace tessera;
 using Model = models::LlamaForCausalLM;
+
+constexpr double kLeast = 1e-6;  // of a number of tokens by which something is divided
 
 /// A row of a batch: its tokens and their places in their documents.
 struct Batch {
@@ -26,9 +30,13 @@ struct Source {
   std::filesystem::path path;  // of a model, or of what describes one
   models::LlamaConfig config;
   data::Tokenizer tokenizer;
+  int64_t length;  // of rows
 
   explicit Source(const Flags& flags)
-      : path(flags.model.empty() ? flags.config : flags.model), config(llm::read_config(path)), tokenizer(llm::read_tokenizer(path)) {
+      : path(flags.model.empty() ? flags.config : flags.model),
+        config(llm::read_config(path)),
+        tokenizer(llm::read_tokenizer(path)),
+        length(flags.length > 0 ? flags.length : std::min<int64_t>(512, config.max_position_embeddings)) {
     if (flags.length > config.max_position_embeddings)
       throw ConfigError(
           fmt::format("--length {}: the model in {} takes at most {} tokens", flags.length, path.string(), config.max_position_embeddings));
@@ -38,12 +46,12 @@ struct Source {
 llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, const Source& source) {
   llm::TokenFile tokens(file);
   llm::expect_vocabulary(tokens, source.config.vocab_size);
-  return {std::move(tokens), flags.length, flags.packing};
+  return {std::move(tokens), source.length, flags.packing};
 }
 
-/// Weights of a model come after it is sharded.
-void begin_unloaded(const Flags& flags, ShardOptions& options) {
-  if (!flags.model.empty()) options.start = Start::Loaded;
+/// Weights of a model come after it is sharded, and new ones are the same on all ranks.
+void set_start(const Flags& flags, ShardOptions& options) {
+  options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
 }
 
 /// Sharded before it has values, so that each rank draws or reads its own part of the weights and never has all of them.
@@ -53,23 +61,13 @@ Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   const auto units = llm::units_named(flags.units);
   if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") {
     auto options = train::sharding_of(trainer.settings(), *model, trainer.world()).options;
-    begin_unloaded(flags, options);
+    set_start(flags, options);
     llm::shard_ends(model, options, units);
   }
   trainer.prepare(model);
   if (!flags.model.empty()) checkpoint::load_weights(model, flags.model, {.may_be_unknown = model->surplus_names()});
   return model;
 }
-
-/// How many tokens the passes of a step have learned, the mean over the ranks.
-struct StepTokens {
-  at::Tensor first, all;
-
-  void add(const at::Tensor& pass) {
-    if (!all.defined()) first = pass;
-    all = all.defined() ? all + pass : pass;
-  }
-};
 
 double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, Trainer& trainer) {
   data::Loader loader(trainer.make_sampler({.size = rows.size(),
@@ -87,6 +85,20 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
   return (sums[0] / sums[1]).item<double>();
 }
 
+/// Writes a trial, before there is anything to lose.
+void expect_places(const Flags& flags, const Trainer& trainer) {
+  if (flags.output.empty() || !trainer.is_main_process()) return;
+  make_folder(flags.output);
+  if (!flags.model.empty() && std::filesystem::equivalent(flags.output, flags.model))
+    throw ConfigError(fmt::format("--output {} is the model that is trained on; give another folder", flags.output.string()));
+  const NewFile trial(flags.output / "config.json");
+  if (flags.gguf.empty()) return;
+  if (flags.gguf.has_parent_path()) make_folder(flags.gguf.parent_path());
+  if (flags.gguf.extension() != ".gguf")
+    throw ConfigError(fmt::format("--gguf {}: the name of such a file ends in .gguf", flags.gguf.string()));
+  const NewFile other(flags.gguf);
+}
+
 /// The prompt, before there is anything to lose: {1, tokens}.
 at::Tensor prompt_of(const Flags& flags, const Source& source) {
   const auto prompt = source.tokenizer.encode(flags.prompt);
@@ -102,6 +114,7 @@ void show_text(Model& model, const Flags& flags, const Source& source, const at:
                                     {.most = flags.new_tokens,
                                      .temperature = flags.temperature,
                                      .top_p = flags.top_p,
+                                     .vocabulary = source.tokenizer.size(),
                                      .seed = flags.seed,
                                      .ends = source.config.eos_token_ids})
                        .flatten()
@@ -120,12 +133,13 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
 }
 
 int train_model(const Flags& flags) {
-  Trainer trainer({.adjust_sharding = [&](ShardOptions& options) { begin_unloaded(flags, options); }, .log_with = flags.metrics});
+  Trainer trainer({.adjust_sharding = [&](ShardOptions& options) { set_start(flags, options); }, .log_with = flags.metrics});
   const Source source(flags);
   const auto rows = rows_of(flags.data, flags, source);
   const auto eval_rows = flags.eval_data.empty() ? std::nullopt : std::optional(rows_of(flags.eval_data, flags, source));
   const auto prompt = prompt_of(flags, source);
   if (!flags.gguf.empty()) llm::expect_gguf_place(source.config, source.tokenizer, source.path);
+  expect_places(flags, trainer);
   auto model = make_model(flags, source, trainer);
   data::Loader loader(
       trainer.make_sampler(
@@ -140,24 +154,25 @@ int train_model(const Flags& flags) {
   trainer.prepare(optimizer, loader, rate);
 
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
-  StepTokens step_tokens;
+  auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of the passes of a step, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
       const auto accumulation = trainer.accumulate();
       const Batch batch(samples);
-      // The mean over the tokens of a step, of which each rank and each pass may have another number.
-      const auto counted = trainer.reduce(batch.counted().to(torch::kFloat), Reduce::Mean).clamp_min(1);
-      step_tokens.add(counted);
+      // The mean over the learned tokens of a step, of which each rank and each pass may have another number.
+      const auto counted = trainer.reduce(batch.counted().to(torch::kFloat), Reduce::Mean);
+      const auto divisor = passes == 1 ? counted.clamp_min(kLeast) : torch::full_like(counted, batch.targets.numel());
       const auto share =
-          model->loss(batch.tokens, batch.targets,
-                      {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = step_tokens.first}, {.positions = batch.positions});
+          model->loss(batch.tokens, batch.targets, {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = divisor},
+                      {.positions = batch.positions});
       trainer.backward(share);
-      const auto loss = share.detach() * step_tokens.first / counted;
+      learned += counted;
       if (trainer.sync_gradients()) {
-        if (passes > 1) optimizer.scale_gradients(static_cast<double>(passes) * step_tokens.first / step_tokens.all);
-        step_tokens = {};
+        if (passes > 1) optimizer.scale_gradients(divisor * passes / learned.clamp_min(kLeast));
+        learned.zero_();
       }
+      const auto loss = share.detach() * divisor / counted.clamp_min(kLeast);
       const auto norm = flags.clip > 0 ? trainer.clip_grad_norm(flags.clip) : trainer.grad_norm();
       trainer.step();
       run.report({{"loss", loss}, {"grad_norm", norm}});

@@ -15,7 +15,7 @@
 struct Flags {
   std::filesystem::path model, config, data, eval_data, output, gguf;
   tessera::train::RunOptions run = {.epochs = 1};
-  int64_t batch_size = 4, length = 512, rows_at_once = 0;
+  int64_t batch_size = 4, length = 0, rows_at_once = 0;
   int workers = 1;
   double lr = 2e-5, weight_decay = 0.1, clip = 1, warmup = 0.03, z_loss = 0;
   tessera::llm::Packing packing = tessera::llm::Packing::Cut;
@@ -33,7 +33,8 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER");
   app.add_option("--data", flags.data, "Tokens to train on, made by `tessera data tokenize`")->type_name("FILE")->required();
   app.add_option("--eval-data", flags.eval_data, "Tokens of which the loss is measured after each epoch")->type_name("FILE");
-  app.add_option("--length", flags.length, "Tokens in a row")->capture_default_str()->check(from_to(2, 10'000'000));
+  app.add_option("--length", flags.length, "Tokens in a row; 512, or as many as the model takes, unless given")
+      ->check(from_to(2, 10'000'000));
   app.add_option_function<std::string>(
          "--packing",
          [&](const std::string& name) { flags.packing = name == "whole" ? tessera::llm::Packing::Whole : tessera::llm::Packing::Cut; },
@@ -48,7 +49,8 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--weight-decay", flags.weight_decay, "Of matrices")->capture_default_str()->check(from_to(0.0, 1000.0));
   app.add_option("--clip", flags.clip, "The greatest norm of gradients; 0 is any")->capture_default_str()->check(from_to(0.0, 1e9));
   app.add_option("--z-loss", flags.z_loss, "Keeps scores from drifting away")->capture_default_str()->check(from_to(0.0, 1.0));
-  app.add_option("--loss-rows", flags.rows_at_once, "Tokens of which scores are in memory at once; 0: 32 MB, or an eighth of the head's gradient")
+  app.add_option("--loss-rows", flags.rows_at_once,
+                 "Tokens of which scores are in memory at once; 0: of 32 MB, or an eighth of the head's gradient")
       ->capture_default_str()
       ->check(from_to(0, 1'000'000'000));
   app.add_option("--units", flags.units, "Units besides the layers: root, apart or head-with-norm")

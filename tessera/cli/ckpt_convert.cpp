@@ -107,8 +107,9 @@ struct ConvertCommand {
       fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code, counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
       return 0;
     }
-    // Such a file has what a folder needs besides the weights.
-    if (options.to == Format::Hub && checkpoint::format_of(place) == Format::Gguf) llm::write_description(place, target);
+    // What a folder has besides the weights, if there is something of it.
+    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json")))
+      llm::write_description(place, target, options.dtype);
     options.progress = megabyte_bar("converting");
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};

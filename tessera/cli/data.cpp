@@ -51,6 +51,7 @@ struct TokenizeCommand {
     };
     const auto made = llm::tokenize(inputs, out, known, options);
     options.progress = {};
+    if (made.trained == 0) fmt::print(stderr, "warning: nothing in {} is learned: a model can't be trained on it\n", out.string());
     fmt::print("{}: {}, {}, of which {} are learned{}\n", out.string(), counted(made.documents, "document"), counted(made.tokens, "token"),
                made.trained,
                made.found > 0 ? fmt::format("; {} of {} were there from before", counted(made.found, "part"), out.string()) : "");

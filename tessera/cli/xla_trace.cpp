@@ -69,9 +69,10 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas, co
     if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);
     if (!status) continue;
     const auto words = InputFile(said).read_all();
-    throw Error(fmt::format("{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps, in as many epochs as that takes, on the world that "
-                            "tessera::init gives, or on xla::init. It said{}",
-                            command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n")));
+    throw Error(fmt::format(
+        "{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps, over several "
+        "epochs if need be, on the world that tessera::init gives, or on xla::init. It said{}",
+        command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n")));
   }
 }
 

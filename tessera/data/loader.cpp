@@ -66,6 +66,7 @@ int64_t repeats_of(const std::vector<Share>& shares) {
 /// Rows of several ranks follow each other.
 void mark_repeats(Samples& samples, const std::vector<Share>& shares, const std::optional<int64_t>& target) {
   if (!target || !samples.targets.defined() || repeats_of(shares) == 0) return;
+  expect_rows_of(shares, samples);
   samples.targets = samples.targets.clone();  // it may be a part of the program's data
   int64_t end = 0;
   for (const auto& share : shares) {

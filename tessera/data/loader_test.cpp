@@ -122,13 +122,22 @@ TEST_P(WithWorkers, SaysWhatOnlyFillsABatch) {
 }
 
 TEST_P(WithWorkers, MarksWhatOnlyFillsABatch) {
-  // Ten samples in batches of six, of which this process has the last two ranks: of the second batch four are left.
-  const SamplerOptions samples{.size = 10, .global_batch = 6, .local_ranks = {1, 2}, .ranks = 3, .order = Order::AsStored, .tail = Tail::Fill};
-  Loader loader{Sampler(samples), as_tensor, {.workers = GetParam(), .target_of_repeats = -100}};
-  EXPECT_TRUE(at::equal(loader.next()->targets, at::tensor({2, 3, 4, 5}, at::kLong)));
-  const auto last = *loader.next();
-  EXPECT_TRUE(at::equal(last.targets, at::tensor({8, 9, -100, -100}, at::kLong)));
-  EXPECT_TRUE(at::equal(last.inputs, at::tensor({8, 9, 0, 1}, at::kLong)));
+  // Batches of six, of which this process has the last two ranks: of the second batch three or four samples are left.
+  for (const auto& [size, targets] : {std::pair<int64_t, std::vector<int64_t>>{10, {8, 9, -100, -100}}, {9, {8, -100, -100, -100}}}) {
+    const SamplerOptions samples{
+        .size = size, .global_batch = 6, .local_ranks = {1, 2}, .ranks = 3, .order = Order::AsStored, .tail = Tail::Fill};
+    Loader loader{Sampler(samples), as_tensor, {.workers = GetParam(), .target_of_repeats = -100}};
+    EXPECT_TRUE(at::equal(loader.next()->targets, at::tensor({2, 3, 4, 5}, at::kLong)));
+    const auto last = *loader.next();
+    EXPECT_TRUE(at::equal(last.targets, at::tensor(targets, at::kLong))) << last.targets;
+    EXPECT_TRUE((last.inputs >= 0).all().item<bool>());
+  }
+  const auto short_of_one = [](std::span<const int64_t> numbers) { return as_tensor(numbers.first(numbers.size() - 1)); };
+  Loader loader{Sampler({.size = 3, .global_batch = 2, .order = Order::AsStored, .tail = Tail::Fill}),
+                short_of_one,
+                {.workers = GetParam(), .target_of_repeats = -100}};
+  loader.next();
+  EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }), HasSubstr("batch 1 of epoch 0: "));
 }
 
 TEST_P(WithWorkers, FetchesWithoutGradients) {

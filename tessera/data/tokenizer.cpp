@@ -158,7 +158,14 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
   if (vocabulary.pre == "qwen2") core->form = NormalForm::Composed;
   if (vocabulary.pre == "llama3" || vocabulary.pre == "llama-bpe" || vocabulary.pre == "tekken") core->takes_whole = true;
   if (!vocabulary.chat_template.empty()) core->files[kChatTemplateFile] = vocabulary.chat_template;
-  if (vocabulary.bos) expect_there(*vocabulary.bos);
+  for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos),
+                                 {"eos_token", vocabulary.eos},
+                                 {"pad_token", vocabulary.pad},
+                                 {"unk_token", vocabulary.unknown}}) {
+    if (!id) continue;
+    expect_there(*id);
+    core->named[name] = core->tokens[static_cast<size_t>(*id)];
+  }
   if (vocabulary.add_bos && vocabulary.bos) core->first = {*vocabulary.bos};
   core->complete("the vocabulary");
   core_ = std::move(core);
@@ -199,13 +206,12 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
 }
 
 BpeVocabulary Tokenizer::vocabulary() const {
-  BpeVocabulary result{
-      .tokens = core_->tokens,
-      .merges = core_->merges,
-      .added = {},
-      .special = {},
-      .pre = std::string(name_of(*core_->pre)),
-      .chat_template = core_->chat_template()};
+  BpeVocabulary result{.tokens = core_->tokens,
+                       .merges = core_->merges,
+                       .added = {},
+                       .special = {},
+                       .pre = std::string(name_of(*core_->pre)),
+                       .chat_template = core_->chat_template()};
   if (result.pre.empty())
     throw ConfigError("its pre-tokenizer is none of those that have a name there: gpt2, llama3, qwen2, smollm, tekken");
   for (const auto& token : core_->added) {

@@ -21,7 +21,8 @@ struct BpeVocabulary {
   std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
   std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
   bool add_bos = false;
-  std::string chat_template = {};  // of Jinja, for other programs
+  std::optional<int32_t> eos = {}, pad = {}, unknown = {};  // for other programs, as is
+  std::string chat_template = {};                           // of Jinja, for other programs
 };
 
 /// Whether the tokens with which a text begins or ends for the model are added.

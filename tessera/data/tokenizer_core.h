@@ -34,6 +34,7 @@ struct TokenizerCore {
   TokenIds whole;                            // those words
   bool has_unknown = false;                  // whether there is a token for what has none
   std::vector<int32_t> first, last;          // with which texts begin and end
+  std::map<std::string, std::string> named;  // tokens that other programs ask for: eos_token
   std::map<std::string, std::string> files;  // as they were read, by name
   uint64_t number = 0;                       // of this one in the process
 

@@ -244,7 +244,8 @@ std::string TokenizerCore::chat_template() const {
   auto found = json.is_object() ? json.value("chat_template", Json()) : Json();
   // Some have several, with names.
   if (found.is_array()) {
-    const auto standard = std::ranges::find_if(found, [](const Json& each) { return each.is_object() && each.value("name", Json()) == "default"; });
+    const auto standard =
+        std::ranges::find_if(found, [](const Json& each) { return each.is_object() && each.value("name", Json()) == "default"; });
     found = standard == found.end() ? Json() : standard->value("template", Json());
   }
   return found.is_string() ? found.get<std::string>() : "";
@@ -274,8 +275,10 @@ void Tokenizer::write(const fs::path& folder) const {
   auto files = core_->files;
   files.try_emplace(kTokenizerFile, json());
   if (!files.contains(kTokenizerConfig)) {
-    Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"}, {"clean_up_tokenization_spaces", false}};
-    if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];
+    Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                   {"clean_up_tokenization_spaces", false},
+                   {"model_input_names", {"input_ids", "attention_mask"}}};
+    for (const auto& [name, token] : core_->named) config[name] = token;
     files[kTokenizerConfig] = config.dump(2) + "\n";
   }
   for (const auto& [name, text] : files) write_text(folder / name, text);

@@ -7,11 +7,14 @@
 #include <array>
 #include <cmath>
 
+#include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/models/config_file.h"
 
 namespace tessera::llm {
 namespace {
@@ -148,7 +151,14 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
       if (type == kControl) vocabulary.special.push_back(static_cast<int32_t>(id));
     }
   }
-  if (const auto bos = file.integer("tokenizer.ggml.bos_token_id")) vocabulary.bos = static_cast<int32_t>(*bos);
+  const auto token = [&](const char* key) {
+    const auto id = file.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
+    return id ? std::optional(static_cast<int32_t>(*id)) : std::nullopt;
+  };
+  vocabulary.bos = token("bos");
+  vocabulary.eos = token("eos");
+  vocabulary.pad = token("padding");
+  vocabulary.unknown = token("unknown");
   try {
     return data::Tokenizer(vocabulary);
   } catch (const ConfigError&) {
@@ -217,6 +227,32 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
+// What a folder of the Hub has beside the weights.
+constexpr const char* kDescription[] = {"config.json",
+                                        "generation_config.json",
+                                        "tokenizer.json",
+                                        "tokenizer_config.json",
+                                        "special_tokens_map.json",
+                                        "chat_template.jinja",
+                                        "added_tokens.json",
+                                        "vocab.json",
+                                        "merges.txt",
+                                        "vocab.txt",
+                                        "tokenizer.model",
+                                        "preprocessor_config.json"};
+
+/// A config.json for weights of another dtype.
+std::string with_dtype(const std::string& text, at::ScalarType dtype) {
+  auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return text;
+  json[json.contains("dtype") ? "dtype" : "torch_dtype"] = models::name_in_config(dtype);
+  return json.dump(2) + "\n";
+}
+
+fs::path without_slash(const fs::path& path) {
+  return path.has_filename() ? path : path.parent_path();
+}
+
 int64_t file_type_of(std::string_view code) {
   if (code == "F32") return 0;
   if (code == "F16") return 1;
@@ -263,6 +299,11 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
 
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
   const auto& code = code_named(options.code);
+  if (!is_there(folder / "config.json"))
+    throw ConfigError(fmt::format(
+        "a GGUF file is made of a Hugging Face folder, and {} is none: it has no config.json. `tessera ckpt convert IN FOLDER --to hub` "
+        "makes one of a GGUF file, and a recipe's --output of a run",
+        folder.string()));
   const auto& plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);
   const auto tokenizer = data::Tokenizer::read(folder);
@@ -271,7 +312,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   GgufMetadata metadata = {
       {"general.architecture", text(architecture_of(config))},
       {"general.type", text("model")},
-      {"general.name", text(options.name.empty() ? fs::absolute(folder).lexically_normal().filename().string() : options.name)},
+      {"general.name",
+       text(options.name.empty() ? without_slash(fs::absolute(folder).lexically_normal()).filename().string() : options.name)},
       {"general.file_type", u32(file_type_of(options.code))},
       {"general.quantization_version", u32(2)}};
   add_config(metadata, config);
@@ -304,11 +346,20 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   writer.close();
 }
 
-void write_description(const fs::path& file, const fs::path& folder) {
-  const auto config = config_of(file);
-  const auto tokenizer = tokenizer_of(file);
-  config.write(folder);
-  tokenizer.write(folder);
+void write_description(const fs::path& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
+  if (!is_folder(model)) {
+    const auto config = config_of(model);
+    const auto tokenizer = tokenizer_of(model);
+    config.write(folder, dtype.value_or(at::kFloat));
+    return tokenizer.write(folder);
+  }
+  make_folder(folder);
+  for (const auto* name : kDescription) {
+    if (!is_there(model / name)) continue;
+    auto text = InputFile(model / name).read_all();
+    if (dtype && name == kDescription[0]) text = with_dtype(text, *dtype);
+    write_text(folder / name, text);
+  }
 }
 
 void write_hub(const fs::path& file, const fs::path& folder) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "tessera/data/tokenizer.h"
@@ -27,8 +28,9 @@ void write_gguf(const std::filesystem::path& folder, const std::filesystem::path
 /// Throws ConfigError, which names `model`, if something of the model has no place in such a file.
 void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
 
-/// The folder's config.json and tokenizer.json alone.
-void write_description(const std::filesystem::path& file, const std::filesystem::path& folder);
+/// What a folder has besides the weights: config.json and the files of the tokenizer, of a GGUF file or of another folder, whatever model
+/// that describes. `dtype`: that of the weights beside them.
+void write_description(const std::filesystem::path& model, const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = {});
 /// The way back: a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
 void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);
 

@@ -143,6 +143,11 @@ TEST(Gguf, GoesThereAndBack) {
     EXPECT_TRUE(at::equal(back(tokens), model(tokens))) << type;
     EXPECT_EQ(data::Tokenizer::read(folder / "back").encode("ab"), (std::vector<int32_t>{257, 256}));
     EXPECT_EQ(read_file(folder / "back/chat_template.jinja"), "{{ messages }}");
+    EXPECT_THAT(read_file(folder / "back/tokenizer_config.json"), HasSubstr(R"("bos_token": "<|begin_of_text|>")"));
+    // The description of a folder goes along with its weights, in whatever dtype these are.
+    llm::write_description(folder / "back", folder / "narrow", at::kBFloat16);
+    EXPECT_THAT(read_file(folder / "narrow/config.json"), HasSubstr(R"("torch_dtype": "bfloat16")"));
+    EXPECT_EQ(read_file(folder / "narrow/tokenizer.json"), read_file(folder / "back/tokenizer.json"));
   }
 }
 
@@ -165,8 +170,9 @@ TEST(Gguf, IsReadByPythonsGguf) {
         AllOf(HasSubstr("general.architecture = llama\n"), HasSubstr("general.name = a model\n"), HasSubstr("llama.block_count = 2\n"),
               HasSubstr("llama.attention.head_count_kv = 2\n"), HasSubstr("llama.rope.freq_base = 500000.0\n"),
               HasSubstr("tokenizer.ggml.pre = llama-bpe\n"), HasSubstr("tokenizer.ggml.tokens = 260\n"),
-              HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr("tokenizer.chat_template = {{ messages }}\n"), HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"),
-              HasSubstr("blk.0.attn_norm.weight: F32\n"), HasSubstr("rope_freqs.weight: F32\n")));
+              HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr("tokenizer.chat_template = {{ messages }}\n"),
+              HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"), HasSubstr("blk.0.attn_norm.weight: F32\n"),
+              HasSubstr("rope_freqs.weight: F32\n")));
     const checkpoint::SafetensorsFile values(folder / (std::string(code) + ".safetensors"));
     const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));
     EXPECT_TRUE(at::equal(values.read("blk.1.ffn_up.weight"), ours.read("model.layers.1.mlp.up_proj.weight").to(at::kFloat)));
@@ -194,6 +200,7 @@ TEST(Gguf, NamesWhatIsWrong) {
   const auto key = changed.find("llama.block_count");
   changed[key + 17] = 77;
   EXPECT_THAT(refusal(changed), HasSubstr("'llama.block_count' has the type 77, which does not exist"));
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "model.gguf", folder / "x"); }), HasSubstr("has no config.json"));
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert(folder / "hub", folder / "x", {.to = checkpoint::Format::Gguf}); }),
               HasSubstr("llm::write_gguf"));
   const auto refused = [&](const LlamaConfig& config) {

@@ -1,6 +1,7 @@
 // A config.json of a Hugging Face folder that is being read, for errors that name the file and the key.
 #pragma once
 
+#include <ATen/core/ScalarType.h>
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -20,6 +21,10 @@ namespace tessera::models {
 using Json = nlohmann::ordered_json;
 
 constexpr auto kConfigFile = "config.json";
+
+inline const char* name_in_config(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float32";
+}
 
 /// The whole file, or an object in it, whose keys have the name of that object in front.
 struct ConfigFile {

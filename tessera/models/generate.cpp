@@ -4,6 +4,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 
 namespace tessera::models {
@@ -23,7 +25,8 @@ class Evaluation {
 };
 
 /// One token of each row of scores {batch, vocabulary}: {batch}.
-at::Tensor chosen(const at::Tensor& scores, const GenerateOptions& options, const at::Generator& random) {
+at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::Generator& random) {
+  if (options.vocabulary > 0) scores = scores.narrow(-1, 0, std::min(options.vocabulary, scores.size(-1)));
   if (options.temperature == 0) return scores.argmax(-1);
   auto [likely, tokens] = (scores.to(at::kFloat) / options.temperature).softmax(-1).sort(-1, /*descending=*/true);
   // Those before which the sum is reached already are left out; the first one stays.

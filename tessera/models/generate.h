@@ -15,6 +15,7 @@ struct GenerateOptions {
   int64_t most = 64;               // how many tokens are added
   double temperature = 0;          // 0: always the likeliest token; 1: by the model's own probabilities
   double top_p = 1;                // drawn from the likeliest tokens that together have this probability
+  int64_t vocabulary = 0;          // only tokens below this are taken; 0: all that the model knows
   uint64_t seed = 0;               // of what is drawn; the same on all ranks
   std::vector<int64_t> ends = {};  // after one of these a row ends, and goes on with it; all rows at their end end it
   /// Is given each new token of the first row.

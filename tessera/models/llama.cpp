@@ -93,7 +93,7 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
   if (auto* cache = pass->cache) {
     auto& kept = cache->layers_[static_cast<size_t>(layer)];
     const auto append = [&](at::Tensor& all, at::Tensor& added) {
-      if (!all.defined()) all = at::empty({added.size(0), added.size(1), cache->longest_, added.size(3)}, added.options());
+      if (!all.defined()) all = at::zeros({added.size(0), added.size(1), cache->longest_, added.size(3)}, added.options());
       if (pass->places.defined()) {
         added = all.index_copy_(2, pass->places, added);
       } else {
@@ -150,9 +150,10 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
     throw UsageError(
         fmt::format("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings));
   const auto pass = std::make_shared<LlamaPass>();
-  // On devices the whole cache is read, and places come from the host, so that each further token is the same program.
-  const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu();
-  const auto places = at::arange(before, all, tokens.options().device(reads_whole ? at::kCPU : tokens.device())).to(tokens.device());
+  // Where steps are compiled the whole cache is read, and places come from the host, so that each further token is the same program.
+  const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();
+  const auto host_or_device = reads_whole ? c10::Device(at::kCPU) : tokens.device();
+  const auto places = at::arange(before, all, tokens.options().dtype(at::kLong).device(host_or_device)).to(tokens.device());
   if (reads_whole) pass->places = places;
   const auto positions = input.positions.defined() ? input.positions : places.unsqueeze(0);
   pass->table = nn::rotary_table(config.rope, config.head_size(), positions);

@@ -208,7 +208,7 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   json["bos_token_id"] = bos_token_id ? Json(*bos_token_id) : Json();
   json["eos_token_id"] = eos_token_ids.empty() ? Json() : eos_token_ids.size() == 1 ? Json(eos_token_ids[0]) : Json(eos_token_ids);
   json["pad_token_id"] = pad_token_id ? Json(*pad_token_id) : Json();
-  json["torch_dtype"] = dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float32";
+  json["torch_dtype"] = name_in_config(dtype);
   ConfigFile::write(folder, json);
 }
 

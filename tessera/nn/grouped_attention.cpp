@@ -42,13 +42,15 @@ at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const 
 }  // namespace
 
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
-  if (multiplies_slowly(queries, keys)) {
-    const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
-    return grouped_attention(wide(queries), wide(keys), wide(values), options).to(queries.scalar_type());
-  }
+  if (multiplies_slowly(queries, keys)) return wide_attention(queries, keys, values, options);
   if (options.mask.defined()) return masked(queries, keys, values, options.mask, options.dropout);
   if (options.documents != nullptr) return by_document(queries, keys, values, *options.documents, options.dropout);
   return unmasked(queries, keys, values, options.causal, options.dropout);
+}
+
+at::Tensor wide_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+  return grouped_attention(wide(queries), wide(keys), wide(values), options).to(queries.scalar_type());
 }
 
 }  // namespace tessera::nn

@@ -22,4 +22,8 @@ struct GroupedAttention {
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              const GroupedAttention& options = {});
 
+/// How bfloat16 is computed on processors without instructions for it: in float32, which is also what backward keeps, and rounded.
+at::Tensor wide_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                          const GroupedAttention& options = {});
+
 }  // namespace tessera::nn

@@ -15,9 +15,10 @@
 namespace tessera::nn {
 namespace {
 
-/// Of scores: of 32 MB, or an eighth of what the gradient of the weight takes.
-int64_t default_rows(const at::Tensor& weight) {
-  return std::max((int64_t{32} << 20) / (weight.size(0) * 4), at::divup(weight.size(1), 8));
+/// Of so many rows scores take 32 MB, or an eighth of what the gradient of the weight takes if that is more.
+int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
+  const auto small = std::max<int64_t>(1, (int64_t{32} << 20) / (weight.size(0) * 4));
+  return has_gradient ? std::max(small, at::divup(weight.size(1), 8)) : small;
 }
 
 struct Scored {
@@ -30,7 +31,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   bool for_weight) {
   const auto rows = x.size(0);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : default_rows(weight);
+  const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : default_rows(weight, for_weight);
   const auto counts = targets != options.ignore_index;
   const auto multiplied = multiplies_slowly(x, weight) ? at::kFloat : x.scalar_type();
   const auto matrix = weight.to(multiplied);

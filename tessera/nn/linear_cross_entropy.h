@@ -10,7 +10,7 @@ namespace tessera::nn {
 struct LinearCrossEntropy {
   int64_t ignore_index = -100;  // the target of rows that do not count
   double z_loss = 0;            // this times the mean square of log(sum(exp(scores))) is added, which keeps scores from drifting away
-  int64_t rows_at_once = 0;     // 0: as many as take 32 MB, or an eighth of the weight's gradient
+  int64_t rows_at_once = 0;     // 0: as many as take 32 MB, or an eighth of the weight's gradient if that is more
   at::Tensor divisor = {};      // a number by which the sum is divided, in place of how many rows count
 };
 

@@ -86,6 +86,20 @@ TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {
   }
 }
 
+TEST(GroupedAttention, OfBfloat16IsThatOfFloat32) {
+  torch::manual_seed(6);
+  const auto make = [](int64_t heads) { return at::randn({2, heads, 5, 8}).to(at::kBFloat16).requires_grad_(); };
+  const auto q = make(6), k = make(2), v = make(2);
+  const auto wide = [](const at::Tensor& x) { return x.detach().to(at::kFloat).requires_grad_(); };
+  const auto a = wide(q), b = wide(k), c = wide(v);
+  const auto ours = nn::wide_attention(q, k, v, {.causal = true}), expected = nn::grouped_attention(a, b, c, {.causal = true});
+  EXPECT_TRUE(at::equal(ours, expected.to(at::kBFloat16)));
+  ours.to(at::kFloat).square().sum().backward();
+  expected.to(at::kBFloat16).to(at::kFloat).square().sum().backward();
+  for (const auto& [narrow, whole] : {std::pair(q, a), std::pair(k, b), std::pair(v, c)})
+    EXPECT_TRUE(at::equal(narrow.grad(), whole.grad().to(at::kBFloat16)));
+}
+
 TEST(GroupedAttention, StaysWithinDocuments) {
   torch::manual_seed(5);
   const auto make = [](int64_t heads) { return at::randn({2, heads, 6, 8}).requires_grad_(); };

@@ -316,12 +316,17 @@ void Optimizer::forget_stale_factor() {
   if (factor_.defined() && recoveries_of(parameters_) != recoveries_) factor_ = at::Tensor();
 }
 
+at::Tensor Optimizer::grad_norm(double p) {
+  refuse_in_backward("grad_norm");
+  const auto norm = tessera::grad_norm(parameters_, {.p = p});
+  forget_stale_factor();
+  return factor_.defined() ? norm * factor_.abs() : norm;
+}
+
 at::Tensor Optimizer::clip_grad_norm(double max_norm, double p) {
   refuse_in_backward("clip_grad_norm");
   expect_max_norm(max_norm);
-  auto norm = grad_norm(parameters_, {.p = p});
-  forget_stale_factor();
-  if (factor_.defined()) norm = norm * factor_.abs();
+  const auto norm = grad_norm(p);
   scale_gradients(clip_factor(norm, max_norm));
   return norm;
 }

@@ -59,6 +59,8 @@ class Optimizer {
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
   /// skip_step() and zero_grad() reset the factor.
   void scale_gradients(const at::Tensor& factor);
+  /// The norm of the gradients as the next step takes them: with that factor. Collective.
+  at::Tensor grad_norm(double p = 2);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Also drops gradients that wait for a reduction (no_sync). After a step this is its end, where a tracing engine ends its program.

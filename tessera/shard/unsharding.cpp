@@ -58,9 +58,9 @@ void reshard(ModuleRef module) {
   unit->schedule()->evict(*unit);
 }
 
-void reshard_all(ModuleRef model) {
+void reshard_all(ModuleRef module) {
   expect_idle("reshard_all");
-  for (const auto& unit : units(*model)) unit->schedule()->reshard_all();
+  for (const auto& unit : units(*module)) unit->schedule()->reshard_all();
 }
 
 void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse) {

@@ -33,8 +33,9 @@ class UnshardHandle {
 UnshardHandle unshard(ModuleRef module);
 /// Reshards the unit of the module now.
 void reshard(ModuleRef module);
-/// Reshards all units of a model, between two passes. Does nothing to those that have to stay, and to a model that is not sharded.
-void reshard_all(ModuleRef model);
+/// Reshards all units of the model that this module belongs to, between two passes. Leaves those that are in use or have to stay. Does
+/// nothing for a module that is not sharded.
+void reshard_all(ModuleRef module);
 
 /// Replaces ShardOptions::reshard_after_forward. Collective if the rule is a number of ranks.
 void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);

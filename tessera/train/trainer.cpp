@@ -323,9 +323,17 @@ void Trainer::update_scale() {
   for (auto& each : optimizers_) each.stepped = each.unscaled = false;
 }
 
+/// The only optimizer, if it is one of ours: it knows by what the next step multiplies gradients.
+optim::Optimizer* Trainer::only_optimizer() const {
+  auto* const* own = optimizers_.size() == 1 ? std::get_if<optim::Optimizer*>(&optimizers_.front().optimizer) : nullptr;
+  return own == nullptr ? nullptr : *own;
+}
+
 at::Tensor Trainer::grad_norm(double p) {
   if (!syncs_) return {};
-  return tessera::grad_norm(unscaled_parameters(), {.p = p});
+  const auto all = unscaled_parameters();
+  auto* const own = only_optimizer();
+  return own != nullptr ? own->grad_norm(p) : tessera::grad_norm(all, {.p = p});
 }
 
 /// Somebody has asked for the limit of the settings, such as by a flag of launch, and would wait for its effect.
@@ -343,10 +351,8 @@ at::Tensor Trainer::clip_grad_norm(double max_norm, double p) {
   warn_of_other_limit(max_norm);
   const auto all = unscaled_parameters();
   for (auto& each : optimizers_) each.clipped |= have_gradients(parameters_of(each));
-  if (optimizers_.size() == 1) {
-    if (auto* const* own = std::get_if<optim::Optimizer*>(&optimizers_.front().optimizer)) return (*own)->clip_grad_norm(max_norm, p);
-  }
-  return tessera::clip_grad_norm(all, max_norm, {.p = p});
+  auto* const own = only_optimizer();
+  return own != nullptr ? own->clip_grad_norm(max_norm, p) : tessera::clip_grad_norm(all, max_norm, {.p = p});
 }
 
 void Trainer::clip_grad_value(double clip_value) {
@@ -371,7 +377,11 @@ bool Trainer::step_some(std::optional<optim::AnyOptimizer> optimizer) {
     const auto held = parameters_of(each);
     to_clip.insert(to_clip.end(), held.begin(), held.end());
   }
-  if (!to_clip.empty()) tessera::clip_grad_norm(to_clip, limit);
+  if (auto* const own = only_optimizer(); own != nullptr && !to_clip.empty()) {
+    own->clip_grad_norm(limit);
+  } else if (!to_clip.empty()) {
+    tessera::clip_grad_norm(to_clip, limit);
+  }
   bool changed = true;
   for (auto& each : optimizers_) {
     if (is_meant(each)) changed &= take_step(each);

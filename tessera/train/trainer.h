@@ -316,6 +316,7 @@ class Trainer {
   void average(Prepared& optimizer) const;
   void unscale(Prepared& optimizer);
   std::vector<at::Tensor> unscaled_parameters();
+  optim::Optimizer* only_optimizer() const;
   void update_scale();
   void take_rate(Prepared& optimizer) const;
   static void follow_steps(Prepared& optimizer);

@@ -95,8 +95,9 @@ class Runs(unittest.TestCase):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
 
     def train(self, *arguments, ranks=2, lr=0.01, status=0):
-        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, *([] if "--batch-size" in arguments else ["--batch-size", 2]),
-                                "--lr", lr, *arguments, status=status)
+        rows = [] if "--batch-size" in arguments else ["--batch-size", 2]
+        return self.run_program(TESSERA, "launch", "--config-file", "config.yaml", "-n", ranks, LLAMA, "--data", "texts.tokens", "--length", 64, *rows, "--lr", lr,
+                                *arguments, status=status)
 
 
 class Training(Runs):
@@ -106,8 +107,8 @@ class Training(Runs):
         losses = self.losses(first)
         self.assertLess(losses[-1], losses[0], first)
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="true"))
-        again = self.train("--config", "model", "--num-epochs", 40, "--max-steps", 240, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens", "--units", "head-with-norm",
-                           "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
+        again = self.train("--config", "model", "--num-epochs", 40, "--max-steps", 240, "--ckpt-prefix", "run", "--resume", "--eval-data", "texts.tokens",
+                           "--units", "head-with-norm", "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12, ranks=3)
         self.assertLess(self.losses(again)[-1], 0.8, again)
         text = self.text_of(again)
         read = self.run_program(PYTHON, "-c", READ, "out", "out.gguf").splitlines()[-1]
@@ -120,15 +121,16 @@ class Training(Runs):
 
     def test_accumulated_passes_count_by_their_tokens(self):
         self.tokenize()
-        norms = {}
-        for passes, rows in ((1, 4), (2, 2)):
-            (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
-            self.train("--config", "model", "--packing", "whole", "--batch-size", rows, "--max-steps", 3, "--log-steps", 1, "--metrics", f"{passes}.jsonl")
-            rows = map(json.loads, (self.folder / f"{passes}.jsonl").read_text().splitlines())
-            norms[passes] = [row["grad_norm"] for row in rows if "grad_norm" in row]
-        self.assertEqual(len(norms[1]), 3)
-        for whole, accumulated in zip(norms[1], norms[2], strict=True):
-            self.assertAlmostEqual(whole, accumulated, delta=2e-3 * whole)
+        for clip in (0, 1):
+            norms = {}
+            for passes, rows in ((1, 4), (2, 2)):
+                (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
+                self.train("--config", "model", "--packing", "whole", "--batch-size", rows, "--max-steps", 3, "--log-steps", 1, "--metrics", f"{clip}-{passes}.jsonl", "--clip", clip)
+                rows = map(json.loads, (self.folder / f"{clip}-{passes}.jsonl").read_text().splitlines())
+                norms[passes] = [row["grad_norm"] for row in rows if "grad_norm" in row]
+            self.assertEqual(len(norms[1]), 3)
+            for whole, accumulated in zip(norms[1], norms[2], strict=True):
+                self.assertAlmostEqual(whole, accumulated, delta=2e-3 * whole)
 
     def test_errors_come_before_training(self):
         self.tokenize()
@@ -137,6 +139,9 @@ class Training(Runs):
             (("--config", "model", "--length", 512), "--length 512: the model in model takes at most 256 tokens"),
             (("--config", "model", "--length", 64, "--prompt", "a", "--max-new-tokens", 300), "are longer than the 256 of the model"),
             (("--config", "nothing"), "can't open nothing"),
+            (("--config", "model", "--output", "texts.tokens"), "texts.tokens"),
+            (("--model", "model", "--output", "model"), "--output model is the model that is trained on"),
+            (("--config", "model", "--output", "out", "--gguf", "out/model.safetensors"), "the name of such a file ends in .gguf"),
             (("--config", "model", "--length", 64, "--eval-data", "texts-0.jsonl"), "texts-0.jsonl is no safetensors file"),
         ):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", "--num-epochs", 1, *arguments, status=1))
@@ -200,7 +205,8 @@ class LlamaCpp(Runs):
 
     def test_the_result_is_the_same_model_there(self):
         self.tokenize()
-        said = self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h", "--max-new-tokens", 12)
+        said = self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h",
+                          "--max-new-tokens", 12)
         apart, text = self.run_program(PYTHON, "-c", LLAMA_CPP, "out", "out.gguf").splitlines()[-2:]
         self.assertLess(float(apart.rpartition(" ")[2]), 1e-3, apart)
         self.assertEqual(text.partition("a b c")[2], self.text_of(said))

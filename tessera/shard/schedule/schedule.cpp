@@ -312,7 +312,7 @@ void Schedule::evict(Unit& unit) {
 }
 
 void Schedule::reshard_all() {
-  live_.remove_all(lock());
+  if (!reduces_in_order()) live_.remove_all(lock());
 }
 
 void Schedule::add(Unit& unit) {

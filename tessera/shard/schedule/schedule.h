@@ -85,7 +85,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void wait_for(Unit& unit);
   /// Reshards a unit.
   void evict(Unit& unit);
-  /// Reshards all units that are not pinned.
+  /// Reshards all units that are not pinned, unless they have to stay for reductions in order.
   void reshard_all();
   /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
   void add(Unit& unit);
