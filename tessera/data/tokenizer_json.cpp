@@ -278,6 +278,7 @@ void Tokenizer::write(const fs::path& folder) const {
     Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                    {"clean_up_tokenization_spaces", false},
                    {"model_input_names", {"input_ids", "attention_mask"}}};
+    if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];
     for (const auto& [name, token] : core_->named) config[name] = token;
     files[kTokenizerConfig] = config.dump(2) + "\n";
   }

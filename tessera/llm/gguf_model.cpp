@@ -228,7 +228,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
 }
 
 // What a folder of the Hub has beside the weights.
-constexpr const char* kDescription[] = {"config.json",
+constexpr const char* kDescription[] = {models::kConfigFile,
                                         "generation_config.json",
                                         "tokenizer.json",
                                         "tokenizer_config.json",
@@ -299,7 +299,7 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
 
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
   const auto& code = code_named(options.code);
-  if (!is_there(folder / "config.json"))
+  if (!is_there(folder / models::kConfigFile))
     throw ConfigError(fmt::format(
         "a GGUF file is made of a Hugging Face folder, and {} is none: it has no config.json. `tessera ckpt convert IN FOLDER --to hub` "
         "makes one of a GGUF file, and a recipe's --output of a run",
@@ -357,7 +357,7 @@ void write_description(const fs::path& model, const fs::path& folder, std::optio
   for (const auto* name : kDescription) {
     if (!is_there(model / name)) continue;
     auto text = InputFile(model / name).read_all();
-    if (dtype && name == kDescription[0]) text = with_dtype(text, *dtype);
+    if (dtype && name == std::string_view(models::kConfigFile)) text = with_dtype(text, *dtype);
     write_text(folder / name, text);
   }
 }

@@ -144,6 +144,11 @@ TEST(Gguf, GoesThereAndBack) {
     EXPECT_EQ(data::Tokenizer::read(folder / "back").encode("ab"), (std::vector<int32_t>{257, 256}));
     EXPECT_EQ(read_file(folder / "back/chat_template.jinja"), "{{ messages }}");
     EXPECT_THAT(read_file(folder / "back/tokenizer_config.json"), HasSubstr(R"("bos_token": "<|begin_of_text|>")"));
+    // A tokenizer.json alone says with which token texts begin, too.
+    std::filesystem::create_directory(folder / "alone");
+    write_file(folder / "alone/tokenizer.json", read_file(folder / "back/tokenizer.json"));
+    data::Tokenizer::read(folder / "alone").write(folder / "again");
+    EXPECT_THAT(read_file(folder / "again/tokenizer_config.json"), HasSubstr(R"("bos_token": "<|begin_of_text|>")"));
     // The description of a folder goes along with its weights, in whatever dtype these are.
     llm::write_description(folder / "back", folder / "narrow", at::kBFloat16);
     EXPECT_THAT(read_file(folder / "narrow/config.json"), HasSubstr(R"("torch_dtype": "bfloat16")"));
