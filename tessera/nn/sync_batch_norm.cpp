@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/access/batch_norm.h"
+#include "tessera/shard/access/weight_operator.h"
 
 namespace tessera::nn {
 namespace {
@@ -132,6 +132,12 @@ class Normalize : public ag::Function<Normalize> {
   }
 };
 
+/// A call of batch_norm that computes the statistics of its batch. Undefined tensors: the module has none.
+struct BatchNormCall {
+  at::Tensor input, weight, bias, running_mean, running_var;
+  double momentum = 0, eps = 0;
+};
+
 at::Tensor normalized(const BatchNormCall& call, const Communicator& world) {
   Statistics statistics;
   {
@@ -206,7 +212,19 @@ void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
                     some_of(unknown)));
   }
   for (const auto& weight : weights) {
-    replace_batch_norm(weight, [world](const BatchNormCall& call) { return normalized(call, world); });
+    replace_weight_operator(weight, [world](std::string_view name, std::span<const c10::IValue> arguments) -> std::optional<at::Tensor> {
+      const bool is_training = name == "aten::batch_norm" && arguments[5].toBool();
+      if (!is_training) return std::nullopt;
+      const auto tensor = [&](size_t place) { return arguments[place].isTensor() ? arguments[place].toTensor() : at::Tensor(); };
+      return normalized({.input = tensor(0),
+                         .weight = tensor(1),
+                         .bias = tensor(2),
+                         .running_mean = tensor(3),
+                         .running_var = tensor(4),
+                         .momentum = arguments[6].toDouble(),
+                         .eps = arguments[7].toDouble()},
+                        world);
+    });
   }
 }
 

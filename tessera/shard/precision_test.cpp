@@ -7,7 +7,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/shard/access/batch_norm.h"
+#include "tessera/shard/access/weight_operator.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
@@ -249,7 +249,9 @@ TEST(Precision, OfTheShardsReplacesABatchNormAsUsual) {
     nn::Sequential model(nn::Linear(3, 3), nn::BatchNorm1d(3));
     fully_shard(model, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .start = Start::FromRank0});
     const auto norm = std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(model->ptr(1));
-    ASSERT_TRUE(replace_batch_norm(norm->weight, [](const BatchNormCall& call) { return call.input + 1; }));
+    replace_weight_operator(norm->weight, [](std::string_view, std::span<const c10::IValue> arguments) -> std::optional<at::Tensor> {
+      return arguments[0].toTensor() + 1;
+    });
     const torch::NoGradGuard no_grad;
     const auto exact = full_params(*model, Access::ReadStored);
     const auto x = at::ones({2, 3});

@@ -58,6 +58,16 @@ class Table {
   std::array<std::atomic<KnownOperator*>, 1024> heads_ = {};
 };
 
+/// Of the operators by which the layers of libtorch apply their weights.
+std::optional<size_t> weight_of(const c10::FunctionSchema& schema) {
+  constexpr std::string_view kLayers[] = {"aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::batch_norm"};
+  // torch::nn::Linear multiplies by weight.t().
+  const auto* name = schema.name() == "aten::matmul" ? "other" : schema.name() == "aten::addmm" ? "mat2" : nullptr;
+  if (std::ranges::find(kLayers, schema.name()) != std::end(kLayers)) name = "weight";
+  const auto place = name == nullptr ? std::nullopt : schema.argumentIndexWithName(name);
+  return place ? std::optional(static_cast<size_t>(*place)) : std::nullopt;
+}
+
 /// libtorch tags no operator on lists. GPUs have kernels for them, and all but these work value by value.
 bool is_elementwise_on_lists(std::string_view name) {
   constexpr std::string_view kPrefix = "aten::_foreach_";
@@ -93,6 +103,7 @@ std::span<const OperatorException> operator_exceptions() {
       {&Facts::updates_statistics,
        {"aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::_native_batch_norm_legit"},
        "their schemas do not say that running statistics are written"},
+      {&Facts::transposes, {"aten::t"}, "torch::nn::Linear multiplies by it, and what replaces that has to know the weight"},
       {&Facts::replaces,
        {"aten::copy_", "aten::zero_", "aten::fill_", "aten::normal_", "aten::uniform_", "aten::random_", "aten::exponential_",
         "aten::cauchy_", "aten::log_normal_", "aten::geometric_", "aten::bernoulli_"},
@@ -107,6 +118,7 @@ OperatorFacts::OperatorFacts(const c10::OperatorHandle& handle)
       arguments(schema->arguments().size()),
       device(argument_of(c10::TypeKind::DeviceObjType, *schema)),
       generator(argument_of(c10::TypeKind::GeneratorType, *schema)),
+      weight(weight_of(*schema)),
       from_libtorch(name().starts_with("aten::")),
       implicit_autograd(handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)),
       random(handle.hasTag(at::Tag::nondeterministic_seeded)),

@@ -36,7 +36,8 @@ struct OperatorFacts {
   const c10::FunctionSchema* schema;
   size_t arguments;
   std::vector<bool> writes;                 // for each argument, whether the operator writes it
-  std::optional<size_t> device, generator;  // places of these arguments
+  std::optional<size_t> device, generator;  // places of these arguments,
+  std::optional<size_t> weight;             // and of that by which layers are recognised
   bool from_libtorch;
   bool implicit_autograd;  // where it is a composite, autograd knows its parts and not the operator
   bool random;             // draws random numbers
@@ -54,6 +55,7 @@ struct OperatorFacts {
   bool clones = false;
   bool updates_statistics = false;  // writes running statistics, although its schema says that it only reads them
   bool replaces = false;            // gives every value of its first argument a new one
+  bool transposes = false;          // as torch::nn::Linear does it with its weight
 
   // Places of running_mean, before running_var, and of `training` among the operands of all operators that update statistics.
   static constexpr size_t kRunningMean = 3, kTraining = 5;

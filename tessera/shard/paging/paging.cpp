@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
-#include "tessera/shard/access/batch_norm.h"
+#include "tessera/shard/access/weight_operator.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -252,23 +252,15 @@ class WideStatistics {
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
-/// Runs what stands in for batch_norm with this weight, if the statistics are those of the batch. Its operators are paged one by one.
+/// Runs what replaces the operator for this weight, if something does. Its operators are paged one by one.
 bool ran_replacement(const OperatorFacts& op, Stack& stack) {
-  if (op.name() != "aten::batch_norm") return false;
   const auto operands = std::span(stack).last(op.arguments);
-  const auto tensor = [&](size_t place) { return operands[place].isTensor() ? operands[place].toTensor() : at::Tensor(); };
-  const auto weight = tensor(1);
-  const auto* const meta = weight.defined() ? unsharded_meta(weight) : nullptr;
-  if (meta == nullptr || !meta->batch_norm || !operands[OperatorFacts::kTraining].toBool()) return false;
-  auto result = (*meta->batch_norm)({.input = tensor(0),
-                                     .weight = weight,
-                                     .bias = tensor(2),
-                                     .running_mean = tensor(OperatorFacts::kRunningMean),
-                                     .running_var = tensor(OperatorFacts::kRunningMean + 1),
-                                     .momentum = operands[OperatorFacts::kTraining + 1].toDouble(),
-                                     .eps = operands[OperatorFacts::kTraining + 2].toDouble()});
+  const auto& weight = operands[*op.weight];
+  if (!weight.isTensor() || !weight.toTensor().defined()) return false;
+  auto result = replaced_operator(weight.toTensor(), op.name(), operands);
+  if (!result) return false;
   torch::jit::drop(stack, op.arguments);
-  torch::jit::push(stack, std::move(result));
+  torch::jit::push(stack, *std::move(result));
   return true;
 }
 
@@ -373,6 +365,7 @@ class TracedOperands {
 void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const auto base = stack->size() - op.arguments;
   const auto& viewed = (*stack)[base].toTensor();
+  const auto weight = op.transposes ? viewed : at::Tensor();
   SourceParameterPtr source;
   int64_t numel = 0;
   if (is_paged(viewed)) {
@@ -391,6 +384,7 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
     if (source) refuse_places(op, *source);  // the operator named positions that exist in the full parameter, but not here
     throw;
   }
+  if (op.transposes) note_transposed(weight, stack->back().toTensor());
   if (!source) return;
   expect_all_values(op, numel, *stack, base, *source);
   mark_results(*stack, base, source);
@@ -437,7 +431,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   if (op.clones) refuse_cloning(op, *stack);
   if (op.views) return page_view(handle, op, below, stack);
-  if (op.updates_statistics && ran_replacement(op, *stack)) return;
+  if (op.weight && ran_replacement(op, *stack)) return;
   Operands operands;
   const size_t base = stack->size() - op.arguments;
   for_each_operand(*stack, base, [&](size_t i, size_t, const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });

@@ -15,8 +15,6 @@
 
 namespace tessera {
 
-struct BatchNormCall;
-
 /// The autograd record of an unsharded parameter. It replaces libtorch's own record, so a parameter that was a view when it was registered
 /// stops being one.
 class UnshardedMeta final : public torch::autograd::AutogradMeta {
@@ -40,8 +38,6 @@ class UnshardedMeta final : public torch::autograd::AutogradMeta {
 
   /// Whether the parameter has a gradient edge to its unit's node, so that new graphs lead there.
   bool attached = false;
-  /// Runs in place of batch_norm with this weight. Null if nothing does.
-  std::shared_ptr<const std::function<at::Tensor(const BatchNormCall&)>> batch_norm;
   /// Set while a WholeGradients exists; undefined if the parameter has no gradient.
   std::optional<at::Tensor> whole_gradient;
 

@@ -1,0 +1,158 @@
+#include "tessera/checkpoint/peft.h"
+
+#include <fmt/format.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/shard/full_params.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+constexpr auto kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors", kPrefix = "base_model.model.";
+
+const std::pair<lora::Bias, const char*> kBiases[] = {
+    {lora::Bias::None, "none"}, {lora::Bias::All, "all"}, {lora::Bias::LoraOnly, "lora_only"}};
+
+/// What changes a model and is not there here: a value other than nothing is refused.
+constexpr const char* kUnread[] = {"layers_to_transform",     "layers_pattern",          "lora_bias",
+                                   "fan_in_fan_out",          "layer_replication",       "use_bdlora",
+                                   "alora_invocation_tokens", "trainable_token_indices", "target_parameters"};
+
+Json config_of(const lora::Options& options, const std::string& base) {
+  const auto* bias = std::ranges::find(kBiases, options.bias, &std::pair<lora::Bias, const char*>::first)->second;
+  Json json = {{"peft_type", "LORA"},
+               {"base_model_name_or_path", base},
+               {"task_type", nullptr},
+               {"inference_mode", true},
+               {"r", options.r},
+               {"lora_alpha", options.lora_alpha},
+               {"lora_dropout", options.lora_dropout},
+               {"use_rslora", options.use_rslora},
+               {"use_dora", options.use_dora},
+               {"bias", bias},
+               {"init_lora_weights", true},
+               {"fan_in_fan_out", false},
+               {"rank_pattern", Json::object()},
+               {"alpha_pattern", Json::object()},
+               {"modules_to_save", nullptr},
+               {"exclude_modules", nullptr}};
+  if (!options.target_pattern.empty()) {
+    json["target_modules"] = options.target_pattern;
+  } else {
+    json["target_modules"] = options.target_modules;
+  }
+  for (const auto& [pattern, r] : options.rank_pattern) json["rank_pattern"][pattern] = r;
+  for (const auto& [pattern, alpha] : options.alpha_pattern) json["alpha_pattern"][pattern] = alpha;
+  if (!options.modules_to_save.empty()) json["modules_to_save"] = options.modules_to_save;
+  if (!options.exclude_modules.empty()) json["exclude_modules"] = options.exclude_modules;
+  return json;
+}
+
+/// Names in the model, by those in the file.
+std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std::string& adapter) {
+  std::map<std::string, std::string> names;
+  const auto& options = lora::options_of(model, adapter);
+  for (const auto& layer : lora::layers_of(model, adapter)) {
+    for (const auto& [key, name] : layer.names) names[fmt::format("{}{}.{}", kPrefix, layer.name, key)] = name;
+    if (options.bias == lora::Bias::LoraOnly && layer.has_bias)
+      names[fmt::format("{}{}.base_layer.bias", kPrefix, layer.name)] = layer.name + ".bias";
+  }
+  for (const auto& item : model->named_parameters()) {
+    const auto& name = item.key();
+    const auto is_in = [&](const std::string& module) { return ("." + name).find("." + module + ".") != std::string::npos; };
+    const bool is_bias = options.bias == lora::Bias::All && name.ends_with("bias");
+    if (is_bias || std::ranges::any_of(options.modules_to_save, is_in)) names[kPrefix + name] = name;
+  }
+  return names;
+}
+
+}  // namespace
+
+void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicator& world, const AdapterFile& options) {
+  const auto names = names_in_file(model, options.adapter);
+  std::vector<SafetensorsEntry> entries;
+  std::vector<at::Tensor> values;
+  for (const auto& [in_file, name] : names) {
+    auto value = full_tensor(model, name, Ranks::First);
+    if (!value.defined()) continue;
+    values.push_back(value.cpu().contiguous());
+    entries.push_back({.name = in_file, .dtype = value.scalar_type(), .sizes = value.sizes().vec()});
+  }
+  if (!world.is_first()) return;
+  make_folder(folder);
+  SafetensorsWriter writer(folder / kWeights, std::move(entries), {{"format", "pt"}});
+  for (const auto& value : values) writer.write(value);
+  writer.close();
+  auto own = lora::options_of(model, options.adapter);
+  if (own.target_modules.empty() && own.target_pattern.empty()) {
+    for (const auto& layer : lora::layers_of(model, options.adapter)) own.target_modules.push_back(layer.name);
+  }
+  write_text(folder / kConfig, config_of(own, options.base).dump(2) + "\n");
+}
+
+lora::Options read_adapter_config(const fs::path& folder) {
+  const auto path = folder / kConfig;
+  const auto json = Json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", path.string()));
+  const auto refuse = [&](const std::string& key) {
+    throw ConfigError(fmt::format("{}: {}: {} is not read here", path.string(), key, json.value(key, Json()).dump()));
+  };
+  const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
+  try {
+    if (json.value("peft_type", "") != "LORA") refuse("peft_type");
+    for (const auto* key : kUnread) {
+      if (!is_nothing(json.value(key, Json()))) refuse(key);
+    }
+    lora::Options options{.r = json.at("r").get<int64_t>(),
+                          .lora_alpha = json.at("lora_alpha").get<double>(),
+                          .use_rslora = json.value("use_rslora", false),
+                          .lora_dropout = json.value("lora_dropout", 0.0),
+                          .use_dora = json.value("use_dora", false)};
+    const auto& targets = json.at("target_modules");
+    if (targets.is_string() && targets != "all-linear") options.target_pattern = targets.get<std::string>();
+    if (targets.is_array()) options.target_modules = targets.get<std::vector<std::string>>();
+    const auto names = [&](const char* key) {
+      const auto value = json.value(key, Json());
+      return value.is_null() ? std::vector<std::string>() : value.get<std::vector<std::string>>();
+    };
+    options.exclude_modules = names("exclude_modules");
+    options.modules_to_save = names("modules_to_save");
+    options.rank_pattern = json.value("rank_pattern", Json::object()).get<std::map<std::string, int64_t>>();
+    options.alpha_pattern = json.value("alpha_pattern", Json::object()).get<std::map<std::string, double>>();
+    const auto bias = json.value("bias", "none");
+    const auto* known = std::ranges::find(kBiases, bias, [](const auto& each) { return std::string(each.second); });
+    if (known == std::end(kBiases)) refuse("bias");
+    options.bias = known->first;
+    return options;
+  } catch (const Json::exception& error) {
+    throw IoError(fmt::format("{} is damaged: {}", path.string(), error.what()));
+  }
+}
+
+void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+  WeightsOptions options{
+      .may_be_missing = {"(?!.*\\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)\\." + adapter + "(\\.weight)?$).*"}};
+  options.renamed = {{"^base_model\\.model\\.", ""},
+                     {"\\.base_layer\\.", "."},
+                     {"\\.(lora_[AB])\\.weight$", ".$1." + adapter + ".weight"},
+                     {"\\.(lora_embedding_[AB])$", ".$1." + adapter},
+                     {"\\.lora_magnitude_vector$", ".lora_magnitude_vector." + adapter + ".weight"}};
+  load_weights(model, folder / kWeights, options);
+}
+
+}  // namespace tessera::checkpoint

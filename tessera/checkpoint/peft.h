@@ -1,0 +1,28 @@
+// Adapters in files of Python's peft: a folder with adapter_config.json and adapter_model.safetensors.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/base/module_ref.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/nn/lora.h"
+
+namespace tessera::checkpoint {
+
+struct AdapterFile {
+  std::string adapter = "default";
+  std::string base = {};  // base_model_name_or_path in adapter_config.json, for people and for peft
+};
+
+/// Writes an adapter, so that PeftModel.from_pretrained reads it. Collective.
+void save_adapter(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world, const AdapterFile& options = {});
+
+/// The options of an adapter that somebody has written, for lora::apply. Throws ConfigError, which names the key, for what has no effect
+/// here, and IoError for a damaged file.
+lora::Options read_adapter_config(const std::filesystem::path& folder);
+/// Gives an adapter that was applied the values in a folder. Throws UsageError, and changes nothing, if the two don't fit. Each rank reads
+/// its own part.
+void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
+
+}  // namespace tessera::checkpoint

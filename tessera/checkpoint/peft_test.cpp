@@ -1,0 +1,111 @@
+// Adapters of Python's peft have the same outputs, gradients and merged weights here, sharded or not, and go back as they came.
+#include "tessera/checkpoint/peft.h"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/comm/self/self.h"
+#include "tessera/shard/full_params.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/run_program.h"
+
+namespace tessera::testing::peft_test {
+namespace {
+
+using namespace checkpoint;  // NOLINT(google-build-using-namespace)
+namespace nn = torch::nn;
+
+constexpr int kNoPackage = 3;  // exit status of the script
+
+struct NetImpl : nn::Module {
+  nn::Embedding embed = register_module("embed", nn::Embedding(20, 12));
+  nn::Linear a = register_module("a", nn::Linear(12, 16)),
+             b = register_module("b", nn::Linear(nn::LinearOptions(16, 12).bias(false)));
+  nn::Conv2d conv = register_module("conv", nn::Conv2d(nn::Conv2dOptions(1, 4, 3).padding(1)));
+  nn::Linear head = register_module("head", nn::Linear(12, 5));
+
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto x = embed(tokens);
+    x = x + b(torch::relu(a(x)));
+    x = conv(x.unsqueeze(1)).relu().mean(1);
+    return head(x.mean(1));
+  }
+};
+TORCH_MODULE(Net);
+
+void expect_close(const at::Tensor& ours, const at::Tensor& expected, const std::string& what) {
+  ASSERT_TRUE(ours.defined()) << what;
+  ASSERT_EQ(ours.sizes(), expected.sizes()) << what;
+  EXPECT_LT((ours - expected).abs().max().item<double>(), 1e-5) << what;
+}
+
+/// The name in peft of what the module has under this name.
+bool is_of_adapters(const std::string& name) {
+  return name.find(".lora_") != std::string::npos;
+}
+
+void expect_case(const Folder& folder, const std::string& name, const Communicator* world) {
+  const std::string where = folder / name;
+  const SafetensorsFile expected(where + ".safetensors");
+  Net net;
+  load_weights(net, folder / "base.safetensors");
+  lora::apply(net, read_adapter_config(where));
+  if (world != nullptr) fully_shard(net, {.mesh = *world, .start = Start::FromRank0}, wrap_classes({"Linear", "Conv2d"}));
+  load_adapter(net, where);
+  const auto full = [&](const at::Tensor& gradient_of) { return world != nullptr ? full_grad(gradient_of) : gradient_of.grad(); };
+  const auto tokens = expected.read("tokens");
+  const auto out = net(tokens);
+  expect_close(out, expected.read("out"), "out");
+  (out * expected.read("weights")).sum().backward();
+  size_t trained = 0;
+  for (const auto& item : net->named_parameters()) {
+    if (!item.value().requires_grad()) continue;
+    trained++;
+    expect_close(full(item.value()), expected.read("grad." + item.key()), item.key());
+  }
+  EXPECT_EQ(trained, std::ranges::count_if(expected.names(), [](const auto& each) { return each.starts_with("grad."); }));
+  const auto again = fmt::format("{}-{}", where, world == nullptr ? 0 : world->size());
+  save_adapter(net, again, world == nullptr ? self_world() : *world, {.base = "base"});
+  if (world == nullptr || world->is_first()) {
+    const SafetensorsFile theirs(where + "/adapter_model.safetensors"), ours(again + "/adapter_model.safetensors");
+    EXPECT_EQ(std::set<std::string>(theirs.names().begin(), theirs.names().end()), std::set<std::string>(ours.names().begin(), ours.names().end()));
+    for (const auto& each : theirs.names()) EXPECT_TRUE(at::equal(ours.read(each), theirs.read(each))) << each;
+  }
+  {
+    const lora::Disabled disabled(net);
+    EXPECT_GT((net(tokens) - out).abs().max().item<double>(), 1e-3);
+  }
+  lora::merge(net);
+  expect_close(net(tokens), expected.read("out"), "merged");
+  const auto whole = full_state(net);
+  for (const auto& [key, value] : whole) {
+    if (!is_of_adapters(key)) expect_close(value, expected.read("merged." + key), key);
+  }
+}
+
+TEST(Peft, HasTheNumbersOfPython) {
+  const Folder folder;
+  const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_PEFT_SCRIPT, folder.path()});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package peft";
+  ASSERT_EQ(written.status, 0) << written.output;
+  for (const auto* name : {"lora", "rslora", "dora", "layers", "whole"}) {
+    SCOPED_TRACE(name);
+    expect_case(folder, name, nullptr);
+    for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing::peft_test

@@ -1,0 +1,484 @@
+#include "tessera/nn/lora.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <regex>
+#include <span>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
+#include "tessera/shard/access/weight_operator.h"
+#include "tessera/shard/full_params.h"
+
+namespace tessera::lora {
+namespace {
+
+using torch::nn::Module;
+
+class Adapted;
+
+/// Parameters by adapter, as the module dictionaries of peft are named: layer.lora_A.default.weight, or layer.lora_embedding_A.default.
+struct Parameters : Module {
+  Parameters(bool nested, const std::shared_ptr<Adapted>& owner) : nested(nested), owner(owner) {}
+
+  void add(const std::string& adapter, const at::Tensor& value) {
+    auto& tensor = tensors[adapter];
+    if (!nested) {
+      tensor = register_parameter(adapter, value);
+      return;
+    }
+    const auto inner = register_module(adapter, std::make_shared<Module>());
+    tensor = inner->register_parameter("weight", value);
+  }
+
+  const bool nested;
+  const std::weak_ptr<Adapted> owner;
+  std::map<std::string, at::Tensor> tensors;
+};
+
+enum class Kind { Linear, Embedding, Conv };
+
+struct Adapter {
+  Options options;
+  int64_t r;
+  double scaling;
+};
+
+/// What a layer has beside its own parameters. The operators of its weight are replaced by run().
+class Adapted {
+ public:
+  Adapted(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
+
+  std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
+  /// What the active adapters make of the weight.
+  at::Tensor merged(const at::Tensor& weight) const;
+  /// The magnitudes that change nothing.
+  at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
+  Kind kind() const { return kind_; }
+  const std::string& name() const { return name_; }
+
+  std::map<std::string, Adapter> adapters;
+  std::vector<std::string> active;
+  std::shared_ptr<Parameters> a, b, magnitudes;
+
+ private:
+  at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
+  at::Tensor plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const;
+  at::Tensor with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const;
+  /// The product of the two, in the shape of the weight, times the scaling.
+  at::Tensor delta(const std::string& adapter, const at::Tensor& weight) const;
+  /// By what the output is multiplied, so that the rows of the weight have the magnitudes that are trained: one for each.
+  at::Tensor row_scale(const std::string& adapter, const at::Tensor& weight) const;
+
+  const Kind kind_;
+  const std::string name_;
+};
+
+at::Tensor optional_tensor(const c10::IValue& value) {
+  return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+/// conv2d of any padding.
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, std::span<const c10::IValue> arguments, bool as_the_layer) {
+  const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();
+  const auto groups = as_the_layer ? arguments[6].toInt() : 1;
+  if (arguments[4].isString()) return at::conv2d(x, weight, {}, stride, arguments[4].toStringView(), dilation, groups);
+  return at::conv2d(x, weight, {}, stride, arguments[4].toIntVector(), dilation, groups);
+}
+
+at::Tensor along(const at::Tensor& of_rows, Kind kind) {
+  return kind == Kind::Conv ? of_rows.view({1, -1, 1, 1}) : of_rows;
+}
+
+at::Tensor Adapted::plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const {
+  const PlainOperators plainly;
+  if (kind_ == Kind::Conv) return conv(x, arguments[1].toTensor(), arguments, /*as_the_layer=*/true);
+  if (op == "aten::embedding")
+    return at::embedding(arguments[0].toTensor(), x, arguments[2].toInt(), arguments[3].toBool(), arguments[4].toBool());
+  return at::linear(x, arguments[1].toTensor());
+}
+
+at::Tensor Adapted::low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const {
+  const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
+  if (kind_ == Kind::Embedding) return at::linear(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
+  if (kind_ == Kind::Linear) return at::linear(at::linear(x.to(down.scalar_type()), down), up);
+  return at::conv2d(conv(x.to(down.scalar_type()), down, arguments, /*as_the_layer=*/false), up, {}, at::IntArrayRef({1, 1}),
+                    at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
+}
+
+at::Tensor Adapted::delta(const std::string& adapter, const at::Tensor& weight) const {
+  const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
+  const auto r = down.size(0);
+  const auto product = [&](const at::Tensor& of_up, const at::Tensor& of_down) { return of_up.flatten(1).matmul(of_down.flatten(1)); };
+  if (kind_ == Kind::Embedding) return product(up, down).t() * adapters.at(adapter).scaling;
+  if (kind_ == Kind::Linear) return product(up, down) * adapters.at(adapter).scaling;
+  return product(up, down.view({r, -1})).view(weight.sizes()) * adapters.at(adapter).scaling;
+}
+
+/// A constant to autograd: section 4.3 of the paper on DoRA.
+at::Tensor Adapted::row_norms(const std::string& adapter, const at::Tensor& weight) const {
+  const c10::AutoGradMode no_grad(false);
+  const auto sum = weight + delta(adapter, weight);
+  return kind_ == Kind::Embedding ? sum.norm(2, 0) : sum.flatten(1).norm(2, 1);
+}
+
+at::Tensor Adapted::row_scale(const std::string& adapter, const at::Tensor& weight) const {
+  return magnitudes->tensors.at(adapter).flatten() / row_norms(adapter, weight);
+}
+
+at::Tensor Adapted::with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const {
+  const bool is_embedding = op == "aten::embedding";
+  const auto x = arguments[is_embedding ? 1 : 0].toTensor(), weight = arguments[is_embedding ? 0 : 1].toTensor();
+  const auto base = plain(op, x, arguments);
+  auto result = base;
+  for (const auto& name : active) {
+    const auto& [options, r, scaling] = adapters.at(name);
+    const bool drops = options.lora_dropout > 0 && !is_embedding && a->is_training();
+    const auto dropped = drops ? at::dropout(x, options.lora_dropout, /*train=*/true) : x;
+    auto added = low_rank(dropped, name, arguments) * scaling;
+    if (options.use_dora) {
+      const auto scale = along(row_scale(name, weight), kind_);
+      added = (scale - 1) * (drops ? plain(op, dropped, arguments) : base) + scale * added;
+    }
+    result = result + added.to(base.scalar_type());
+  }
+  const auto bias = is_embedding ? at::Tensor() : optional_tensor(arguments[2]);
+  return bias.defined() ? result + along(bias, kind_) : result;
+}
+
+std::optional<at::Tensor> Adapted::run(std::string_view op, std::span<const c10::IValue> arguments) const {
+  if (active.empty()) return std::nullopt;
+  const auto expected = kind_ == Kind::Linear ? "aten::linear" : kind_ == Kind::Conv ? "aten::conv2d" : "aten::embedding";
+  // Embeddings that are the head, too, are plain as a head, as in peft.
+  if (kind_ == Kind::Embedding && op == "aten::linear") return std::nullopt;
+  if (op != expected) throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, expected, op));
+  return with_adapters(op, arguments);
+}
+
+at::Tensor Adapted::merged(const at::Tensor& weight) const {
+  auto result = weight;
+  for (const auto& name : active) {
+    auto sum = result + delta(name, weight);
+    if (adapters.at(name).options.use_dora) {
+      const auto scale = row_scale(name, weight);
+      std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
+      sizes[kind_ == Kind::Embedding ? 1 : 0] = -1;
+      sum = sum * scale.view(sizes);
+    }
+    result = sum;
+  }
+  return result;
+}
+
+constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
+
+/// A layer that can have an adapter.
+struct Target {
+  std::string name;
+  std::shared_ptr<Module> module;
+  Kind kind;
+  at::Tensor weight, bias;
+  std::vector<int64_t> down, up;  // sizes of A and B for a rank of 1, which comes into the place of the 1s: first in A, second in B
+  int64_t groups = 1;
+};
+
+std::optional<Target> target_of(const std::string& name, const std::shared_ptr<Module>& module) {
+  if (const auto* linear = module->as<torch::nn::LinearImpl>())
+    return Target{name, module, Kind::Linear, linear->weight, linear->bias, {1, linear->weight.size(1)}, {linear->weight.size(0), 1}};
+  if (const auto* embedding = module->as<torch::nn::EmbeddingImpl>())
+    return Target{name, module, Kind::Embedding, embedding->weight, {}, {1, embedding->weight.size(0)}, {embedding->weight.size(1), 1}};
+  if (const auto* conv = module->as<torch::nn::Conv2dImpl>()) {
+    const auto& weight = conv->weight;
+    const auto groups = conv->options.groups();
+    return Target{name,
+                  module,
+                  Kind::Conv,
+                  weight,
+                  conv->bias,
+                  {1, weight.size(1) * groups, weight.size(2), weight.size(3)},
+                  {weight.size(0), 1, 1, 1},
+                  groups};
+  }
+  return std::nullopt;
+}
+
+std::vector<Target> layers_in(Module& model) {
+  std::vector<Target> all;
+  const auto add = [&](const std::string& name, const std::shared_ptr<Module>& module) {
+    if (auto target = target_of(name, module)) all.push_back(*std::move(target));
+  };
+  for (const auto& item : model.named_modules({}, /*include_self=*/false)) add(item.key(), item.value());
+  return all;
+}
+
+bool is_named(const std::string& name, const std::string& wanted) {
+  return name == wanted || name.ends_with("." + wanted);
+}
+
+bool is_in(const std::string& name, const std::vector<std::string>& wanted) {
+  return std::ranges::any_of(wanted, [&](const auto& each) { return is_named(name, each); });
+}
+
+template <class Value>
+Value by_pattern(const std::string& name, const std::map<std::string, Value>& patterns, Value otherwise) {
+  for (const auto& [pattern, value] : patterns) {
+    if (std::regex_match(name, std::regex("(.*\\.)?(" + pattern + ")"))) return value;
+  }
+  return otherwise;
+}
+
+/// The last parts of the names of layers, each once.
+std::string names_in(const std::vector<Target>& layers) {
+  std::vector<std::string> names;
+  for (const auto& layer : layers) {
+    auto last = layer.name.substr(layer.name.rfind('.') + 1);
+    if (std::ranges::find(names, last) == names.end()) names.push_back(std::move(last));
+  }
+  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
+}
+
+std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
+  const auto is_wanted = [&](const Target& layer) {
+    if (is_in(layer.name, options.exclude_modules)) return false;
+    if (!options.target_pattern.empty()) return std::regex_match(layer.name, std::regex(options.target_pattern));
+    if (!options.target_modules.empty()) return is_in(layer.name, options.target_modules);
+    const auto is_output = [&](std::string_view output) { return is_named(layer.name, std::string(output)); };
+    return layer.kind == Kind::Linear && std::ranges::none_of(kOutputLayers, is_output);
+  };
+  for (const auto& wanted : options.target_modules) {
+    if (std::ranges::any_of(layers, [&](const Target& layer) { return is_named(layer.name, wanted); })) continue;
+    throw UsageError(fmt::format("lora: no layer is named '{}'; those that can have an adapter are named: {}", wanted, names_in(layers)));
+  }
+  std::vector<Target> result;
+  std::ranges::copy_if(layers, std::back_inserter(result), is_wanted);
+  if (result.empty())
+    throw UsageError(fmt::format("lora: no layer is chosen; those that can have an adapter are named: {}", names_in(layers)));
+  return result;
+}
+
+std::shared_ptr<Adapted> adapted_of(const Module& layer) {
+  for (const auto& child : layer.named_children()) {
+    if (const auto parameters = std::dynamic_pointer_cast<Parameters>(child.value())) return parameters->owner.lock();
+  }
+  return nullptr;
+}
+
+std::vector<std::pair<Target, std::shared_ptr<Adapted>>> adapted_in(const Module& model) {
+  std::vector<std::pair<Target, std::shared_ptr<Adapted>>> all;
+  for (auto& layer : layers_in(const_cast<Module&>(model))) {
+    if (auto adapted = adapted_of(*layer.module)) all.emplace_back(std::move(layer), std::move(adapted));
+  }
+  return all;
+}
+
+void expect_sense(const Target& layer, const Options& options, int64_t r) {
+  const auto refuse = [&](const std::string& why) { throw UsageError(fmt::format("lora: '{}': {}", layer.name, why)); };
+  if (r < 1) refuse(fmt::format("a rank of {} makes no sense; give at least 1", r));
+  if (options.lora_dropout < 0 || options.lora_dropout >= 1)
+    refuse(fmt::format("a dropout of {} makes no sense; give 0 to less than 1", options.lora_dropout));
+  if (r % layer.groups != 0) refuse(fmt::format("a rank of {} can't be divided among {} groups", r, layer.groups));
+  if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
+}
+
+void add_adapter(const Target& layer, const Options& options, int64_t r, const std::string& adapter) {
+  auto adapted = adapted_of(*layer.module);
+  const bool nested = layer.kind != Kind::Embedding;
+  if (!adapted) {
+    adapted = std::make_shared<Adapted>(layer.kind, layer.name);
+    const auto parameters = [&](const std::string& name, bool is_nested) {
+      return layer.module->register_module(name, std::make_shared<Parameters>(is_nested, adapted));
+    };
+    adapted->a = parameters(nested ? "lora_A" : "lora_embedding_A", nested);
+    adapted->b = parameters(nested ? "lora_B" : "lora_embedding_B", nested);
+    replace_weight_operator(layer.weight,
+                            [adapted](std::string_view op, std::span<const c10::IValue> arguments) { return adapted->run(op, arguments); });
+  }
+  if (options.use_dora && !adapted->magnitudes)
+    adapted->magnitudes = layer.module->register_module("lora_magnitude_vector", std::make_shared<Parameters>(/*nested=*/true, adapted));
+  const auto alpha = by_pattern(layer.name, options.alpha_pattern, options.lora_alpha), rank = static_cast<double>(r);
+  adapted->adapters[adapter] = {options, r, alpha / (options.use_rslora ? std::sqrt(rank) : rank)};
+
+  const auto dtype = at::promoteTypes(layer.weight.scalar_type(), at::kFloat);
+  const auto device = layer.weight.is_meta() ? c10::Device(at::kCPU) : layer.weight.device();
+  const auto made = [&](std::vector<int64_t> sizes) { return at::zeros(sizes, at::TensorOptions().dtype(dtype).device(device)); };
+  auto down_sizes = layer.down, up_sizes = layer.up;
+  down_sizes[0] = r, up_sizes[1] = r / layer.groups;
+  auto down = made(down_sizes), up = made(up_sizes);
+  if (layer.kind == Kind::Embedding) {
+    torch::nn::init::normal_(up);
+  } else if (options.init_lora_weights == Init::Gaussian) {
+    torch::nn::init::normal_(down, 0, 1 / rank);
+  } else {
+    torch::nn::init::kaiming_uniform_(down, std::sqrt(5));
+  }
+  adapted->a->add(adapter, down);
+  adapted->b->add(adapter, up);
+  if (!options.use_dora) return;
+  const auto rows = layer.weight.size(layer.kind == Kind::Embedding ? 1 : 0);
+  adapted->magnitudes->add(adapter, made(layer.kind == Kind::Conv ? std::vector<int64_t>{1, rows, 1, 1} : std::vector<int64_t>{rows}));
+}
+
+/// What acts of the adapters trains, and what their options name.
+void choose_training(Module& model) {
+  const auto layers = adapted_in(model);
+  std::vector<Options> acting;
+  for (const auto& [layer, adapted] : layers) {
+    for (const auto& name : adapted->active) acting.push_back(adapted->adapters.at(name).options);
+  }
+  const auto is_saved = [&](const std::string& name) {
+    return std::ranges::any_of(acting, [&](const Options& options) { return is_in(name, options.modules_to_save); });
+  };
+  const bool all_biases = std::ranges::any_of(acting, [](const Options& options) { return options.bias == Bias::All; });
+  const auto choose = [&](Module& module, bool whole) {
+    for (auto& item : module.named_parameters(/*recurse=*/false))
+      item.value().requires_grad_(whole || (all_biases && item.key() == "bias"));
+  };
+  choose(model, /*whole=*/false);
+  std::vector<std::string> saved;
+  for (const auto& item : model.named_modules({}, /*include_self=*/false)) {
+    if (is_saved(item.key())) saved.push_back(item.key() + ".");
+    const bool is_within = std::ranges::any_of(saved, [&](const auto& outer) { return (item.key() + ".").starts_with(outer); });
+    choose(*item.value(), is_within);
+  }
+  for (const auto& [layer, adapted] : layers) {
+    for (const auto& parameters : {adapted->a, adapted->b, adapted->magnitudes}) {
+      if (!parameters) continue;
+      for (auto& [name, tensor] : parameters->tensors)
+        tensor.requires_grad_(std::ranges::find(adapted->active, name) != adapted->active.end());
+    }
+    const auto trains_bias = [&](const std::string& name) { return adapted->adapters.at(name).options.bias == Bias::LoraOnly; };
+    if (layer.bias.defined() && std::ranges::any_of(adapted->active, trains_bias)) at::Tensor(layer.bias).requires_grad_(true);
+  }
+}
+
+std::vector<std::pair<Target, std::shared_ptr<Adapted>>> with_adapter(const Module& model, const std::string& adapter) {
+  auto all = adapted_in(model);
+  std::erase_if(all, [&](const auto& each) { return !each.second->adapters.contains(adapter); });
+  if (all.empty())
+    throw UsageError(fmt::format("lora: the model has no adapter '{}'; it has: {}", adapter, fmt::join(adapters(model), ", ")));
+  return all;
+}
+
+void activate(Module& model, const std::vector<std::string>& names) {
+  for (const auto& [layer, adapted] : adapted_in(model)) {
+    adapted->active.clear();
+    for (const auto& name : names) {
+      if (adapted->adapters.contains(name)) adapted->active.push_back(name);
+    }
+  }
+}
+
+}  // namespace
+
+void apply(ModuleRef model, const Options& options, const std::string& adapter) {
+  const auto targets = chosen(layers_in(*model), options);
+  const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };
+  for (const auto& layer : targets) {
+    expect_sense(layer, options, rank_of(layer));
+    const auto adapted = adapted_of(*layer.module);
+    if (adapted && adapted->adapters.contains(adapter))
+      throw UsageError(fmt::format("lora: '{}' has an adapter '{}' already", layer.name, adapter));
+  }
+  const bool is_first = adapted_in(*model).empty();
+  {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& layer : targets) add_adapter(layer, options, rank_of(layer), adapter);
+  }
+  if (is_first) activate(*model, {adapter});
+  choose_training(*model);
+}
+
+void reset_magnitudes(ModuleRef model, const std::string& adapter) {
+  for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
+    if (!adapted->magnitudes) continue;
+    const auto all = full_params(*layer.module, Access::Write);
+    const c10::AutoGradMode no_grad(false);
+    auto& magnitudes = adapted->magnitudes->tensors.at(adapter);
+    magnitudes.copy_(adapted->row_norms(adapter, layer.weight).view(magnitudes.sizes()));
+  }
+}
+
+std::vector<std::string> adapters(ConstModuleRef model) {
+  std::vector<std::string> names;
+  for (const auto& [layer, adapted] : adapted_in(*model)) {
+    for (const auto& [name, adapter] : adapted->adapters) {
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+std::vector<std::string> active_adapters(ConstModuleRef model) {
+  std::vector<std::string> names;
+  for (const auto& [layer, adapted] : adapted_in(*model)) {
+    for (const auto& name : adapted->active) {
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+  }
+  return names;
+}
+
+void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
+  for (const auto& name : names) with_adapter(*model, name);
+  activate(*model, names);
+  choose_training(*model);
+}
+
+Disabled::Disabled(ModuleRef model) : model_(*model), before_(active_adapters(model)) {
+  activate(model_, {});
+}
+
+Disabled::~Disabled() {
+  activate(model_, before_);
+}
+
+void merge(ModuleRef model) {
+  const auto layers = adapted_in(*model);
+  for (const auto& [layer, adapted] : layers) {
+    if (layer.groups > 1 && !adapted->active.empty())
+      throw UsageError(
+          fmt::format("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name));
+  }
+  for (const auto& [layer, adapted] : layers) {
+    if (adapted->active.empty()) continue;
+    const auto all = full_params(*layer.module, Access::Write);
+    const c10::AutoGradMode no_grad(false);
+    at::Tensor(layer.weight).copy_(adapted->merged(layer.weight));
+    adapted->active.clear();
+  }
+}
+
+const Options& options_of(ConstModuleRef model, const std::string& adapter) {
+  return with_adapter(*model, adapter).front().second->adapters.at(adapter).options;
+}
+
+std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter) {
+  std::vector<Layer> result;
+  for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
+    const auto& own = adapted->adapters.at(adapter);
+    auto& made =
+        result.emplace_back(Layer{.name = layer.name, .names = {}, .has_bias = layer.bias.defined(), .r = own.r, .scaling = own.scaling});
+    const auto add = [&](const std::string& kind, bool nested) {
+      const auto suffix = nested ? ".weight" : "";
+      made.names[kind + (kind == "lora_magnitude_vector" ? "" : suffix)] = fmt::format("{}.{}.{}{}", layer.name, kind, adapter, suffix);
+    };
+    const bool nested = adapted->a->nested;
+    add(nested ? "lora_A" : "lora_embedding_A", nested);
+    add(nested ? "lora_B" : "lora_embedding_B", nested);
+    if (own.options.use_dora) add("lora_magnitude_vector", true);
+  }
+  return result;
+}
+
+}  // namespace tessera::lora

@@ -1,0 +1,84 @@
+// Adapters of low rank: LoRA and DoRA, for models whose code knows nothing of them. Names and numbers are those of Python's peft.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tessera/base/module_ref.h"
+#include "tessera/base/no_copy.h"
+
+namespace tessera::lora {
+
+enum class Bias {
+  None,      // biases stay as they are
+  All,       // all biases of the model train,
+  LoraOnly,  // or those of layers with adapters
+};
+
+/// How A of a linear layer begins; B is 0.
+enum class Init { Kaiming, Gaussian };
+
+struct Options {
+  int64_t r = 8;            // the rank
+  double lora_alpha = 8;    // what an adapter adds is multiplied by lora_alpha / r,
+  bool use_rslora = false;  // or by lora_alpha / sqrt(r)
+  double lora_dropout = 0;  // of what goes into an adapter
+  bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
+  /// Which layers get one: whole names, or their ends behind a point, such as "q_proj". Empty: all linear layers but the output layer.
+  std::vector<std::string> target_modules = {};
+  std::string target_pattern = {};  // in place of that, an expression that whole names match
+  std::vector<std::string> exclude_modules = {};
+  std::map<std::string, int64_t> rank_pattern = {};  // other ranks, by names as above
+  std::map<std::string, double> alpha_pattern = {};
+  std::vector<std::string> modules_to_save = {};  // modules that train as a whole
+  Bias bias = Bias::None;
+  Init init_lora_weights = Init::Kaiming;
+};
+
+/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d are layers that can have one. From now on, only adapters
+/// train, and what the options name. Called before fully_shard, or within deferred_init; the base may have its weights before or get them
+/// later. A model may have several adapters, of which the first one acts. Throws UsageError, and changes nothing, if a name matches no
+/// layer, with the names that are there.
+void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
+
+/// The adapters of a model, and those that act at the moment.
+std::vector<std::string> adapters(ConstModuleRef model);
+std::vector<std::string> active_adapters(ConstModuleRef model);
+/// From now on these act, and add up; what acts trains, and the others don't.
+void set_adapters(ModuleRef model, const std::vector<std::string>& names);
+
+/// Makes the magnitudes of DoRA those of the weights, so that they change nothing: after weights have been loaded. Collective if the model
+/// is sharded.
+void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
+
+/// As long as it exists, the model is what it is without adapters.
+class [[nodiscard]] Disabled : NoCopy {
+ public:
+  explicit Disabled(ModuleRef model);
+  ~Disabled();
+
+ private:
+  torch::nn::Module& model_;
+  const std::vector<std::string> before_;
+};
+
+/// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Collective if the model is
+/// sharded.
+void merge(ModuleRef model);
+
+/// A layer with an adapter, for files.
+struct Layer {
+  std::string name;                          // of the layer in the model
+  std::map<std::string, std::string> names;  // of its parameters in the model, by their names in files of peft: "lora_A.weight"
+  bool has_bias = false;
+  int64_t r = 0;
+  double scaling = 0;
+};
+std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter = "default");
+const Options& options_of(ConstModuleRef model, const std::string& adapter = "default");
+
+}  // namespace tessera::lora
