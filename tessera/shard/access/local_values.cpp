@@ -14,6 +14,7 @@
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/schedule/gathered.h"
 #include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -158,7 +159,8 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
     const bool is_checked = !only || item.key() == *only;
-    if (is_checked && is_paged(tensor) && parameter == nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
+    // One without a tag was never sharded: something replaces its operators.
+    if (is_checked && is_paged(tensor) && parameter == nullptr && tag_of(tensor) != nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());

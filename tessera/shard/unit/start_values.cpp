@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/deferred/values.h"
+#include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/unit/fingerprint.h"
 
 namespace tessera {
@@ -15,6 +16,8 @@ namespace {
 
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
+  // One whose operators are replaced is paged before it is sharded.
+  if (is_paged(tensor)) return flat_view(tensor.storage(), tensor.scalar_type()).narrow(0, tensor.storage_offset(), tensor.numel());
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
