@@ -7,7 +7,6 @@
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/safetensors.h"
@@ -75,12 +74,13 @@ void expect_case(const Folder& folder, const std::string& name, const Communicat
     trained++;
     expect_close(full(item.value()), expected.read("grad." + item.key()), item.key());
   }
-  EXPECT_EQ(trained, std::ranges::count_if(expected.names(), [](const auto& each) { return each.starts_with("grad."); }));
+  const auto names = expected.names();
+  EXPECT_EQ(trained, std::ranges::count_if(names, [](const auto& each) { return each.starts_with("grad."); }));
   const auto again = fmt::format("{}-{}", where, world == nullptr ? 0 : world->size());
   save_adapter(net, again, world == nullptr ? self_world() : *world, {.base = "base"});
   if (world == nullptr || world->is_first()) {
     const SafetensorsFile theirs(where + "/adapter_model.safetensors"), ours(again + "/adapter_model.safetensors");
-    EXPECT_EQ(std::set<std::string>(theirs.names().begin(), theirs.names().end()), std::set<std::string>(ours.names().begin(), ours.names().end()));
+    EXPECT_THAT(ours.names(), ::testing::UnorderedElementsAreArray(theirs.names()));
     for (const auto& each : theirs.names()) EXPECT_TRUE(at::equal(ours.read(each), theirs.read(each))) << each;
   }
   {
@@ -102,8 +102,8 @@ TEST(Peft, HasTheNumbersOfPython) {
   ASSERT_EQ(written.status, 0) << written.output;
   for (const auto* name : {"lora", "rslora", "dora", "layers", "whole"}) {
     SCOPED_TRACE(name);
-    for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
     expect_case(folder, name, nullptr);
+    for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
 }
 

@@ -18,7 +18,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/access/weight_operator.h"
+#include "tessera/shard/weight_operator.h"
 #include "tessera/shard/full_params.h"
 
 namespace tessera::lora {

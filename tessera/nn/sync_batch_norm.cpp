@@ -14,7 +14,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/access/weight_operator.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera::nn {
 namespace {

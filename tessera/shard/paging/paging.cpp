@@ -13,7 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
-#include "tessera/shard/access/weight_operator.h"
+#include "tessera/shard/access/replaced_operator.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -177,6 +177,7 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
   const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
   const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
   if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
+  if (keep_replaced(self, other)) return;
   throw UsageError(
       "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
       "from its unit; convert the model before fully_shard");

@@ -24,6 +24,28 @@ namespace {
 
 }  // namespace
 
+WeightMeta& WeightMeta::of(const at::Tensor& weight) {
+  if (auto* const known = weight_meta(weight)) return *known;
+  auto meta = std::make_unique<WeightMeta>();
+  if (auto* before = torch::autograd::impl::get_autograd_meta(weight)) {
+    meta->name_ = before->name_;
+    meta->grad_ = before->grad_;
+    meta->grad_accumulator_ = before->grad_accumulator_;
+    meta->requires_grad_ = before->requires_grad_;
+    meta->hooks_ = std::move(before->hooks_);
+    meta->cpp_hooks_list_ = before->cpp_hooks_list_;
+    meta->post_acc_grad_hooks_ = std::move(before->post_acc_grad_hooks_);
+  }
+  auto* const impl = weight.unsafeGetTensorImpl();
+  impl->set_version_counter(c10::VariableVersion(weight._version()));  // a former view shared the counter of its base
+  impl->set_autograd_meta(std::move(meta));
+  return *weight_meta(weight);
+}
+
+WeightMeta* weight_meta(const at::Tensor& tensor) {
+  return dynamic_cast<WeightMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
+}
+
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
     : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;
@@ -38,6 +60,7 @@ void UnshardedMeta::replace(const at::Tensor& unsharded, const at::Tensor& shard
     if (before->cpp_hooks_list_) meta->cpp_hooks_list_ = before->cpp_hooks_list_;
     if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
     meta->name_ = before->name_;
+    if (const auto* replaced = dynamic_cast<WeightMeta*>(before)) meta->instead = replaced->instead;
   }
   impl->set_autograd_meta(std::move(meta));
   impl->set_version_counter(c10::VariableVersion(unsharded._version()));  // a former view shared the counter of its base

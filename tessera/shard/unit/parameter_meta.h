@@ -12,12 +12,25 @@
 
 #include "tessera/shard/options.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera {
 
-/// The autograd record of an unsharded parameter. It replaces libtorch's own record, so a parameter that was a view when it was registered
-/// stops being one.
-class UnshardedMeta final : public torch::autograd::AutogradMeta {
+/// The autograd record of a parameter whose operators may be replaced, sharded or not. It replaces libtorch's own record, so a parameter that
+/// was a view when it was registered stops being one.
+class WeightMeta : public torch::autograd::AutogradMeta {
+ public:
+  /// That of the tensor, which gets one if it has none.
+  static WeightMeta& of(const at::Tensor& weight);
+
+  std::shared_ptr<const WeightOperator> instead;  // null if its operators run as they are
+};
+
+/// Null if the tensor has no such record; a view of one that has does not count.
+WeightMeta* weight_meta(const at::Tensor& tensor);
+
+/// The autograd record of an unsharded parameter.
+class UnshardedMeta final : public WeightMeta {
  public:
   /// Installs the record on `unsharded`. Hooks that were registered on the tensor are kept.
   static void replace(const at::Tensor& unsharded, const at::Tensor& shard, Listing listing);

@@ -85,7 +85,8 @@ StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
   const auto& tensor = parameter.tensor;
   const bool sends = options_.start == Start::FromRank0;
   StartValues result;
-  if (options_.start == Start::Loaded || making_.failed() || (sends && !world.is_first())) {
+  const bool is_loaded = options_.start == Start::Loaded && lacks_values(tensor);
+  if (is_loaded || making_.failed() || (sends && !world.is_first())) {
     const auto full = dense(parameter);
     result = {.sizes = full.sizes().vec(), .strides = full.strides().vec()};
   } else {

@@ -32,11 +32,4 @@ class PlainOperators : NoCopy {
   const bool before_;
 };
 
-// For paging:
-
-/// The result of what replaces the operator, if something does. `weight`: its weight, or a view that note_transposed has seen.
-std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments);
-/// `view` is weight.t().
-void note_transposed(const at::Tensor& weight, const at::Tensor& view);
-
 }  // namespace tessera

@@ -1,0 +1,22 @@
+// Runs what replaces the operator of a weight, see shard/weight_operator.h. For paging.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace tessera {
+
+/// The result of what replaces the operator, if something does. `weight`: its weight, or a view that note_transposed has seen.
+std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments);
+/// `view` is weight.t().
+void note_transposed(const at::Tensor& weight, const at::Tensor& view);
+/// Whether something replaces operators of a weight that is not sharded. Then `values`, which set_data gives it, come to paging as before.
+bool keep_replaced(const at::Tensor& weight, const at::Tensor& values);
+/// Whether operators of this thread run as they are.
+bool& runs_plainly();
+
+}  // namespace tessera
