@@ -1,11 +1,18 @@
 #include "tessera/shard/weight_operator.h"
 
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
 #include <utility>
 
+#include "tessera/base/compat.h"
 #include "tessera/shard/access/replaced_operator.h"
+#include "tessera/shard/deferred/values.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/unit/parameter_meta.h"
+#include "tessera/shard/unit/tables.h"
 
 namespace tessera {
 
@@ -15,6 +22,35 @@ void replace_weight_operator(const at::Tensor& weight, WeightOperator instead) {
   meta.instead = instead ? std::make_shared<const WeightOperator>(std::move(instead)) : nullptr;
   // Operators on a weight that is not sharded have to come to paging, too.
   if (!is_paged(weight)) weight.unsafeGetTensorImpl()->shallow_copy_from(paged_alias(weight).getIntrusivePtr());
+}
+
+at::Tensor hold_in_form(torch::nn::Module& model, const at::Tensor& weight, HeldForm form) {
+  install_paging();
+  const c10::AutoGradMode no_grad(false);
+  const auto shared = std::make_shared<const HeldForm>(std::move(form));
+  const auto held = shared->encode(weight.detach());
+  WeightMeta::of(held).form = shared;
+  for (const auto& module : model.modules()) {
+    for (auto& item : table_of(*module)) {
+      if (item.value().is_same(weight)) item.value() = held;
+    }
+  }
+  auto& meta = WeightMeta::of(weight);
+  meta.form = shared;
+  meta.held = held;
+  meta.set_requires_grad(false, weight.unsafeGetTensorImpl());
+  abandon_values(weight);
+  const auto bytes = static_cast<size_t>(weight.numel()) * weight.element_size();
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, held.is_meta() ? c10::Device(at::kCPU) : held.device()));
+  compat::guard_storage(*nothing.unsafeGetStorageImpl(), "a weight that is held in another form has no memory of its own");
+  const auto view = paged_view(nothing, weight.scalar_type(), weight.sizes(), weight.strides(), 0);
+  weight.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  return held;
+}
+
+const HeldForm* held_form(const at::Tensor& tensor) {
+  const auto* const meta = tensor.defined() ? weight_meta(tensor) : nullptr;
+  return meta == nullptr ? nullptr : meta->form.get();
 }
 
 PlainOperators::PlainOperators() : before_(std::exchange(runs_plainly(), true)) {}

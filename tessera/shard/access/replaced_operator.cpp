@@ -13,9 +13,17 @@ struct Transposed final : c10::BackendMeta {
   const at::Tensor weight;
 };
 
-const WeightMeta* replaced(const at::Tensor& weight) {
+/// The record of a weight about which there is something to know.
+const WeightMeta* special(const at::Tensor& weight) {
   const auto* const meta = weight_meta(weight);
-  return meta != nullptr && meta->instead ? meta : nullptr;
+  return meta != nullptr && (meta->instead || meta->held.defined()) ? meta : nullptr;
+}
+
+/// The weight of which this one is weight.t(); undefined if it is something else.
+at::Tensor transposed(const at::Tensor& view) {
+  const auto kept = view.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+  const auto* const known = dynamic_cast<const Transposed*>(kept.get());
+  return known == nullptr ? at::Tensor() : known->weight;
 }
 
 }  // namespace
@@ -26,27 +34,36 @@ bool& runs_plainly() {
 }
 
 std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments) {
-  if (runs_plainly()) return std::nullopt;
-  if (const auto* const meta = replaced(weight)) {
+  if (const auto* const meta = special(weight)) {
     const auto instead = meta->instead;  // it may be replaced meanwhile
-    return (*instead)(name, arguments);
+    if (instead && !runs_plainly()) {
+      if (auto result = (*instead)(name, arguments)) return result;
+    }
+    return meta->held.defined() && meta->form->instead ? meta->form->instead(name, arguments, meta->held) : std::nullopt;
   }
-  const auto kept = weight.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-  const auto* const transposed = dynamic_cast<const Transposed*>(kept.get());
-  if (transposed == nullptr) return std::nullopt;
+  const auto whole = transposed(weight);
+  if (!whole.defined()) return std::nullopt;
   const bool has_bias = name == "aten::addmm";
-  const c10::IValue linear[] = {arguments[has_bias ? 1 : 0], transposed->weight, has_bias ? arguments[0] : c10::IValue()};
-  return replaced_operator(transposed->weight, "aten::linear", linear);
+  const c10::IValue linear[] = {arguments[has_bias ? 1 : 0], whole, has_bias ? arguments[0] : c10::IValue()};
+  return replaced_operator(whole, "aten::linear", linear);
 }
 
 void note_transposed(const at::Tensor& weight, const at::Tensor& view) {
-  if (replaced(weight) != nullptr) view.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Transposed>(weight));
+  if (special(weight) != nullptr) view.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Transposed>(weight));
 }
 
 bool keep_replaced(const at::Tensor& weight, const at::Tensor& values) {
-  if (replaced(weight) == nullptr || unsharded_meta(weight) != nullptr) return false;
+  const auto* const meta = special(weight);
+  if (meta == nullptr || meta->held.defined() || unsharded_meta(weight) != nullptr) return false;
   if (!is_paged(values)) values.unsafeGetTensorImpl()->shallow_copy_from(paged_alias(values).getIntrusivePtr());
   return true;
+}
+
+at::Tensor decoded(const at::Tensor& weight) {
+  if (const auto* const meta = special(weight)) return meta->held.defined() ? meta->form->decode(meta->held, meta->form->dtype) : at::Tensor();
+  const auto whole = transposed(weight);
+  const auto values = whole.defined() ? decoded(whole) : at::Tensor();
+  return values.defined() ? values.t() : values;
 }
 
 }  // namespace tessera

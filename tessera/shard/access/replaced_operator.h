@@ -16,6 +16,8 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
 void note_transposed(const at::Tensor& weight, const at::Tensor& view);
 /// Whether something replaces operators of a weight that is not sharded. Then `values`, which set_data gives it, come to paging as before.
 bool keep_replaced(const at::Tensor& weight, const at::Tensor& values);
+/// The values of a weight that is held in another form, or of a view that note_transposed has seen. Undefined for any other tensor.
+at::Tensor decoded(const at::Tensor& weight);
 /// Whether operators of this thread run as they are.
 bool& runs_plainly();
 

@@ -265,6 +265,27 @@ bool ran_replacement(const OperatorFacts& op, Stack& stack) {
   return true;
 }
 
+/// Puts values in the place of weights that are held in another form. Returns false if there are none among the operands.
+bool decode_operands(const OperatorFacts& op, Stack& stack) {
+  struct Found {
+    size_t argument, element;
+    at::Tensor values;
+  };
+  c10::SmallVector<Found, 1> found;
+  const size_t base = stack.size() - op.arguments;
+  for_each_operand(stack, base, [&](size_t argument, size_t element, const at::Tensor& tensor) {
+    auto values = is_paged(tensor) && tag_of(tensor) == nullptr ? decoded(tensor) : at::Tensor();
+    if (!values.defined()) return;
+    if (op.writes[argument]) {
+      throw UsageError(
+          fmt::format("{} would write a weight that is held in another form and frozen; write it before, or load weights", op.name()));
+    }
+    found.push_back({argument, element, std::move(values)});
+  });
+  for (auto& each : found) put_operand(stack[base + each.argument], each.element, std::move(each.values));
+  return !found.empty();
+}
+
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
     if (unit->compute_dtype() == units.front()->compute_dtype()) continue;
@@ -431,8 +452,9 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     return;
   }
   if (op.clones) refuse_cloning(op, *stack);
-  if (op.views) return page_view(handle, op, below, stack);
   if (op.weight && ran_replacement(op, *stack)) return;
+  if (!op.transposes && decode_operands(op, *stack)) return handle.callBoxed(stack);
+  if (op.views) return page_view(handle, op, below, stack);
   Operands operands;
   const size_t base = stack->size() - op.arguments;
   for_each_operand(*stack, base, [&](size_t i, size_t, const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });

@@ -60,7 +60,10 @@ void UnshardedMeta::replace(const at::Tensor& unsharded, const at::Tensor& shard
     if (before->cpp_hooks_list_) meta->cpp_hooks_list_ = before->cpp_hooks_list_;
     if (before->post_acc_grad_hooks_) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::move(before->post_acc_grad_hooks_));
     meta->name_ = before->name_;
-    if (const auto* replaced = dynamic_cast<WeightMeta*>(before)) meta->instead = replaced->instead;
+    if (const auto* known = dynamic_cast<WeightMeta*>(before)) {
+      meta->instead = known->instead;
+      meta->form = known->form;
+    }
   }
   impl->set_autograd_meta(std::move(meta));
   impl->set_version_counter(c10::VariableVersion(unsharded._version()));  // a former view shared the counter of its base

@@ -16,7 +16,7 @@
 
 namespace tessera {
 
-/// The autograd record of a parameter whose operators may be replaced, sharded or not. It replaces libtorch's own record, so a parameter that
+/// The autograd record of a parameter whose operators may be replaced, or that is held in another form, sharded or not. It replaces libtorch's own record, so a parameter that
 /// was a view when it was registered stops being one.
 class WeightMeta : public torch::autograd::AutogradMeta {
  public:
@@ -24,6 +24,8 @@ class WeightMeta : public torch::autograd::AutogradMeta {
   static WeightMeta& of(const at::Tensor& weight);
 
   std::shared_ptr<const WeightOperator> instead;  // null if its operators run as they are
+  std::shared_ptr<const HeldForm> form;           // of a weight that is held in another form, and of what is held
+  at::Tensor held;                                // for such a weight
 };
 
 /// Null if the tensor has no such record; a view of one that has does not count.
