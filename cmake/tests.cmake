@@ -112,6 +112,7 @@ target_compile_definitions(test_checkpoint PRIVATE
   TESSERA_FIXTURES_FOLDER="${PROJECT_SOURCE_DIR}/tests/fixtures"
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py"
   TESSERA_TEST_PEFT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/peft_files.py"
+  TESSERA_TEST_QUANTIZE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/quantize_files.py"
   TESSERA_TEST_RUN_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/run_files.py"
   TESSERA_TEST_TRANSFORMERS_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/transformers_files.py")
 target_compile_definitions(test_data PRIVATE

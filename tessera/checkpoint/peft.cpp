@@ -51,15 +51,15 @@ Json config_of(const lora::Options& options, const std::string& base) {
                {"alpha_pattern", Json::object()},
                {"modules_to_save", nullptr},
                {"exclude_modules", nullptr}};
-  if (!options.target_pattern.empty()) {
-    json["target_modules"] = options.target_pattern;
+  if (!options.layers.target_pattern.empty()) {
+    json["target_modules"] = options.layers.target_pattern;
   } else {
-    json["target_modules"] = options.target_modules;
+    json["target_modules"] = options.layers.target_modules;
   }
   for (const auto& [pattern, r] : options.rank_pattern) json["rank_pattern"][pattern] = r;
   for (const auto& [pattern, alpha] : options.alpha_pattern) json["alpha_pattern"][pattern] = alpha;
   if (!options.modules_to_save.empty()) json["modules_to_save"] = options.modules_to_save;
-  if (!options.exclude_modules.empty()) json["exclude_modules"] = options.exclude_modules;
+  if (!options.layers.exclude_modules.empty()) json["exclude_modules"] = options.layers.exclude_modules;
   return json;
 }
 
@@ -99,8 +99,8 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
   for (const auto& value : values) writer.write(value);
   writer.close();
   auto own = lora::options_of(model, options.adapter);
-  if (own.target_modules.empty() && own.target_pattern.empty()) {
-    for (const auto& layer : lora::layers_of(model, options.adapter)) own.target_modules.push_back(layer.name);
+  if (own.layers.target_modules.empty() && own.layers.target_pattern.empty()) {
+    for (const auto& layer : lora::layers_of(model, options.adapter)) own.layers.target_modules.push_back(layer.name);
   }
   write_text(folder / kConfig, config_of(own, options.base).dump(2) + "\n");
 }
@@ -124,13 +124,13 @@ lora::Options read_adapter_config(const fs::path& folder) {
                           .lora_dropout = json.value("lora_dropout", 0.0),
                           .use_dora = json.value("use_dora", false)};
     const auto& targets = json.at("target_modules");
-    if (targets.is_string() && targets != "all-linear") options.target_pattern = targets.get<std::string>();
-    if (targets.is_array()) options.target_modules = targets.get<std::vector<std::string>>();
+    if (targets.is_string() && targets != "all-linear") options.layers.target_pattern = targets.get<std::string>();
+    if (targets.is_array()) options.layers.target_modules = targets.get<std::vector<std::string>>();
     const auto names = [&](const char* key) {
       const auto value = json.value(key, Json());
       return value.is_null() ? std::vector<std::string>() : value.get<std::vector<std::string>>();
     };
-    options.exclude_modules = names("exclude_modules");
+    options.layers.exclude_modules = names("exclude_modules");
     options.modules_to_save = names("modules_to_save");
     options.rank_pattern = json.value("rank_pattern", Json::object()).get<std::map<std::string, int64_t>>();
     options.alpha_pattern = json.value("alpha_pattern", Json::object()).get<std::map<std::string, double>>();

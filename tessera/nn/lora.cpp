@@ -181,8 +181,6 @@ at::Tensor Adapted::merged(const at::Tensor& weight) const {
   return result;
 }
 
-constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
-
 /// A layer that can have an adapter.
 struct Target {
   std::string name;
@@ -222,14 +220,6 @@ std::vector<Target> layers_in(Module& model) {
   return all;
 }
 
-bool is_named(const std::string& name, const std::string& wanted) {
-  return name == wanted || name.ends_with("." + wanted);
-}
-
-bool is_in(const std::string& name, const std::vector<std::string>& wanted) {
-  return std::ranges::any_of(wanted, [&](const auto& each) { return is_named(name, each); });
-}
-
 template <class Value>
 Value by_pattern(const std::string& name, const std::map<std::string, Value>& patterns, Value otherwise) {
   for (const auto& [pattern, value] : patterns) {
@@ -238,32 +228,14 @@ Value by_pattern(const std::string& name, const std::map<std::string, Value>& pa
   return otherwise;
 }
 
-/// The last parts of the names of layers, each once.
-std::string names_in(const std::vector<Target>& layers) {
+std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
+  std::vector<Target> result;
   std::vector<std::string> names;
   for (const auto& layer : layers) {
-    auto last = layer.name.substr(layer.name.rfind('.') + 1);
-    if (std::ranges::find(names, last) == names.end()) names.push_back(std::move(last));
+    names.push_back(layer.name);
+    if (options.layers.contains(layer.name, layer.kind == Kind::Linear)) result.push_back(layer);
   }
-  return names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "));
-}
-
-std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
-  const auto is_wanted = [&](const Target& layer) {
-    if (is_in(layer.name, options.exclude_modules)) return false;
-    if (!options.target_pattern.empty()) return std::regex_match(layer.name, std::regex(options.target_pattern));
-    if (!options.target_modules.empty()) return is_in(layer.name, options.target_modules);
-    const auto is_output = [&](std::string_view output) { return is_named(layer.name, std::string(output)); };
-    return layer.kind == Kind::Linear && std::ranges::none_of(kOutputLayers, is_output);
-  };
-  for (const auto& wanted : options.target_modules) {
-    if (std::ranges::any_of(layers, [&](const Target& layer) { return is_named(layer.name, wanted); })) continue;
-    throw UsageError(fmt::format("lora: no layer is named '{}'; those that can have an adapter are named: {}", wanted, names_in(layers)));
-  }
-  std::vector<Target> result;
-  std::ranges::copy_if(layers, std::back_inserter(result), is_wanted);
-  if (result.empty())
-    throw UsageError(fmt::format("lora: no layer is chosen; those that can have an adapter are named: {}", names_in(layers)));
+  nn::expect_choice(options.layers, names, result.size(), "lora");
   return result;
 }
 
@@ -337,7 +309,7 @@ void choose_training(Module& model) {
     for (const auto& name : adapted->active) acting.push_back(adapted->adapters.at(name).options);
   }
   const auto is_saved = [&](const std::string& name) {
-    return std::ranges::any_of(acting, [&](const Options& options) { return is_in(name, options.modules_to_save); });
+    return std::ranges::any_of(acting, [&](const Options& options) { return nn::is_in(name, options.modules_to_save); });
   };
   const bool all_biases = std::ranges::any_of(acting, [](const Options& options) { return options.bias == Bias::All; });
   const auto choose = [&](Module& module, bool whole) {
@@ -446,6 +418,8 @@ Disabled::~Disabled() {
 void merge(ModuleRef model) {
   const auto layers = adapted_in(*model);
   for (const auto& [layer, adapted] : layers) {
+    if (const auto* form = adapted->active.empty() ? nullptr : held_form(layer.weight))
+      throw UsageError(fmt::format("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of", layer.name, form->name));
     if (layer.groups > 1 && !adapted->active.empty())
       throw UsageError(
           fmt::format("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name));

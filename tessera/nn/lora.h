@@ -10,6 +10,7 @@
 
 #include "tessera/base/module_ref.h"
 #include "tessera/base/no_copy.h"
+#include "tessera/nn/layer_choice.h"
 
 namespace tessera::lora {
 
@@ -28,10 +29,7 @@ struct Options {
   bool use_rslora = false;  // or by lora_alpha / sqrt(r)
   double lora_dropout = 0;  // of what goes into an adapter
   bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
-  /// Which layers get one: whole names, or their ends behind a point, such as "q_proj". Empty: all linear layers but the output layer.
-  std::vector<std::string> target_modules = {};
-  std::string target_pattern = {};  // in place of that, an expression that whole names match
-  std::vector<std::string> exclude_modules = {};
+  nn::LayerChoice layers = {};                        // that get one: torch::nn::Linear, Embedding and Conv2d can
   std::map<std::string, int64_t> rank_pattern = {};  // other ranks, by names as above
   std::map<std::string, double> alpha_pattern = {};
   std::vector<std::string> modules_to_save = {};  // modules that train as a whole

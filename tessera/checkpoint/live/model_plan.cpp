@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -56,6 +57,16 @@ class StoredValues : public ValueSource {
  private:
   const CatalogReader& reader_;
 };
+
+const HeldForm* form_of(const LocalValues& model, const std::string& name) {
+  const auto found = model.forms.find(name);
+  return found == model.forms.end() ? nullptr : found->second;
+}
+
+/// Whether a stored tensor has the values of the weight itself, and not what is held of it.
+bool has_weight(const StoredTensor& stored, const HeldForm* form) {
+  return form != nullptr && stored.shape == form->sizes && converts(stored.dtype, form->dtype) && stored.dtype != at::kByte;
+}
 
 /// Takes out of a container what the patterns allow, and returns it.
 std::vector<std::string> taken_out(auto& names, const std::vector<std::string>& patterns) {
@@ -103,9 +114,10 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
     : stored_(std::move(stored)), first_of_tied_(options.first_of_tied), unused_(std::move(names)) {
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
-  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, records_of(part));
-  for (const auto& [name, tensor] : model.outside) find(name, aliases[name], tensor, {whole_record(tensor.sizes())});
-  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, {whole_record(tensor.sizes())});
+  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, records_of(part), form_of(model, part.name));
+  for (const auto& [name, tensor] : model.outside)
+    find(name, aliases[name], tensor, {whole_record(tensor.sizes())}, form_of(model, name));
+  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, {whole_record(tensor.sizes())}, nullptr);
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
   if (!missing.empty()) log(LogLevel::Info, fmt::format("{} has no {}, which keep their values", where, fmt::join(missing, ", ")));
@@ -128,7 +140,7 @@ void ModelPlan::expect_parts(const std::string& name, std::span<const PartRecord
 }
 
 void ModelPlan::find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
-                     const std::vector<PartRecord>& parts) {
+                     const std::vector<PartRecord>& parts, const HeldForm* form) {
   auto candidates = other_names;
   candidates.insert(candidates.begin(), name);
   // A tied parameter may be stored once, under any of its names.
@@ -151,25 +163,47 @@ void ModelPlan::find(const std::string& name, const std::vector<std::string>& ot
     const auto& there = stored->second;
     const auto dtype = original_dtype(here);
     const auto& shape = parts.front().shape;
-    if (there.shape == shape && converts(there.dtype, dtype)) continue;
-    misfits_.push_back(fmt::format("'{}' is {} of [{}] there, but {} of [{}] in the model", candidate, c10::toString(there.dtype),
-                                   fmt::join(there.shape, ", "), c10::toString(dtype), fmt::join(shape, ", ")));
+    if (has_weight(there, form) || (there.shape == shape && converts(there.dtype, dtype))) continue;
+    const auto held = form == nullptr ? ""
+                                      : fmt::format(", which holds {} of [{}] as {}", c10::toString(form->dtype),
+                                                    fmt::join(form->sizes, ", "), form->name);
+    misfits_.push_back(fmt::format("'{}' is {} of [{}] there, but {} of [{}] in the model{}", candidate, c10::toString(there.dtype),
+                                   fmt::join(there.shape, ", "), c10::toString(dtype), fmt::join(shape, ", "), held));
   }
   if (!found_.contains(name)) missing_.push_back(name);
 }
 
 void ModelPlan::load(const LocalValues& model, const Communicator& world) const {
-  for (const auto& part : model.parts) load_part(part, world);
-  for (const auto& [name, tensor] : model.outside) load_whole(name, tensor, world);
-  for (const auto& [name, tensor] : model.buffers) load_whole(name, tensor, world);
+  for (const auto& part : model.parts) load_part(part, form_of(model, part.name), world);
+  for (const auto& [name, tensor] : model.outside) load_whole(name, tensor, form_of(model, name), world);
+  for (const auto& [name, tensor] : model.buffers) load_whole(name, tensor, nullptr, world);
   trust_start(model, [&](const LocalPart& part) { return found_.contains(part.name); });
 }
 
-void ModelPlan::load_part(const LocalPart& part, const Communicator& world) const {
+at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form, int rank) const {
+  const auto values = at::empty(form.sizes, at::TensorOptions(at::kCPU).dtype(form.dtype));
+  stored_->read(stored, whole_record(form.sizes), values.view({-1}), rank);
+  try {
+    return form.encode(values).view({-1});
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("'{}': {}", stored, error.what()));
+  }
+}
+
+void ModelPlan::load_part(const LocalPart& part, const HeldForm* form, const Communicator& world) const {
   const auto found = found_.find(part.name);
   if (found == found_.end()) return;
   const auto records = records_of(part);
   stored_->open(found->second);
+  if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
+    const auto held = read_held(found->second, *form, world.local_ranks().front());
+    std::vector<at::Tensor> values;
+    for (const auto& range : part.ranges) values.push_back(held.narrow(0, range.begin, range.numel));
+    const auto own = tensor_of_ranks(std::move(values), part.values, records, world);
+    part.values.narrow(0, 0, own.numel()).copy_(own);
+    part.note_values();
+    return;
+  }
   if (part.values.is_cpu() && records.size() == 1) {  // without a copy
     stored_->read(found->second, records.front(), part.values.narrow(0, 0, records.front().numel()), world.local_ranks().front());
     part.note_values();
@@ -184,12 +218,16 @@ void ModelPlan::load_part(const LocalPart& part, const Communicator& world) cons
   part.note_values();
 }
 
-void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const {
+void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, const HeldForm* form, const Communicator& world) const {
   const auto found = found_.find(name);
   if (found == found_.end()) return;
   const auto record = whole_record(tensor.sizes());
   allocate_if_meta(tensor, world.traits().device);
   stored_->open(found->second);
+  if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
+    at::Tensor(tensor).view({-1}).copy_(read_held(found->second, *form, world.local_ranks().front()));
+    return;
+  }
   std::vector<at::Tensor> values;
   for (const int rank : world.local_ranks()) {
     values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));

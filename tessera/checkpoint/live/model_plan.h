@@ -15,6 +15,7 @@
 
 namespace tessera {
 class Communicator;
+struct HeldForm;
 struct LocalPart;
 struct LocalValues;
 }  // namespace tessera
@@ -36,10 +37,12 @@ class ModelPlan {
 
  private:
   void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
-            const std::vector<PartRecord>& parts);
+            const std::vector<PartRecord>& parts, const HeldForm* form);
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const;
-  void load_part(const LocalPart& part, const Communicator& world) const;
-  void load_whole(const std::string& name, const at::Tensor& tensor, const Communicator& world) const;
+  void load_part(const LocalPart& part, const HeldForm* form, const Communicator& world) const;
+  void load_whole(const std::string& name, const at::Tensor& tensor, const HeldForm* form, const Communicator& world) const;
+  /// Reads what a parameter in another form is to hold, flat, where the stored tensor has the values of the weight.
+  at::Tensor read_held(const std::string& stored, const HeldForm& form, int rank) const;
 
   std::unique_ptr<ValueSource> stored_;
   bool first_of_tied_;

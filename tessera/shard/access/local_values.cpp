@@ -18,6 +18,7 @@
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera {
 namespace {
@@ -175,6 +176,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     if (!is_new) {
       result.aliases[item.key()] = known->second;
     } else if (parameter == nullptr) {
+      if (const auto* form = held_form(tensor)) result.forms[item.key()] = form;
       result.outside[item.key()] = lacks_values(tensor) ? tensor : tensor.detach();
     }
   }
@@ -184,6 +186,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
         const auto& parameter = group.parameters[i];
         const auto name = names.find(&parameter);
         if (name == names.end()) continue;  // it belongs to another part of the model
+        if (const auto* form = held_form(parameter.unsharded.lock())) result.forms[name->second] = form;
         result.parts.push_back({.name = name->second,
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,

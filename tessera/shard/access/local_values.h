@@ -22,6 +22,7 @@ class Module;
 namespace tessera {
 
 class Unit;
+struct HeldForm;
 
 /// The part of a sharded parameter that this process holds.
 struct LocalPart {
@@ -47,6 +48,7 @@ struct LocalValues {
   std::map<std::string, at::Tensor> outside = {};   // parameters that belong to no unit; they and buffers may be on the meta device
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
+  std::map<std::string, const HeldForm*> forms = {};  // of parameters that hold a weight in another form
   std::vector<std::shared_ptr<Unit>> units = {};
   std::set<std::string> layouts = {}, meshes = {};  // of the units, in words
 };

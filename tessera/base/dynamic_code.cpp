@@ -1,0 +1,66 @@
+#include "tessera/base/dynamic_code.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+constexpr int kExponents = 7;
+
+/// For each power of ten the middles of steps between a tenth of it and itself: one step for the smallest, and each has twice as many as
+/// the one below. Computed by the operators by which bitsandbytes computes them, so that they have its bits.
+std::vector<float> values_of(bool is_signed) {
+  std::vector<float> all = {0, 1};
+  for (int i = 0; i < kExponents; i++) {
+    const auto bounds = at::linspace(0.1, 1, (int64_t{1} << (is_signed ? i : i + 1)) + 1, at::kFloat);
+    const auto middles = (bounds.slice(0, 0, -1) + bounds.slice(0, 1)) / 2.0;
+    const auto scaled = middles * std::pow(10.0, i - (kExponents - 1));
+    for (int64_t k = 0; k < scaled.numel(); k++) {
+      const auto value = scaled[k].item<float>();
+      all.push_back(value);
+      if (is_signed) all.push_back(-value);
+    }
+  }
+  std::ranges::sort(all);
+  return all;
+}
+
+}  // namespace
+
+DynamicCode::DynamicCode(bool is_signed) {
+  const auto all = values_of(is_signed);
+  std::ranges::copy(all, values_.begin());
+  size_t code = 0;
+  for (size_t i = 0; i < code_of_.size(); i++) {
+    const float place = -1.0F + 2.0F * static_cast<float>(i) / 65535.0F;
+    while (code + 1 < values_.size() && (values_[code] + values_[code + 1]) / 2 < place) code++;
+    code_of_[i] = static_cast<uint8_t>(code);
+  }
+}
+
+const DynamicCode& DynamicCode::of_signed() {
+  static const DynamicCode code(true);
+  return code;
+}
+
+const DynamicCode& DynamicCode::of_unsigned() {
+  static const DynamicCode code(false);
+  return code;
+}
+
+float DynamicCode::encode(std::span<const float> values, uint8_t* codes) const {
+  float most = 0;
+  for (const float value : values) most = std::max(most, std::abs(value));
+  const float factor = most == 0 ? 0 : 1 / most;
+  for (const float value : values) {
+    const float place = (std::clamp(value * factor, -1.0F, 1.0F) + 1) * 0.5F * 65535;
+    *codes++ = most == 0 ? 0 : code_of_[static_cast<size_t>(place + 0.5F)];
+  }
+  return most;
+}
+
+}  // namespace tessera

@@ -1,0 +1,32 @@
+// Eight bits a value in blocks with a scale, dense near zero: the "dynamic" code of bitsandbytes, to the bit. Scales of quantised weights and
+// the state of optimizers are held in it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+namespace tessera {
+
+class DynamicCode {
+ public:
+  static constexpr int64_t kBlock = 256;  // values that have one scale
+
+  /// For values of both signs, or for those that are never negative.
+  static const DynamicCode& of_signed();
+  static const DynamicCode& of_unsigned();
+
+  /// The codes of one block, and its scale: the largest size in it.
+  float encode(std::span<const float> values, uint8_t* codes) const;
+  float value(uint8_t code) const { return values_[code]; }
+  /// All 256, ascending.
+  std::span<const float, 256> values() const { return values_; }
+
+ private:
+  explicit DynamicCode(bool is_signed);
+
+  std::array<float, 256> values_;
+  std::array<uint8_t, 65536> code_of_;  // of -1 + 2 i / 65535
+};
+
+}  // namespace tessera

@@ -1,0 +1,50 @@
+#include "tessera/nn/layer_choice.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <regex>
+
+#include "tessera/base/error.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
+
+}  // namespace
+
+bool is_named(std::string_view name, std::string_view wanted) {
+  return name.ends_with(wanted) && (name.size() == wanted.size() || name[name.size() - wanted.size() - 1] == '.');
+}
+
+bool is_in(std::string_view name, const std::vector<std::string>& wanted) {
+  return std::ranges::any_of(wanted, [&](const auto& each) { return is_named(name, each); });
+}
+
+std::string last_parts(const std::vector<std::string>& names) {
+  std::vector<std::string> parts;
+  for (const auto& name : names) {
+    auto last = name.substr(name.rfind('.') + 1);
+    if (std::ranges::find(parts, last) == parts.end()) parts.push_back(std::move(last));
+  }
+  return parts.empty() ? "none" : fmt::format("{}", fmt::join(parts, ", "));
+}
+
+bool LayerChoice::contains(const std::string& name, bool is_linear) const {
+  if (is_in(name, exclude_modules)) return false;
+  if (!target_pattern.empty()) return std::regex_match(name, std::regex(target_pattern));
+  if (!target_modules.empty()) return is_in(name, target_modules);
+  return is_linear && std::ranges::none_of(kOutputLayers, [&](std::string_view output) { return is_named(name, output); });
+}
+
+void expect_choice(const LayerChoice& choice, const std::vector<std::string>& names, size_t chosen, std::string_view what) {
+  for (const auto& wanted : choice.target_modules) {
+    if (std::ranges::any_of(names, [&](const std::string& name) { return is_named(name, wanted); })) continue;
+    throw UsageError(fmt::format("{}: no layer is named '{}'; layers for which it can be are named: {}", what, wanted, last_parts(names)));
+  }
+  if (chosen == 0) throw UsageError(fmt::format("{}: no layer is chosen; layers for which it can be are named: {}", what, last_parts(names)));
+}
+
+}  // namespace tessera::nn
