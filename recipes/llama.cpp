@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 #include <tessera/base/atomic_write.h>
 #include <tessera/base/folder.h>
+#include <tessera/checkpoint/peft.h>
 #include <tessera/llm/gguf_model.h>
 #include <tessera/models/generate.h>
+#include <tessera/nn/quantize.h>
 #include <tessera/tessera.h>
 #include <tessera/train/sharding_settings.h>
 #include <torch/torch.h>
@@ -58,6 +60,8 @@ void set_start(const Flags& flags, ShardOptions& options) {
 Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   trainer.set_seed(flags.seed);
   auto model = deferred_init([&] { return Model(source.config); }, {.seed = flags.seed});
+  if (flags.method == "qlora") nn::quantize(model, {.quantization = nn::quantization_named(flags.quantisation)});
+  if (flags.method != "full") lora::apply(model, flags.lora);
   const auto units = llm::units_named(flags.units);
   if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") {
     auto options = train::sharding_of(trainer.settings(), *model, trainer.world()).options;
@@ -65,7 +69,11 @@ Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
     llm::shard_ends(model, options, units);
   }
   trainer.prepare(model);
-  if (!flags.model.empty()) checkpoint::load_weights(model, flags.model, {.may_be_unknown = model->surplus_names()});
+  if (flags.model.empty()) return model;
+  checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
+  if (flags.method == "full") return model;
+  lora::reset_magnitudes(model);
+  trainer.refer_to_base(flags.model);
   return model;
 }
 
@@ -87,6 +95,10 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
 
 /// Writes a trial, before there is anything to lose.
 void expect_places(const Flags& flags, const Trainer& trainer) {
+  if (!flags.adapter.empty() && trainer.is_main_process()) {
+    make_folder(flags.adapter);
+    const NewFile trial(flags.adapter / "adapter_config.json");
+  }
   if (flags.output.empty() || !trainer.is_main_process()) return;
   make_folder(flags.output);
   if (!flags.model.empty() && std::filesystem::equivalent(flags.output, flags.model))
@@ -123,8 +135,9 @@ void show_text(Model& model, const Flags& flags, const Source& source, const at:
 }
 
 void write(Model& model, const Flags& flags, const Source& source, Trainer& trainer, train::Run& run) {
-  trainer.save_model(model, flags.output);
+  if (flags.method == "full") trainer.save_model(model, flags.output);
   if (trainer.is_main_process()) {
+    if (flags.method != "full") checkpoint::merge_adapter(flags.model, flags.adapter, flags.output);
     source.config.write(flags.output);
     source.tokenizer.write(flags.output);
     if (!flags.gguf.empty()) llm::write_gguf(flags.output, flags.gguf, {.code = flags.gguf_code});
@@ -178,6 +191,7 @@ int train_model(const Flags& flags) {
       run.report({{"loss", loss}, {"grad_norm", norm}});
     }
     if (run.stopped()) return 0;
+    if (!flags.adapter.empty()) checkpoint::save_adapter(model, flags.adapter, trainer.world(), {.base = flags.model});
     if (!eval_rows) continue;
     const auto loss = loss_over(model, *eval_rows, flags, trainer);
     trainer.log({{"eval_loss", loss}});

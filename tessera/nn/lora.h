@@ -68,6 +68,19 @@ class [[nodiscard]] Disabled : NoCopy {
 /// sharded.
 void merge(ModuleRef model);
 
+/// By what the output of an adapter of this layer is multiplied.
+double scaling_of(const Options& options, const std::string& layer);
+
+/// The parameters of an adapter of one layer.
+struct Weights {
+  at::Tensor a, b;
+  double scaling = 1;
+  at::Tensor magnitude = {};  // of DoRA
+  bool of_embedding = false;
+};
+/// A weight with an adapter in it.
+at::Tensor merged(const at::Tensor& weight, const Weights& adapter);
+
 /// A layer with an adapter, for files.
 struct Layer {
   std::string name;                          // of the layer in the model

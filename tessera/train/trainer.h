@@ -181,6 +181,9 @@ class Trainer {
   /// so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not restored. If
   /// anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
+  /// From now on save_state leaves out what is frozen in the model, which comes from there, and load_state expects the same values.
+  /// Collective.
+  void refer_to_base(const std::string& name);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
   template <checkpoint::Savable T>
   void register_for_checkpointing(T& object) {
@@ -259,7 +262,8 @@ class Trainer {
  private:
   struct Model {
     std::shared_ptr<torch::nn::Module> module;
-    std::vector<size_t> optimizers = {};  // their places in optimizers_
+    std::vector<size_t> optimizers = {};            // their places in optimizers_
+    std::optional<checkpoint::Base> base = {};      // that checkpoints refer to
   };
   struct Prepared {
     optim::AnyOptimizer optimizer;

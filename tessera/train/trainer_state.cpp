@@ -250,7 +250,15 @@ void Trainer::resume(size_t model, Resumed resumed) {
 checkpoint::Contents Trainer::contents_of(size_t model) const {
   checkpoint::Contents contents{.model = models_[model].module.get()};
   for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].optimizer};
+  contents.base = models_[model].base;
   return contents;
+}
+
+void Trainer::refer_to_base(const std::string& name) {
+  if (models_.size() != 1)
+    throw UsageError(fmt::format("Trainer::refer_to_base is for one model, but {} are prepared", models_.size()));
+  if (settings_.saves_for_accelerate()) return;  // whose checkpoints are whole
+  models_[0].base = checkpoint::base_of(*models_[0].module, name);
 }
 
 checkpoint::Contents Trainer::contents() const {

@@ -116,20 +116,42 @@ std::vector<Room> HubWriter::leave_rooms() {
   return rooms;
 }
 
+void HubWriter::write(const at::Tensor& tensor) {
+  auto place = next_++;
+  size_t file = 0;
+  while (place >= shards_[file].size()) place -= shards_[file++].size();
+  writers_[file].write(tensor);
+}
+
+void HubWriter::close() {
+  remove_index();
+  for (auto& writer : writers_) writer.close();
+  finish();
+}
+
 void HubWriter::close(std::span<const std::string> checksums) {
-  // While the files of another model are replaced one by one, nobody should take them for one model.
-  std::error_code error;
-  fs::remove(folder_ / kHubIndex, error);
-  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kHubIndex).string(), error.message()));
+  remove_index();
   for (size_t i = 0; i < shards_.size(); i++) {
     writers_[i].close(checksums.first(shards_[i].size()));
     checksums = checksums.subspan(shards_[i].size());
   }
+  finish();
+}
+
+void HubWriter::remove_index() const {
+  // While the files of another model are replaced one by one, nobody should take them for one model.
+  std::error_code error;
+  fs::remove(folder_ / kHubIndex, error);
+  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kHubIndex).string(), error.message()));
+}
+
+void HubWriter::finish() const {
   if (shards_.size() > 1) write_index();
   // What is left of another model would be loaded along with this one.
   for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
     const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
     if (!is_of(kHubSafetensors, name) || is_ours) continue;
+    std::error_code error;
     fs::remove(folder_ / name, error);
     if (error) throw IoError(fmt::format("all is written, but can't remove {}: {}", (folder_ / name).string(), error.message()));
   }

@@ -40,19 +40,26 @@ class HubWriter {
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
             int64_t max_shard_size);
 
-  /// For each tensor, in the order of the entries.
+  /// The next tensor, in the order of the entries.
+  void write(const at::Tensor& tensor);
+  void close();
+  /// Instead of both: room for each tensor, which others fill.
   std::vector<Room> leave_rooms();
   /// When the rooms are filled: with the checksums of what is in them.
   void close(std::span<const std::string> checksums);
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
+  void remove_index() const;
+  /// Writes the index, and removes what is left of another model.
+  void finish() const;
   void write_index() const;
 
   const std::filesystem::path folder_;
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
   std::deque<SafetensorsWriter> writers_;
+  size_t next_ = 0;  // tensor of those that write() gets
 };
 
 }  // namespace tessera::checkpoint

@@ -26,10 +26,25 @@
 namespace tessera::checkpoint {
 namespace {
 
-void add_model(std::vector<RankContents>& ranks, const torch::nn::Module& module, const Communicator& world) {
-  const auto model = local_values(module);
+/// Takes what is frozen out of a model, and notes it as part of the base.
+void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
+  if (!contents.base) return;
+  const auto frozen = frozen_names(*contents.model);
+  for (auto& rank : ranks) {
+    rank.record.frozen = {frozen.begin(), frozen.end()};
+    rank.record.base = contents.base->name;
+    rank.record.base_checksum = contents.base->checksum;
+  }
+  std::erase_if(model.parts, [&](const LocalPart& part) { return frozen.contains(part.name); });
+  std::erase_if(model.outside, [&](const auto& named) { return frozen.contains(named.first); });
+  std::erase_if(model.aliases, [&](const auto& alias) { return frozen.contains(alias.second); });
+}
+
+void add_model(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  auto model = local_values(*contents.model);
   expect_values(model, "a save");
   warn_of_lost_ties(model, world);
+  leave_out_base(ranks, model, contents);
   for (const auto& part : model.parts) {
     const auto records = records_of(part);
     const auto values = values_of_ranks(part.values, records, world);
@@ -87,7 +102,7 @@ std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& conte
     ranks.push_back(
         {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = contents.optimizer.class_name(), .notes = notes}});
   }
-  add_model(ranks, *contents.model, world);
+  add_model(ranks, contents, world);
   if (contents.optimizer) add_optimizer(ranks, contents, world);
   add_beside(ranks, contents, world);
   for (auto& rank : ranks) {

@@ -33,6 +33,8 @@ class Composition {
     manifest_.optimizer = first.record.optimizer;
     manifest_.origin = first.record.origin;
     manifest_.generator = first.record.generator;
+    manifest_.base = first.record.base;
+    manifest_.base_checksum = first.record.base_checksum;
     manifest_.device_generator = first.record.device_generator;
   }
 
@@ -45,6 +47,7 @@ class Composition {
     number_ = manifest_.catalog.files.size();
     manifest_.catalog.files.push_back(file.tensors.path());
     manifest_.notes.push_back(file.record.notes);
+    manifest_.frozen.insert(file.record.frozen.begin(), file.record.frozen.end());
     manifest_.catalog.buffers.insert(file.record.buffers.begin(), file.record.buffers.end());
     manifest_.catalog.aliases.insert(file.record.aliases.begin(), file.record.aliases.end());
     for (const auto& [name, part] : file.record.parts) {
@@ -208,7 +211,9 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"tensors", json::object()},       {"blocks", json::object()},
                  {"files", json::array()},          {"origin", manifest.origin},
                  {"generator", manifest.generator}, {"not_state", manifest.not_state},
-                 {"beside", manifest.beside},       {"device_generator", manifest.device_generator}};
+                 {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
+                 {"frozen", manifest.frozen},       {"base", manifest.base},
+                 {"base_checksum", manifest.base_checksum}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -245,6 +250,9 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   catalog.buffers = text.at("buffers");
   manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
   manifest.beside = text.value("beside", manifest.beside);
+  manifest.frozen = text.value("frozen", manifest.frozen);
+  manifest.base = text.value("base", manifest.base);
+  manifest.base_checksum = text.value("base_checksum", manifest.base_checksum);
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())

@@ -42,6 +42,8 @@ struct Manifest {
   std::set<std::string> beside = {};                           // tensors beside the model, called .tensors.NAME
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
   std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
+  std::set<std::string> frozen = {};                           // parameters that are left out,
+  std::string base = {}, base_checksum = {};                   // because they are those of this base
 };
 
 inline constexpr auto kManifestFile = "manifest.json";

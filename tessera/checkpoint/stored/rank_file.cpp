@@ -43,7 +43,9 @@ nlohmann::json to_json(const RankRecord& record) {
           {"aliases", record.aliases},      {"optimizer", record.optimizer},
           {"notes", record.notes},          {"origin", record.origin},
           {"generator", record.generator},  {"beside", record.beside},
-          {"by_rank", record.by_rank},      {"device_generator", record.device_generator}};
+          {"by_rank", record.by_rank},      {"device_generator", record.device_generator},
+          {"frozen", record.frozen},        {"base", record.base},
+          {"base_checksum", record.base_checksum}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -99,6 +101,9 @@ RankRecord from_json(const nlohmann::json& json) {
   record.device_generator = json.value("device_generator", record.device_generator);
   record.beside = json.value("beside", record.beside);
   record.by_rank = json.value("by_rank", record.by_rank);
+  record.frozen = json.value("frozen", record.frozen);
+  record.base = json.value("base", record.base);
+  record.base_checksum = json.value("base_checksum", record.base_checksum);
   return record;
 }
 

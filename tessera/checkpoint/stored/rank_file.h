@@ -51,6 +51,9 @@ struct RankRecord {
   std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
   std::string device_generator = {};                // the same of the device that the rank trains on
   std::map<std::string, std::string> notes = {};
+  std::vector<std::string> frozen = {};  // parameters that are left out, because they are those of the base
+  std::string base = {};                 // the name of that; empty if nothing is left out
+  std::string base_checksum = {};
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };

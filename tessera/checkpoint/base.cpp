@@ -1,0 +1,53 @@
+#include "tessera/checkpoint/base.h"
+
+#include <ATen/ATen.h>
+
+#include <span>
+
+#include "tessera/base/error.h"
+#include "tessera/base/paging_key.h"
+#include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/shard/access/local_values.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+uint64_t hash_of(const std::string& name, const at::Tensor& values) {
+  const auto here = values.cpu().contiguous();
+  Checksum checksum;
+  checksum.add(std::as_bytes(std::span(name)));
+  checksum.add({static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()});
+  return checksum.value();
+}
+
+}  // namespace
+
+std::set<std::string> frozen_names(ConstModuleRef model) {
+  const auto values = local_values(*model);
+  std::set<std::string> names;
+  for (const auto& part : values.parts) {
+    if (!part.shard.requires_grad()) names.insert(part.name);
+  }
+  for (const auto& item : model->named_parameters()) {
+    if (values.outside.contains(item.key()) && !item.value().requires_grad()) names.insert(item.key());
+  }
+  return names;
+}
+
+Base base_of(ConstModuleRef model, std::string name) {
+  const BelowPaging below;
+  const auto values = local_values(*model);
+  expect_values(values, "the checksum of a base");
+  const auto frozen = frozen_names(model);
+  if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
+  uint64_t sum = 0;  // of names in any order
+  gather_like(
+      values, [&](const LocalPart& part) { return frozen.contains(part.name) ? part.values : at::Tensor(); },
+      [&](const LocalPart& part, const at::Tensor& whole) { sum += hash_of(part.name, whole); });
+  for (const auto& [key, tensor] : values.outside) {
+    if (frozen.contains(key)) sum += hash_of(key, tensor);
+  }
+  return {.name = std::move(name), .checksum = Checksum::text(sum)};
+}
+
+}  // namespace tessera::checkpoint
