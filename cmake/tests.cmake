@@ -124,7 +124,8 @@ target_compile_definitions(test_models PRIVATE
   TESSERA_TEST_VIT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/vit_files.py"
   TESSERA_TEST_LLAMA_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/llama_files.py")
 target_compile_definitions(test_llm PRIVATE
-  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_GGUF_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/gguf_files.py")
+  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_GGUF_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/gguf_files.py"
+  TESSERA_TEST_ADAPTER_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/adapter_steps.py")
 target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md"
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_ranks.py"
   TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"

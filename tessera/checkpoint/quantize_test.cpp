@@ -106,9 +106,9 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 /// Ranks that are threads have one generator.
+std::mutex mutex;
 template <class Make>
 auto drawn(uint64_t seed, const Make& make) {
-  static std::mutex mutex;
   const std::lock_guard lock(mutex);
   at::manual_seed(seed);
   return make();

@@ -1,15 +1,16 @@
 #include "tessera/nn/lora.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <torch/nn/init.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <regex>
@@ -263,6 +264,12 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
 
+/// Of the seed of the default generator and of the names alone, so that all ranks draw the same, whatever else they have drawn.
+at::Generator generator_of(const std::string& layer, const std::string& adapter) {
+  const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
+  return at::detail::createCPUGenerator(seed ^ std::hash<std::string>()(layer + "\n" + adapter));
+}
+
 void add_adapter(const Target& layer, const Options& options, int64_t r, const std::string& adapter) {
   auto adapted = adapted_of(*layer.module);
   const bool nested = layer.kind != Kind::Embedding;
@@ -286,12 +293,14 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   auto down_sizes = layer.down, up_sizes = layer.up;
   down_sizes[0] = r, up_sizes[1] = r / layer.groups;
   auto down = made(down_sizes), up = made(up_sizes);
+  const auto generator = generator_of(layer.name, adapter);
   if (layer.kind == Kind::Embedding) {
-    torch::nn::init::normal_(up);
+    up.normal_(0, 1, generator);
   } else if (options.init_lora_weights == Init::Gaussian) {
-    torch::nn::init::normal_(down, 0, 1 / static_cast<double>(r));
+    down.normal_(0, 1 / static_cast<double>(r), generator);
   } else {
-    torch::nn::init::kaiming_uniform_(down, std::sqrt(5));
+    const auto bound = 1 / std::sqrt(static_cast<double>(down[0].numel()));  // that of kaiming_uniform_ with a = sqrt(5)
+    down.uniform_(-bound, bound, generator);
   }
   adapted->a->add(adapter, down);
   adapted->b->add(adapter, up);

@@ -1,0 +1,72 @@
+// Ten steps with adapters, of LoRA, DoRA and QLoRA, are those of Python's peft, transformers and bitsandbytes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/peft.h"
+#include "tessera/checkpoint/weights.h"
+#include "tessera/models/llama.h"
+#include "tessera/nn/lora.h"
+#include "tessera/nn/quantize.h"
+#include "tessera/optim/adam.h"
+#include "tessera/shard/deferred_init.h"
+#include "tessera/shard/fully_shard.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/wrap.h"
+#include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
+#include "tessera/testing/residences.h"
+#include "tessera/testing/run_program.h"
+
+namespace tessera::testing::adapters_test {
+namespace {
+
+constexpr int kNoPackage = 3;  // exit status of the script
+
+void expect_steps(const Folder& folder, const std::string& method, Residence residence, const Communicator& world) {
+  const std::string start = folder / (method + "-start"), end = folder / (method + "-end");
+  const checkpoint::SafetensorsFile expected(folder / "steps.safetensors");
+  auto model = deferred_init([&] { return models::LlamaForCausalLM(models::LlamaConfig::read(folder.path())); });
+  if (method == "qlora") nn::quantize(model);
+  lora::apply(model, checkpoint::read_adapter_config(start));
+  fully_shard(model, {.mesh = world, .start = Start::Loaded, .residence = residence}, wrap_classes({"LlamaDecoderLayer"}));
+  checkpoint::load_weights(model, folder.path(), {.may_be_missing = {".*\\.lora_.*"}});
+  checkpoint::load_adapter(model, start);
+  optim::AdamW optimizer(parameters(model), {.lr = 1e-2, .weight_decay = 0});
+  const auto tokens = expected.read("tokens"), losses = expected.read(method);  // {steps, rows, length}, {steps}
+  for (int64_t step = 0; step < tokens.size(0); step++) {
+    const auto own = tokens[step].chunk(world.size())[static_cast<size_t>(world.rank())];
+    const auto targets = at::cat({own.narrow(1, 1, own.size(1) - 1), at::full({own.size(0), 1}, -100, at::kLong)}, 1);
+    const auto loss = model->loss(own, targets);
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    auto mean = loss.detach().clone();
+    world.all_reduce(mean, {.op = Reduce::Mean}).wait();
+    EXPECT_NEAR(mean.item<double>(), losses[step].item<double>(), 1e-4) << method << " " << step;
+  }
+  const std::string saved = folder / (method + "-here");
+  checkpoint::save_adapter(model, saved, world);
+  if (!world.is_first()) return;
+  const checkpoint::SafetensorsFile ours(saved + "/adapter_model.safetensors"), theirs(end + "/adapter_model.safetensors");
+  EXPECT_THAT(ours.names(), ::testing::UnorderedElementsAreArray(theirs.names()));
+  for (const auto& name : theirs.names())
+    EXPECT_LT(((ours.read(name) - theirs.read(name)).norm() / theirs.read(name).norm()).item<double>(), 1e-3) << method << " " << name;
+}
+
+TEST(Adapters, TakeTheStepsOfPeft) {
+  const Folder folder;
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_ADAPTER_SCRIPT, folder.path()});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages peft and bitsandbytes";
+  ASSERT_EQ(written.status, 0) << written.output;
+  for (const auto* method : {"lora", "dora", "qlora"}) {
+    for (const int ranks : {2, 3}) {
+      for (const auto residence : residences()) {
+        with_ranks(ranks, [&](const Communicator& world) { expect_steps(folder, method, residence, world); });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tessera::testing::adapters_test
