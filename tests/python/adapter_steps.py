@@ -26,6 +26,7 @@ for method in ("lora", "dora", "qlora"):
     options = dict(quantization_config=nf4, device_map={"": "cpu"}) if method == "qlora" else {}
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=method == "dora"))
+    model.train()  # in evaluation bitsandbytes computes in bfloat16 on some CPUs
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.no_grad():
         for parameter in trained:
