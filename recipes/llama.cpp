@@ -2,10 +2,8 @@
 #include <fmt/format.h>
 #include <tessera/base/atomic_write.h>
 #include <tessera/base/folder.h>
-#include <tessera/checkpoint/peft.h>
 #include <tessera/llm/gguf_model.h>
 #include <tessera/models/generate.h>
-#include <tessera/nn/quantize.h>
 #include <tessera/tessera.h>
 #include <tessera/train/sharding_settings.h>
 #include <torch/torch.h>

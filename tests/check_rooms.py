@@ -56,7 +56,7 @@ INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "chec
 PLAIN = {
     "comm": {"operation.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h"},
     "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation_options.h", "offload.h", "tensors.h", "forward_phase.h",
-              "weight_operator.h"},
+              "weight_forms.h"},
     "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},
 }
 PICTURE = "```text"  # where the first such block of docs/architecture.md begins

@@ -18,6 +18,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/quantize_kernels.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera::nn {
 namespace {

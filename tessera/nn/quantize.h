@@ -7,7 +7,6 @@
 
 #include "tessera/base/module_ref.h"
 #include "tessera/nn/layer_choice.h"
-#include "tessera/shard/weight_operator.h"
 
 namespace tessera::nn {
 

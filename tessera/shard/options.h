@@ -71,7 +71,7 @@ enum class UnusedParameters {
 enum class Start {
   Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
   FromRank0,  // rank 0 broadcasts its parameters; those of other ranks need no values
-  Loaded,     // no parameter has values until it is loaded: nothing is computed for what was made inside deferred_init
+  Loaded,     // what has no values, such as what was made inside deferred_init, has none until it is loaded: nothing is computed for it
 };
 
 /// Fills a parameter or a buffer of this name. The tensor has memory, all of it, and any values.

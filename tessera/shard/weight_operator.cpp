@@ -48,11 +48,6 @@ at::Tensor hold_in_form(torch::nn::Module& model, const at::Tensor& weight, Held
   return held;
 }
 
-const HeldForm* held_form(const at::Tensor& tensor) {
-  const auto* const meta = tensor.defined() ? weight_meta(tensor) : nullptr;
-  return meta == nullptr ? nullptr : meta->form.get();
-}
-
 PlainOperators::PlainOperators() : before_(std::exchange(runs_plainly(), true)) {}
 
 PlainOperators::~PlainOperators() {

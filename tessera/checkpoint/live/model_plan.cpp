@@ -16,7 +16,7 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/weight_operator.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera::checkpoint {
 namespace {

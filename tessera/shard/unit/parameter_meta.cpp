@@ -46,6 +46,11 @@ WeightMeta* weight_meta(const at::Tensor& tensor) {
   return dynamic_cast<WeightMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
 }
 
+const HeldForm* held_form(const at::Tensor& tensor) {
+  const auto* const meta = tensor.defined() ? weight_meta(tensor) : nullptr;
+  return meta == nullptr ? nullptr : meta->form.get();
+}
+
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
     : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;

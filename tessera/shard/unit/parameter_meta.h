@@ -12,7 +12,7 @@
 
 #include "tessera/shard/options.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/weight_operator.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera {
 

@@ -1,0 +1,31 @@
+// Trains adapters beside weights in 4 bits: qlora WEIGHTS ADAPTER, where WEIGHTS is a file or folder of any format, and ADAPTER a new folder
+// that Python's peft reads.
+#include <tessera/models/mlp.h>
+#include <tessera/tessera.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+using namespace tessera;
+
+int main(int argc, char** argv) {
+  const auto world = init();
+  if (argc != 3) throw UsageError("usage: qlora WEIGHTS ADAPTER");
+
+  auto model = deferred_init([] { return models::Mlp({.width = 32, .layers = 2, .classes = 4}); });
+  nn::quantize(model, {.quantization = nn::Quantization::Nf4});
+  lora::apply(model, {.r = 4, .lora_alpha = 8});
+  fully_shard(model, {.mesh = world, .start = Start::Loaded});
+  checkpoint::load_weights(model, argv[1], {.may_be_missing = {".*\\.lora_.*"}});
+  optim::AdamW optimizer(parameters(model), {.lr = 1e-2});
+
+  for (int step = 0; step < 20; step++) {
+    const auto x = torch::randn({16, 32});
+    const auto loss = torch::cross_entropy_loss(model(x), x.slice(1, 0, 4).argmax(1));
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    if (world.is_first() && step % 19 == 0) std::printf("step %d loss %.2f\n", step, loss.item<double>());
+  }
+  checkpoint::save_adapter(model, argv[2], world, {.base = argv[1]});
+}
