@@ -30,7 +30,8 @@ struct Flags {
   std::string model = "mlp", dtype = "fp32", residence = "auto", device = "cpu", optimizer = "tessera";
   int steps = 12, warmup = 4;
   int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
-  bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false;
+  bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
+       lora = false, qlora = false;
 
   bool is_narrow() const { return dtype == "bf16"; }
   /// Whether the model gets its activations in bfloat16.
@@ -267,6 +268,8 @@ int run(const Flags& flags) {
   const auto world = flags.whole ? self_world() : init({.device = device});
   auto subject = make_subject(flags);
   subject.module->to(device, flags.stored());
+  if (flags.qlora) nn::quantize(*subject.module);
+  if (flags.lora || flags.qlora) lora::apply(*subject.module, {.r = 8});
   if (flags.model == "gpt") set_start_values(*subject.module);
   if (!flags.whole) {
     ShardOptions options{.mesh = world};
@@ -382,6 +385,8 @@ int main(int argc, char** argv) {
   app.add_option("--layers", flags.layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
+  app.add_flag("--lora", flags.lora, "Adapters of rank 8 in all linear layers train, and nothing else");
+  app.add_flag("--qlora", flags.qlora, "The same, beside weights in NF4");
   app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
   app.add_flag("--state-on-disk", flags.state_on_disk, "The optimizer's state in files of the working folder")->excludes("--whole");
   app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");

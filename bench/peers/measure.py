@@ -14,6 +14,7 @@ def flags(systems):
     parser.add_argument("--heads", type=int, default=8, help="of the gpt of torch_train.py")
     parser.add_argument("--length", type=int, default=256, help="of the gpt of torch_train.py, in tokens")
     parser.add_argument("--device", default="cpu", help="of torch_train.py: such as cuda")
+    parser.add_argument("--lora", action="store_true", help="of llama by torch_train.py: adapters of peft train, and nothing else")
     parser.add_argument("--narrow-parameters", action="store_true", help="parameters, gradients and the optimizer's state in --dtype, too")
     return parser.parse_args()
 

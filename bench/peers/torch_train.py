@@ -29,6 +29,10 @@ if narrow and not mixed:
     model.to(dtype)
 if options.model == "gpt":
     model.set_start_values()
+if options.lora:
+    import peft
+
+    peft.get_peft_model(model.model, peft.LoraConfig(r=8, target_modules="all-linear"))  # in place
 if options.system == "fsdp2":
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard

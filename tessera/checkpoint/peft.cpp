@@ -48,7 +48,7 @@ Json config_of(const lora::Options& options, const std::string& base) {
                {"use_rslora", options.use_rslora},
                {"use_dora", options.use_dora},
                {"bias", bias},
-               {"init_lora_weights", true},
+               {"init_lora_weights", options.init_lora_weights == lora::Init::Pissa ? Json("pissa") : Json(true)},
                {"fan_in_fan_out", false},
                {"rank_pattern", Json::object()},
                {"alpha_pattern", Json::object()},

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/weight_operator.h"
 #include "tessera/shard/full_params.h"
@@ -72,10 +73,12 @@ class Adapted {
   Adapted(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
 
   std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
-  /// What the active adapters make of the weight.
-  at::Tensor merged(const at::Tensor& weight) const;
+  /// Puts the active adapters into the weight, from now on in place of acting, and takes them out again.
+  void merge_into(const at::Tensor& weight);
+  void take_out_of(const at::Tensor& weight);
   /// The magnitudes that change nothing.
   at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
+  bool has_merged() const { return !merged_.empty(); }
   Kind kind() const { return kind_; }
   const std::string& name() const { return name_; }
 
@@ -84,6 +87,12 @@ class Adapted {
   std::shared_ptr<Parameters> a, b, magnitudes;
 
  private:
+  /// In the order in which they were merged.
+  struct Merged {
+    std::string adapter;
+    at::Tensor norms;  // of the rows that DoRA has scaled
+  };
+
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
   at::Tensor plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const;
   at::Tensor with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const;
@@ -93,6 +102,7 @@ class Adapted {
 
   const Kind kind_;
   const std::string name_;
+  std::vector<Merged> merged_ = {};
 };
 
 at::Tensor optional_tensor(const c10::IValue& value) {
@@ -176,10 +186,30 @@ std::optional<at::Tensor> Adapted::run(std::string_view op, std::span<const c10:
   return with_adapters(op, arguments);
 }
 
-at::Tensor Adapted::merged(const at::Tensor& weight) const {
-  auto result = weight;
-  for (const auto& name : active) result = lora::merged(result, weights_of(name));
-  return result;
+/// One number for each row, so that it multiplies a weight.
+at::Tensor for_rows(const at::Tensor& numbers, const at::Tensor& weight, bool of_embedding) {
+  std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
+  sizes[of_embedding ? 1 : 0] = -1;
+  return numbers.view(sizes);
+}
+
+void Adapted::merge_into(const at::Tensor& weight) {
+  for (const auto& name : active) {
+    const auto own = weights_of(name);
+    merged_.push_back({name, own.magnitude.defined() ? row_norms(name, weight) : at::Tensor()});
+    weight.copy_(lora::merged(weight, own));
+  }
+  active.clear();
+}
+
+void Adapted::take_out_of(const at::Tensor& weight) {
+  for (; !merged_.empty(); merged_.pop_back()) {
+    const auto& [name, norms] = merged_.back();
+    const auto own = weights_of(name);
+    if (norms.defined()) weight.mul_(for_rows(norms / own.magnitude.flatten(), weight, own.of_embedding));
+    weight.sub_(delta(weight, own));
+    active.insert(active.begin(), name);
+  }
 }
 
 /// A layer that can have an adapter.
@@ -190,6 +220,9 @@ struct Target {
   at::Tensor weight, bias;
   std::vector<int64_t> down, up;  // sizes of A and B for a rank of 1, which comes into the place of the 1s: first in A, second in B
   int64_t groups = 1;
+
+  int64_t down_numel() const { return c10::multiply_integers(down); }
+  int64_t rows() const { return up[0]; }
 };
 
 std::optional<Target> target_of(const std::string& name, const std::shared_ptr<Module>& module) {
@@ -261,6 +294,13 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   if (options.lora_dropout < 0 || options.lora_dropout >= 1)
     refuse(fmt::format("a dropout of {} makes no sense; give 0 to less than 1", options.lora_dropout));
   if (r % layer.groups != 0) refuse(fmt::format("a rank of {} can't be divided among {} groups", r, layer.groups));
+  const auto width = std::min(layer.down_numel(), layer.rows());
+  const bool is_pissa = options.init_lora_weights == Init::Pissa;
+  if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
+  if (is_pissa && (layer.weight.is_meta() || held_form(layer.weight) != nullptr))
+    refuse("PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not sharded");
+  if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
+  if (r > width) log(LogLevel::Warning, fmt::format("lora: '{}': a rank of {} is wider than the layer, which has {}", layer.name, r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
 
@@ -301,6 +341,14 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   } else {
     const auto bound = 1 / std::sqrt(static_cast<double>(down[0].numel()));  // that of kaiming_uniform_ with a = sqrt(5)
     down.uniform_(-bound, bound, generator);
+  }
+  if (options.init_lora_weights == Init::Pissa) {
+    const auto scaling = adapted->adapters.at(adapter).scaling;
+    const auto [u, s, v] = at::linalg_svd(layer.weight.detach().to(down.scalar_type()), /*full_matrices=*/false);
+    const auto roots = (s.narrow(0, 0, r) / scaling).sqrt();
+    up.copy_(u.narrow(1, 0, r) * roots);
+    down.copy_(roots.unsqueeze(1) * v.narrow(0, 0, r));
+    at::Tensor(layer.weight).sub_(delta(layer.weight, {.a = down, .b = up, .scaling = scaling}));
   }
   adapted->a->add(adapter, down);
   adapted->b->add(adapter, up);
@@ -371,9 +419,7 @@ at::Tensor merged(const at::Tensor& weight, const Weights& adapter) {
   const auto sum = weight + delta(weight, adapter);
   if (!adapter.magnitude.defined()) return sum;
   const auto scale = adapter.magnitude.flatten() / norms_of_rows(sum, adapter.of_embedding);
-  std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
-  sizes[adapter.of_embedding ? 1 : 0] = -1;
-  return sum * scale.view(sizes);
+  return sum * for_rows(scale, weight, adapter.of_embedding);
 }
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
@@ -451,9 +497,18 @@ void merge(ModuleRef model) {
     if (adapted->active.empty()) continue;
     const auto all = full_params(*layer.module, Access::Write);
     const c10::AutoGradMode no_grad(false);
-    at::Tensor(layer.weight).copy_(adapted->merged(layer.weight));
-    adapted->active.clear();
+    adapted->merge_into(layer.weight);
   }
+}
+
+void unmerge(ModuleRef model) {
+  for (const auto& [layer, adapted] : adapted_in(*model)) {
+    if (!adapted->has_merged()) continue;
+    const auto all = full_params(*layer.module, Access::Write);
+    const c10::AutoGradMode no_grad(false);
+    adapted->take_out_of(layer.weight);
+  }
+  choose_training(*model);
 }
 
 const Options& options_of(ConstModuleRef model, const std::string& adapter) {

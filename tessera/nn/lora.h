@@ -20,8 +20,9 @@ enum class Bias {
   LoraOnly,  // or those of layers with adapters
 };
 
-/// How A of a linear layer begins; B is 0.
-enum class Init { Kaiming, Gaussian };
+/// How adapters of linear layers begin: with a drawn A and a B of 0, or, with Pissa, as the principal part of the weight, which is taken
+/// out of it: then the weights need their values before.
+enum class Init { Kaiming, Gaussian, Pissa };
 
 struct Options {
   int64_t r = 8;            // the rank
@@ -64,9 +65,11 @@ class [[nodiscard]] Disabled : NoCopy {
   const std::vector<std::string> before_;
 };
 
-/// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Collective if the model is
-/// sharded.
+/// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Throws UsageError, and changes
+/// nothing, where that can't be: quantised weights, convolutions with groups. Collective if the model is sharded.
 void merge(ModuleRef model);
+/// Takes merged adapters out again, to rounding, and has them act.
+void unmerge(ModuleRef model);
 
 /// By what the output of an adapter of this layer is multiplied.
 double scaling_of(const Options& options, const std::string& layer);
