@@ -126,14 +126,18 @@ void add_adapters(Net& net) {
   drawn(5, [&] { lora::apply(net, {.r = 4}); });
 }
 
-/// The same model with the values that its weights have in the form.
-Net rounded(Quantization kind) {
+/// Gives weights the values that they have in the form.
+void round_weights(Net& net, Quantization kind) {
   const torch::NoGradGuard no_grad;
-  auto net = seeded();
   for (auto& item : net->named_parameters()) {
     if (item.value().dim() != 2 || item.key().starts_with("head")) continue;
     item.value().copy_(nn::dequantized(kind, nn::quantized(kind, item.value()), item.value().sizes(), at::kFloat));
   }
+}
+
+Net rounded(Quantization kind) {
+  auto net = seeded();
+  round_weights(net, kind);
   return net;
 }
 
@@ -223,6 +227,18 @@ TEST(Quantize, GoesThroughCheckpointsAndFilesOnAnyNumberOfRanks) {
       EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(other, folder / "run"); }), HasSubstr("int8"));
     });
   }
+}
+
+TEST(Quantize, IsComputedWhereAModelHasNoValuesYet) {
+  auto expected = deferred_init([] { return Net(); }, {.seed = 3});
+  materialize(expected);
+  round_weights(expected, Quantization::Nf4);
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = deferred_init([] { return Net(); }, {.seed = 3});
+    nn::quantize(net);
+    fully_shard(net, {.mesh = world});
+    EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-5, 1e-6));
+  });
 }
 
 TEST(Quantize, RefusesWhatMakesNoSense) {

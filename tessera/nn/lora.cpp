@@ -221,8 +221,8 @@ struct Target {
   std::vector<int64_t> down, up;  // sizes of A and B for a rank of 1, which comes into the place of the 1s: first in A, second in B
   int64_t groups = 1;
 
-  int64_t down_numel() const { return c10::multiply_integers(down); }
-  int64_t rows() const { return up[0]; }
+  /// The largest rank that its weight can have.
+  int64_t width() const { return std::min(c10::multiply_integers(down), up[0]); }
 };
 
 std::optional<Target> target_of(const std::string& name, const std::shared_ptr<Module>& module) {
@@ -294,13 +294,12 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   if (options.lora_dropout < 0 || options.lora_dropout >= 1)
     refuse(fmt::format("a dropout of {} makes no sense; give 0 to less than 1", options.lora_dropout));
   if (r % layer.groups != 0) refuse(fmt::format("a rank of {} can't be divided among {} groups", r, layer.groups));
-  const auto width = std::min(layer.down_numel(), layer.rows());
+  const auto width = layer.width();
   const bool is_pissa = options.init_lora_weights == Init::Pissa;
   if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
   if (is_pissa && (layer.weight.is_meta() || held_form(layer.weight) != nullptr))
     refuse("PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not sharded");
   if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
-  if (r > width) log(LogLevel::Warning, fmt::format("lora: '{}': a rank of {} is wider than the layer, which has {}", layer.name, r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
 
@@ -431,6 +430,11 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
     if (adapted && adapted->adapters.contains(adapter))
       throw UsageError(fmt::format("lora: '{}' has an adapter '{}' already", layer.name, adapter));
   }
+  std::vector<std::string> narrow;
+  for (const auto& layer : targets) {
+    if (rank_of(layer) > layer.width()) narrow.push_back(layer.name);
+  }
+  if (!narrow.empty()) log(LogLevel::Warning, fmt::format("lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow)));
   const bool is_first = adapted_in(*model).empty();
   {
     const c10::AutoGradMode no_grad(false);

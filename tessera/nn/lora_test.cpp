@@ -49,7 +49,7 @@ TEST(Lora, ChangesNothingUntilItIsTrained) {
 }
 
 TEST(Lora, OfSeveralThoseActThatAreChosen) {
-  const auto plain = seeded_net();
+  auto plain = seeded_net();
   auto net = adapted_net();
   lora::apply(net, {.r = 3}, "other");
   EXPECT_THAT(lora::adapters(net), ElementsAre("default", "other"));
@@ -72,7 +72,7 @@ TEST(Lora, OfSeveralThoseActThatAreChosen) {
   EXPECT_TRUE(at::allclose(net(input()), both, 1e-4, 1e-5));
   {
     const lora::Disabled without(net);
-    EXPECT_TRUE(at::allclose(net(input()), plain->forward(input()), 1e-5, 1e-6));
+    EXPECT_TRUE(at::allclose(net(input()), plain(input()), 1e-5, 1e-6));
   }
   EXPECT_TRUE(at::allclose(net(input()), both, 1e-4, 1e-5));
   EXPECT_THAT(message_of<UsageError>([&] { lora::set_adapters(net, {"third"}); }), HasSubstr("default, other"));
@@ -126,9 +126,9 @@ TEST(Lora, SurvivesConversionsOfTheModel) {
 }
 
 TEST(Lora, PissaTakesThePrincipalPartOutOfTheWeight) {
-  const auto plain = seeded_net();
+  auto plain = seeded_net();
   auto net = adapted_net({.r = 2, .lora_alpha = 3, .init_lora_weights = lora::Init::Pissa});
-  EXPECT_TRUE(at::allclose(net(input()), plain->forward(input()), 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(net(input()), plain(input()), 1e-4, 1e-5));
   const auto before = at::linalg_matrix_norm(plain->a->weight.detach(), 2), after = at::linalg_matrix_norm(net->a->weight.detach(), 2);
   EXPECT_LT(after.item<double>(), before.item<double>());
   EXPECT_THAT(message_of<UsageError>([] { adapted_net({.r = 1000, .init_lora_weights = lora::Init::Pissa}); }), HasSubstr("wider than the layer"));
