@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   const auto world = init();
   if (argc != 3) throw UsageError("usage: qlora WEIGHTS ADAPTER");
 
-  auto model = deferred_init([] { return models::Mlp({.width = 32, .layers = 2, .classes = 4}); });
+  auto model = deferred_init([] { return models::Mlp(models::MlpOptions{.width = 32, .layers = 2, .classes = 4}); });
   nn::quantize(model, {.quantization = nn::Quantization::Nf4});
   lora::apply(model, {.r = 4, .lora_alpha = 8});
   fully_shard(model, {.mesh = world, .start = Start::Loaded});
@@ -25,7 +25,7 @@ int main(int argc, char** argv) {
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();
-    if (world.is_first() && step % 19 == 0) std::printf("step %d loss %.2f\n", step, loss.item<double>());
+    if (world.is_first() && step % 19 == 0) std::printf("step %d loss %.2f\n", step, loss.item().toDouble());
   }
   checkpoint::save_adapter(model, argv[2], world, {.base = argv[1]});
 }

@@ -9,6 +9,8 @@
 #include <torch/library.h>
 #include <torch/nn/modules/linear.h>
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -299,6 +301,9 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
   }
   expect_choice(options.layers, names, weights.size(), "quantize");
   for (const auto& weight : weights) hold_in_form(*model, weight, held_form_of(options.quantization, weight));
+#if defined(__GLIBC__)
+  ::malloc_trim(0);  // the values are gone, and nobody else may use their memory before it goes back to the system
+#endif
 }
 
 }  // namespace tessera::nn

@@ -61,6 +61,19 @@ def write_model(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="</s>")))
 
 
+READ_ADAPTER = """
+import sys, peft, torch
+from transformers import AutoModelForCausalLM
+base, adapter, merged = sys.argv[1:]
+ours = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+theirs = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter).eval()
+plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
+tokens = torch.arange(40, 60).view(2, 10)
+with torch.no_grad():
+    print(*((ours(tokens).logits - other(tokens).logits).abs().max().item() for other in (theirs, plain)))
+"""
+
+
 class Runs(unittest.TestCase):
     """What all parts have."""
 
@@ -151,6 +164,33 @@ class Training(Runs):
         (self.folder / "texts.jsonl").write_text('{"text": "a"}\n{"text"\n')
         self.assertIn("texts.jsonl:2: it is no JSON object",
                       self.run_program(TESSERA, "data", "tokenize", "texts.jsonl", "--tokenizer", "model", "--out", "other.tokens", status=1))
+
+
+class Adapters(Runs):
+    def test_each_method_trains_goes_on_and_is_read_by_peft(self):
+        self.tokenize()
+        self.train("--config", "model", "--num-epochs", 12, "--max-steps", 30, "--output", "base", "--eval-data", "texts.tokens")
+        for method in ("lora", "dora", "qlora"):
+            common = ["--model", "base", "--method", method, "--rank", 4, "--alpha", 8, "--eval-data", "texts.tokens", "--ckpt-prefix", f"run-{method}", "--adapter", f"ad-{method}"]
+            first = self.losses(self.train(*common, "--num-epochs", 1))
+            again = self.losses(self.train(*common, "--num-epochs", 2, "--resume", "--output", f"out-{method}", ranks=3))
+            self.assertLess(again[-1], first[-1], method)
+            difference, change = map(float, self.run_program(PYTHON, "-c", READ_ADAPTER, "base", f"ad-{method}", f"out-{method}").splitlines()[-1].split())
+            self.assertLess(difference, 1e-4, method)
+            self.assertGreater(change, 0.1, method)
+            # What is saved of the base is a reference.
+            saved = sum(file.stat().st_size for file in self.folder.glob(f"run-{method}-step-*/rank-*"))
+            self.assertLess(saved, 2 * (self.folder / "base/model.safetensors").stat().st_size, method)
+        said = self.run_program(TESSERA, "ckpt", "merge-adapter", "base", "ad-lora", "again")
+        self.assertIn("again/model.safetensors", said)
+        self.assertEqual((self.folder / "again/model.safetensors").read_bytes(), (self.folder / "out-lora/model.safetensors").read_bytes())
+        refused = self.train("--model", "base", "--method", "qlora", "--quantisation", "int8", "--rank", 4, "--alpha", 8, "--num-epochs", 3, "--ckpt-prefix", "run-qlora", "--resume", status=1)
+        self.assertIn("has other values", refused)
+        self.assertIn("no layer is named 'query'", self.train("--model", "base", "--method", "lora", "--target-modules", "query", status=1))
+        for arguments, why in ((("--model", "base", "--adapter", "x"), "--method full makes no adapters"), (("--config", "model", "--method", "lora"), "give --model PATH")):
+            self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", *arguments, status=2))
+        wrong = self.run_program(TESSERA, "ckpt", "merge-adapter", "model", "ad-lora", "wrong", status=1)
+        self.assertFalse((self.folder / "wrong").exists(), wrong)
 
 
 class Devices(Runs):
