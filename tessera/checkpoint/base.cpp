@@ -22,8 +22,7 @@ uint64_t hash_of(const std::string& name, const at::Tensor& values) {
 
 }  // namespace
 
-std::set<std::string> frozen_names(ConstModuleRef model) {
-  const auto values = local_values(*model);
+std::set<std::string> frozen_names(ConstModuleRef model, const LocalValues& values) {
   std::set<std::string> names;
   for (const auto& part : values.parts) {
     if (!part.shard.requires_grad()) names.insert(part.name);
@@ -38,7 +37,7 @@ Base base_of(ConstModuleRef model, std::string name) {
   const BelowPaging below;
   const auto values = local_values(*model);
   expect_values(values, "the checksum of a base");
-  const auto frozen = frozen_names(model);
+  const auto frozen = frozen_names(model, values);
   if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
   uint64_t sum = 0;  // of names in any order
   gather_like(

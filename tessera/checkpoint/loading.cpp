@@ -2,7 +2,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <cctype>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -50,23 +49,13 @@ ModelNames known_names(const LocalValues& model, const Contents& contents, const
   return names;
 }
 
-/// A regular expression for this text alone.
-std::string literally(const std::string& text) {
-  std::string pattern;
-  for (const char c : text) {
-    if (c != '_' && std::isalnum(static_cast<unsigned char>(c)) == 0) pattern += '\\';
-    pattern += c;
-  }
-  return pattern;
-}
-
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
   Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, const LocalValues& model,
         const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
       : manifest(read_run(folder, known_names(model, contents, options))),
         stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, with_base(folder, contents, options), "the checkpoint " + folder.string()) {
+        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(), names_in_base(folder, contents)) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -82,17 +71,16 @@ struct Saved {
     expect_training_state(contents, training, manifest);
   }
 
-  /// What the checkpoint leaves out may be missing, if it is that of the model here.
-  LoadOptions with_base(const fs::path& folder, const Contents& contents, LoadOptions options) const {
-    if (manifest.base.empty()) return options;
+  /// What the checkpoint leaves out. Throws UsageError unless the model here has the same.
+  const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents) const {
+    if (manifest.base.empty()) return manifest.frozen;
     const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), manifest.base);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
     if (contents.base->checksum != manifest.base_checksum) {
       throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, manifest.base_checksum,
                                    contents.base->name, contents.base->checksum));
     }
-    for (const auto& name : manifest.frozen) options.may_be_missing.push_back(literally(name));
-    return options;
+    return manifest.frozen;
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {

@@ -53,7 +53,6 @@ enum class Kind { Linear, Embedding, Conv };
 
 struct Adapter {
   Options options;
-  int64_t r;
   double scaling;
 };
 
@@ -79,8 +78,6 @@ class Adapted {
   /// The magnitudes that change nothing.
   at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
   bool has_merged() const { return !merged_.empty(); }
-  Kind kind() const { return kind_; }
-  const std::string& name() const { return name_; }
 
   std::map<std::string, Adapter> adapters;
   std::vector<std::string> active;
@@ -163,7 +160,7 @@ at::Tensor Adapted::with_adapters(std::string_view op, std::span<const c10::IVal
   const auto base = plain(op, x, arguments);
   auto result = base;
   for (const auto& name : active) {
-    const auto& [options, r, scaling] = adapters.at(name);
+    const auto& [options, scaling] = adapters.at(name);
     const bool drops = options.lora_dropout > 0 && !is_embedding && a->is_training();
     const auto dropped = drops ? at::dropout(x, options.lora_dropout, /*train=*/true) : x;
     auto added = low_rank(dropped, name, arguments) * scaling;
@@ -324,7 +321,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   }
   if (options.use_dora && !adapted->magnitudes)
     adapted->magnitudes = layer.module->register_module("lora_magnitude_vector", std::make_shared<Parameters>(/*nested=*/true, adapted));
-  adapted->adapters[adapter] = {options, r, scaling_of(options, layer.name)};
+  adapted->adapters[adapter] = {options, scaling_of(options, layer.name)};
 
   const auto dtype = at::promoteTypes(layer.weight.scalar_type(), at::kFloat);
   const auto device = layer.weight.is_meta() ? c10::Device(at::kCPU) : layer.weight.device();
@@ -524,7 +521,7 @@ std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter) {
   for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
     const auto& own = adapted->adapters.at(adapter);
     auto& made =
-        result.emplace_back(Layer{.name = layer.name, .names = {}, .has_bias = layer.bias.defined(), .r = own.r, .scaling = own.scaling});
+        result.emplace_back(Layer{.name = layer.name, .names = {}, .has_bias = layer.bias.defined()});
     const auto add = [&](const std::string& kind, bool nested) {
       const auto suffix = nested ? ".weight" : "";
       made.names[kind + (kind == "lora_magnitude_vector" ? "" : suffix)] = fmt::format("{}.{}.{}{}", layer.name, kind, adapter, suffix);

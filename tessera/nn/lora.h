@@ -89,8 +89,6 @@ struct Layer {
   std::string name;                          // of the layer in the model
   std::map<std::string, std::string> names;  // of its parameters in the model, by their names in files of peft: "lora_A.weight"
   bool has_bias = false;
-  int64_t r = 0;
-  double scaling = 0;
 };
 std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter = "default");
 const Options& options_of(ConstModuleRef model, const std::string& adapter = "default");

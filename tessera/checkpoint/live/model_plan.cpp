@@ -106,11 +106,11 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
 }
 
 ModelPlan::ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-                     const std::string& where)
-    : ModelPlan(std::make_unique<StoredValues>(stored), std::move(names), model, options, where) {}
+                     const std::string& where, const std::set<std::string>& in_base)
+    : ModelPlan(std::make_unique<StoredValues>(stored), std::move(names), model, options, where, in_base) {}
 
 ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-                     const std::string& where)
+                     const std::string& where, const std::set<std::string>& in_base)
     : stored_(std::move(stored)), first_of_tied_(options.first_of_tied), unused_(std::move(names)) {
   std::map<std::string, std::vector<std::string>> aliases;
   for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
@@ -118,6 +118,7 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
   for (const auto& [name, tensor] : model.outside)
     find(name, aliases[name], tensor, {whole_record(tensor.sizes())}, form_of(model, name));
   for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, {whole_record(tensor.sizes())}, nullptr);
+  std::erase_if(missing_, [&](const std::string& name) { return in_base.contains(name); });
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
   if (!missing.empty()) log(LogLevel::Info, fmt::format("{} has no {}, which keep their values", where, fmt::join(missing, ", ")));

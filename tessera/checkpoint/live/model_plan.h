@@ -27,10 +27,11 @@ class ModelPlan {
   /// Throws UsageError, with all that does not fit, unless the stored tensors `names` are those of the model or the options allow the
   /// difference. Throws if the source lacks values of them. `where` is the source in messages.
   ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-            const std::string& where);
-  /// From files, which must stay open. Throws IoError if they lack values.
+            const std::string& where, const std::set<std::string>& in_base = {});
+  /// From files, which must stay open. Throws IoError if they lack values. Parameters of the model that are `in_base` keep their values if
+  /// the files lack them.
   ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-            const std::string& where);
+            const std::string& where, const std::set<std::string>& in_base = {});
 
   /// Copies what each rank of this process needs into the model, whose shards must be writable.
   void load(const LocalValues& model, const Communicator& world) const;

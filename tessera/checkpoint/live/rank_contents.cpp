@@ -29,7 +29,7 @@ namespace {
 /// Takes what is frozen out of a model, and notes it as part of the base.
 void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
   if (!contents.base) return;
-  const auto frozen = frozen_names(*contents.model);
+  const auto frozen = frozen_names(*contents.model, model);
   for (auto& rank : ranks) {
     rank.record.frozen = {frozen.begin(), frozen.end()};
     rank.record.base = contents.base->name;
