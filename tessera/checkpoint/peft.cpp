@@ -13,12 +13,13 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
-#include "tessera/shard/full_params.h"
+#include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -87,16 +88,27 @@ std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std
 }  // namespace
 
 void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicator& world, const AdapterFile& options) {
-  const auto names = names_in_file(model, options.adapter);
+  const BelowPaging below;
+  const auto here = local_values(*model);
+  auto names = names_in_file(model, options.adapter);
+  std::map<std::string, at::Tensor> whole;  // by names in the model; undefined until it is gathered
+  for (auto& [in_file, name] : names) {
+    if (const auto first = here.aliases.find(name); first != here.aliases.end()) name = first->second;
+    whole.try_emplace(name);
+  }
+  gather_like(
+      here, [&](const LocalPart& part) { return whole.contains(part.name) ? part.values : at::Tensor(); },
+      [&](const LocalPart& part, const at::Tensor& value) {
+        if (world.is_first()) whole[part.name] = value.to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+      });
+  if (!world.is_first()) return;
   std::vector<SafetensorsEntry> entries;
   std::vector<at::Tensor> values;
   for (const auto& [in_file, name] : names) {
-    auto value = full_tensor(model, name, Ranks::First);
-    if (!value.defined()) continue;
-    values.push_back(value.cpu().contiguous());
-    entries.push_back({.name = in_file, .dtype = value.scalar_type(), .sizes = value.sizes().vec()});
+    const auto& gathered = whole.at(name);
+    values.push_back(gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous());
+    entries.push_back({.name = in_file, .dtype = values.back().scalar_type(), .sizes = values.back().sizes().vec()});
   }
-  if (!world.is_first()) return;
   make_folder(folder);
   SafetensorsWriter writer(folder / kWeights, std::move(entries), {{"format", "pt"}});
   for (const auto& value : values) writer.write(value);
