@@ -54,6 +54,23 @@ void set_start(const Flags& flags, ShardOptions& options) {
   options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
 }
 
+/// By --method, or by the configuration.
+bool has_adapters(const Model& model) {
+  return !lora::adapters(model).empty();
+}
+
+/// Throws ConfigError for flags that need adapters, or go without them.
+void expect_use(const Flags& flags, const Model& model) {
+  if (!has_adapters(model)) {
+    if (!flags.adapter.empty())
+      throw ConfigError("--adapter FOLDER: nothing makes adapters, neither --method nor the configuration; write the model by --output");
+    return;
+  }
+  if (flags.model.empty()) throw ConfigError("adapters are for a model that has been trained; give --model PATH");
+  if (!flags.output.empty() && flags.adapter.empty())
+    throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
+}
+
 /// Sharded before it has values, so that each rank draws or reads its own part of the weights and never has all of them.
 Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   trainer.set_seed(flags.seed);
@@ -67,9 +84,10 @@ Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
     llm::shard_ends(model, options, units);
   }
   trainer.prepare(model);
+  expect_use(flags, model);
   if (flags.model.empty()) return model;
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
-  if (flags.method == "full") return model;
+  if (!has_adapters(model)) return model;
   lora::reset_magnitudes(model);
   trainer.refer_to_base(flags.model);
   return model;
@@ -93,14 +111,20 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
 
 /// Writes a trial, before there is anything to lose.
 void expect_places(const Flags& flags, const Trainer& trainer) {
-  if (!flags.adapter.empty() && trainer.is_main_process()) {
+  if (!trainer.is_main_process()) return;
+  const auto expect_other = [](const char* flag, const std::filesystem::path& folder, const std::filesystem::path& used, const char* what) {
+    if (!used.empty() && std::filesystem::exists(used) && std::filesystem::equivalent(folder, used))
+      throw ConfigError(fmt::format("{} {} is {}; give another folder", flag, folder.string(), what));
+  };
+  if (!flags.adapter.empty()) {
     make_folder(flags.adapter);
+    expect_other("--adapter", flags.adapter, flags.model, "the model that is trained on");
+    expect_other("--adapter", flags.adapter, flags.output, "where the merged model goes");
     const NewFile trial(flags.adapter / "adapter_config.json");
   }
-  if (flags.output.empty() || !trainer.is_main_process()) return;
+  if (flags.output.empty()) return;
   make_folder(flags.output);
-  if (!flags.model.empty() && std::filesystem::equivalent(flags.output, flags.model))
-    throw ConfigError(fmt::format("--output {} is the model that is trained on; give another folder", flags.output.string()));
+  expect_other("--output", flags.output, flags.model, "the model that is trained on");
   const NewFile trial(flags.output / "config.json");
   if (flags.gguf.empty()) return;
   if (flags.gguf.has_parent_path()) make_folder(flags.gguf.parent_path());
@@ -132,10 +156,18 @@ void show_text(Model& model, const Flags& flags, const Source& source, const at:
   run.say(source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())}));
 }
 
+void save_adapter(const Model& model, const Flags& flags, const Trainer& trainer) {
+  checkpoint::save_adapter(model, flags.adapter, trainer.world(), {.base = flags.model});
+}
+
 void write(Model& model, const Flags& flags, const Source& source, Trainer& trainer, train::Run& run) {
-  if (flags.method == "full") trainer.save_model(model, flags.output);
+  if (!has_adapters(model)) {
+    trainer.save_model(model, flags.output);
+  } else {
+    save_adapter(model, flags, trainer);  // the run may have been resumed at its end
+  }
   if (trainer.is_main_process()) {
-    if (flags.method != "full") checkpoint::merge_adapter(flags.model, flags.adapter, flags.output);
+    if (has_adapters(model)) checkpoint::merge_adapter(flags.model, flags.adapter, flags.output);
     source.config.write(flags.output);
     source.tokenizer.write(flags.output);
     if (!flags.gguf.empty()) llm::write_gguf(flags.output, flags.gguf, {.code = flags.gguf_code});
@@ -189,7 +221,7 @@ int train_model(const Flags& flags) {
       run.report({{"loss", loss}, {"grad_norm", norm}});
     }
     if (run.stopped()) return 0;
-    if (!flags.adapter.empty()) checkpoint::save_adapter(model, flags.adapter, trainer.world(), {.base = flags.model});
+    if (!flags.adapter.empty()) save_adapter(model, flags, trainer);
     if (!eval_rows) continue;
     const auto loss = loss_over(model, *eval_rows, flags, trainer);
     trainer.log({{"eval_loss", loss}});

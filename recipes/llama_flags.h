@@ -92,15 +92,15 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(from_to(1e-6, 1.0));
   tessera::cli::add_run_flags(app, flags.run, flags.metrics);
-  app.callback([&flags] {
+  app.callback([&app, &flags] {
     if (flags.model.empty() == flags.config.empty())
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
-    if (flags.method != "full" && flags.model.empty())
-      throw tessera::ConfigError("--method " + flags.method + " is for a model that has been trained; give --model PATH, or --method full");
-    if (flags.method == "full" && !flags.adapter.empty())
-      throw tessera::ConfigError("--adapter FOLDER: --method full makes no adapters; write the model by --output");
-    if (flags.method != "full" && !flags.output.empty() && flags.adapter.empty())
-      throw tessera::ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
+    for (const auto* name : {"--rank", "--alpha", "--dropout", "--target-modules"}) {
+      if (flags.method == "full" && app.count(name) > 0)
+        throw tessera::ConfigError(std::string(name) + " is of adapters, which --method full does not make; give another method");
+    }
+    if (flags.method != "qlora" && app.count("--quantisation") > 0)
+      throw tessera::ConfigError("--quantisation is of --method qlora; --method " + flags.method + " leaves weights as they are");
     flags.lora.use_dora = flags.method == "dora";
   });
 }

@@ -9,6 +9,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -42,6 +43,7 @@ std::string inspect(const fs::path& path) {
   if (format == Format::Tessera) {
     result["notes"] = run.notes.front();
     result["origin"] = run.origin;
+    if (!run.base.name.empty()) result["base"] = to_json(run.base);
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
@@ -73,6 +75,11 @@ std::string to_table(const std::string& inspected) {
     std::vector<std::string> words;
     for (const auto& [name, value] : found["origin"].items()) words.push_back(fmt::format("{} {}", name, value.get<std::string>()));
     text += fmt::format("origin: {}\n", printable(fmt::format("{}", fmt::join(words, ", "))));
+  }
+  if (found.contains("base")) {
+    const auto base = base_from_json(found["base"]);
+    text += printable(fmt::format("base: {} (checksum {}), which has {} that are not here\n", base.name, base.checksum,
+                                  counted(base.parameters.size(), "parameter")));
   }
   for (const auto* key : {"notes", "values"}) {
     if (!found.contains(key)) continue;

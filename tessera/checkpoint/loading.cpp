@@ -73,14 +73,15 @@ struct Saved {
 
   /// What the checkpoint leaves out. Throws UsageError unless the model here has the same.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents) const {
-    if (manifest.base.empty()) return manifest.frozen;
-    const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), manifest.base);
+    const auto& base = manifest.base;
+    if (base.name.empty()) return base.parameters;
+    const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
-    if (contents.base->checksum != manifest.base_checksum) {
-      throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, manifest.base_checksum,
+    if (contents.base->checksum != base.checksum) {
+      throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,
                                    contents.base->name, contents.base->checksum));
     }
-    return manifest.frozen;
+    return base.parameters;
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr auto kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors", kPrefix = "base_model.model.";
+
+/// What an adapter begins with, where that is all it says: others change the base, too.
+constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
 
 const std::pair<lora::Bias, const char*> kBiases[] = {
     {lora::Bias::None, "none"}, {lora::Bias::All, "all"}, {lora::Bias::LoraOnly, "lora_only"}};
@@ -70,16 +74,18 @@ Json config_of(const lora::Options& options, const std::string& base) {
 /// Names in the model, by those in the file.
 std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std::string& adapter) {
   std::map<std::string, std::string> names;
+  std::set<std::string> of_layers;  // biases beside adapters
   const auto& options = lora::options_of(model, adapter);
   for (const auto& layer : lora::layers_of(model, adapter)) {
     for (const auto& [key, name] : layer.names) names[fmt::format("{}{}.{}", kPrefix, layer.name, key)] = name;
-    if (options.bias == lora::Bias::LoraOnly && layer.has_bias)
-      names[fmt::format("{}{}.base_layer.bias", kPrefix, layer.name)] = layer.name + ".bias";
+    if (options.bias == lora::Bias::None || !layer.has_bias) continue;
+    of_layers.insert(layer.name + ".bias");
+    names[fmt::format("{}{}.base_layer.bias", kPrefix, layer.name)] = layer.name + ".bias";
   }
   for (const auto& item : model->named_parameters()) {
     const auto& name = item.key();
     const auto is_in = [&](const std::string& module) { return ("." + name).find("." + module + ".") != std::string::npos; };
-    const bool is_bias = options.bias == lora::Bias::All && name.ends_with("bias");
+    const bool is_bias = options.bias == lora::Bias::All && nn::is_named(name, "bias") && !of_layers.contains(name);
     if (is_bias || std::ranges::any_of(options.modules_to_save, is_in)) names[kPrefix + name] = name;
   }
   return names;
@@ -138,17 +144,25 @@ lora::Options read_adapter_config(const fs::path& folder) {
                           .use_rslora = json.value("use_rslora", false),
                           .lora_dropout = json.value("lora_dropout", 0.0),
                           .use_dora = json.value("use_dora", false)};
+    const auto init = json.value("init_lora_weights", Json(true));
+    if (init == "pissa") {
+      options.init_lora_weights = lora::Init::Pissa;
+    } else if (init.is_string() && std::ranges::find(kPlainInits, init.get<std::string>()) == std::end(kPlainInits)) {
+      refuse("init_lora_weights");
+    }
     const auto& targets = json.at("target_modules");
     if (targets.is_string() && targets != "all-linear") options.layers.target_pattern = targets.get<std::string>();
     if (targets.is_array()) options.layers.target_modules = targets.get<std::vector<std::string>>();
     const auto names = [&](const char* key) {
       const auto value = json.value(key, Json());
+      if (value.is_string()) refuse(key);  // an expression
       return value.is_null() ? std::vector<std::string>() : value.get<std::vector<std::string>>();
     };
     options.layers.exclude_modules = names("exclude_modules");
     options.modules_to_save = names("modules_to_save");
-    options.rank_pattern = json.value("rank_pattern", Json::object()).get<std::map<std::string, int64_t>>();
-    options.alpha_pattern = json.value("alpha_pattern", Json::object()).get<std::map<std::string, double>>();
+    const auto ranks = json.value("rank_pattern", Json::object()), alphas = json.value("alpha_pattern", Json::object());
+    for (const auto& [pattern, r] : ranks.items()) options.rank_pattern.emplace_back(pattern, r.get<int64_t>());
+    for (const auto& [pattern, alpha] : alphas.items()) options.alpha_pattern.emplace_back(pattern, alpha.get<double>());
     const auto bias = json.value("bias", "none");
     const auto* known = std::ranges::find(kBiases, bias, [](const auto& each) { return std::string(each.second); });
     if (known == std::end(kBiases)) refuse("bias");
@@ -160,6 +174,13 @@ lora::Options read_adapter_config(const fs::path& folder) {
 }
 
 void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+  const auto stored = SafetensorsFile(folder / kWeights).names();
+  for (const auto& [in_file, name] : names_in_file(model, adapter)) {
+    // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
+    if (in_file.find(".lora_") != std::string::npos || std::ranges::find(stored, in_file) != stored.end()) continue;
+    if (std::ranges::find(stored, kPrefix + name) == stored.end())
+      throw UsageError(fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
+  }
   WeightsOptions options{
       .may_be_missing = {"(?!.*\\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)\\." + adapter + "(\\.weight)?$).*"}};
   options.renamed = {{"^base_model\\.model\\.", ""},
@@ -176,6 +197,11 @@ namespace {
 class StoredAdapter {
  public:
   explicit StoredAdapter(const fs::path& folder) : options_(read_adapter_config(folder)), file_(folder / kWeights) {
+    if (options_.init_lora_weights == lora::Init::Pissa) {
+      throw UsageError(fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and "
+                                   "merge there, by lora::merge",
+                                   folder.string()));
+    }
     for (const auto& name : file_.names()) left_.insert(name);
   }
 

@@ -15,6 +15,12 @@ constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
 
 }  // namespace
 
+bool matches(const std::string& name, const std::string& expression) try {
+  return std::regex_match(name, std::regex(expression));
+} catch (const std::regex_error& error) {
+  throw UsageError(fmt::format("'{}' is no regular expression: {}", expression, error.what()));
+}
+
 bool is_named(std::string_view name, std::string_view wanted) {
   return name.ends_with(wanted) && (name.size() == wanted.size() || name[name.size() - wanted.size() - 1] == '.');
 }
@@ -34,7 +40,7 @@ std::string last_parts(const std::vector<std::string>& names) {
 
 bool LayerChoice::contains(const std::string& name, bool is_linear) const {
   if (is_in(name, exclude_modules)) return false;
-  if (!target_pattern.empty()) return std::regex_match(name, std::regex(target_pattern));
+  if (!target_pattern.empty()) return matches(name, target_pattern);
   if (!target_modules.empty()) return is_in(name, target_modules);
   return is_linear && std::ranges::none_of(kOutputLayers, [&](std::string_view output) { return is_named(name, output); });
 }

@@ -16,6 +16,8 @@ struct LayerChoice {
   bool contains(const std::string& name, bool is_linear) const;
 };
 
+/// Whether the expression matches the whole name. Throws UsageError if it is none.
+bool matches(const std::string& name, const std::string& expression);
 /// Whether this is the whole name, or its end behind a point.
 bool is_named(std::string_view name, std::string_view wanted);
 bool is_in(std::string_view name, const std::vector<std::string>& wanted);

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "tessera/shard/weight_forms.h"
+
 namespace tessera::nn {
 namespace {
 
@@ -44,7 +46,7 @@ bool multiplies_slowly(const at::Tensor& x, const at::Tensor& weight) {
 }
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
-  return multiplies_slowly(x, weight) ? wide_product(x, weight, bias) : at::linear(x, weight, bias);
+  return multiplies_slowly(x, weight) && !has_stand_in(weight) ? wide_product(x, weight, bias) : at::linear(x, weight, bias);
 }
 
 at::Tensor wide_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {

@@ -11,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/linear.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera::nn {
 namespace {
@@ -25,6 +26,21 @@ struct Scored {
   at::Tensor sum, count;           // of the losses of rows that count
   at::Tensor grad_x, grad_weight;  // of the sum; undefined where nobody asks
 };
+
+at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const at::Tensor& target, double z_loss) {
+  return log_sum - scores.gather(1, target) + z_loss * log_sum.square();
+}
+
+/// By autograd, for a weight that only its operator applies. All scores are in memory at once.
+at::Tensor loss_of_scores(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options) {
+  const auto product = at::linear(x, weight);
+  const auto scores = product.to(at::promoteTypes(product.scalar_type(), at::kFloat));
+  const auto counts = targets != options.ignore_index;
+  const auto target = at::where(counts, targets, 0).unsqueeze(1);
+  const auto losses = losses_of(scores, scores.logsumexp(1, /*keepdim=*/true), target, options.z_loss) * counts.unsqueeze(1);
+  const auto divisor = options.divisor.defined() ? options.divisor : counts.sum().clamp_min(1);
+  return losses.sum() / divisor.to(losses.scalar_type());
+}
 
 /// Makes the losses of all rows, and with them the gradients of their sum.
 Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x,
@@ -43,7 +59,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
     const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
     auto scores = at::linear(part, matrix).to(dtype);
     const auto log_sum = scores.logsumexp(1, /*keepdim=*/true);
-    result.sum += ((log_sum - scores.gather(1, target) + options.z_loss * log_sum.square()) * counted).sum();
+    result.sum += (losses_of(scores, log_sum, target, options.z_loss) * counted).sum();
     if (!for_x && !for_weight) continue;
     // d/ds of log_sum - s[target] + z * log_sum^2, where the derivative of log_sum is the softmax.
     scores.sub_(log_sum).exp_();
@@ -97,9 +113,10 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
         fmt::format("linear_cross_entropy: values of the sizes [{}], a weight of [{}] and targets of [{}] don't belong together",
                     fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
   }
+  const auto rows = x.reshape({-1, x.size(-1)}), of_rows = targets.reshape(-1);
+  if (has_stand_in(weight)) return loss_of_scores(rows, weight, of_rows, options);
   const bool grad = at::GradMode::is_enabled();
-  return Loss::apply(x.reshape({-1, x.size(-1)}), weight, targets.reshape(-1), options, grad && x.requires_grad(),
-                     grad && weight.requires_grad());
+  return Loss::apply(rows, weight, of_rows, options, grad && x.requires_grad(), grad && weight.requires_grad());
 }
 
 }  // namespace tessera::nn

@@ -13,201 +13,21 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <regex>
 #include <span>
 #include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
-#include "tessera/shard/weight_operator.h"
+#include "tessera/nn/lora_layer.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
+#include "tessera/shard/weight_operator.h"
 
 namespace tessera::lora {
 namespace {
 
 using torch::nn::Module;
-
-class Adapted;
-
-/// Parameters by adapter, as the module dictionaries of peft are named: layer.lora_A.default.weight, or layer.lora_embedding_A.default.
-struct Parameters : Module {
-  Parameters(bool nested, const std::shared_ptr<Adapted>& owner) : nested(nested), owner(owner) {}
-
-  void add(const std::string& adapter, const at::Tensor& value) {
-    auto& tensor = tensors[adapter];
-    if (!nested) {
-      tensor = register_parameter(adapter, value);
-      return;
-    }
-    const auto inner = register_module(adapter, std::make_shared<Module>());
-    tensor = inner->register_parameter("weight", value);
-  }
-
-  const bool nested;
-  const std::weak_ptr<Adapted> owner;
-  std::map<std::string, at::Tensor> tensors;
-};
-
-enum class Kind { Linear, Embedding, Conv };
-
-struct Adapter {
-  Options options;
-  double scaling;
-};
-
-/// What an adapter adds to a weight.
-at::Tensor delta(const at::Tensor& weight, const Weights& adapter) {
-  const auto product = adapter.b.flatten(1).matmul(adapter.a.flatten(1));
-  return (adapter.of_embedding ? product.t() : product).reshape(weight.sizes()) * adapter.scaling;
-}
-
-at::Tensor norms_of_rows(const at::Tensor& weight, bool of_embedding) {
-  return of_embedding ? weight.norm(2, 0) : weight.flatten(1).norm(2, 1);
-}
-
-/// What a layer has beside its own parameters. The operators of its weight are replaced by run().
-class Adapted {
- public:
-  Adapted(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
-
-  std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
-  /// Puts the active adapters into the weight, from now on in place of acting, and takes them out again.
-  void merge_into(const at::Tensor& weight);
-  void take_out_of(const at::Tensor& weight);
-  /// The magnitudes that change nothing.
-  at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
-  bool has_merged() const { return !merged_.empty(); }
-
-  std::map<std::string, Adapter> adapters;
-  std::vector<std::string> active;
-  std::shared_ptr<Parameters> a, b, magnitudes;
-
- private:
-  /// In the order in which they were merged.
-  struct Merged {
-    std::string adapter;
-    at::Tensor norms;  // of the rows that DoRA has scaled
-  };
-
-  at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
-  at::Tensor plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const;
-  at::Tensor with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const;
-  Weights weights_of(const std::string& adapter) const;
-  /// By what the output is multiplied, so that the rows of the weight have the magnitudes that are trained: one for each.
-  at::Tensor row_scale(const std::string& adapter, const at::Tensor& weight) const;
-
-  const Kind kind_;
-  const std::string name_;
-  std::vector<Merged> merged_ = {};
-};
-
-at::Tensor optional_tensor(const c10::IValue& value) {
-  return value.isTensor() ? value.toTensor() : at::Tensor();
-}
-
-/// conv2d of any padding.
-at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, std::span<const c10::IValue> arguments, bool as_the_layer) {
-  const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();
-  const auto groups = as_the_layer ? arguments[6].toInt() : 1;
-  if (arguments[4].isString()) return at::conv2d(x, weight, {}, stride, arguments[4].toStringView(), dilation, groups);
-  return at::conv2d(x, weight, {}, stride, arguments[4].toIntVector(), dilation, groups);
-}
-
-at::Tensor along(const at::Tensor& of_rows, Kind kind) {
-  return kind == Kind::Conv ? of_rows.view({1, -1, 1, 1}) : of_rows;
-}
-
-at::Tensor Adapted::plain(std::string_view op, const at::Tensor& x, std::span<const c10::IValue> arguments) const {
-  const PlainOperators plainly;
-  if (kind_ == Kind::Conv) return conv(x, arguments[1].toTensor(), arguments, /*as_the_layer=*/true);
-  if (op == "aten::embedding")
-    return at::embedding(arguments[0].toTensor(), x, arguments[2].toInt(), arguments[3].toBool(), arguments[4].toBool());
-  return at::linear(x, arguments[1].toTensor());
-}
-
-at::Tensor Adapted::low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const {
-  const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
-  if (kind_ == Kind::Embedding) return at::linear(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
-  if (kind_ == Kind::Linear) return at::linear(at::linear(x.to(down.scalar_type()), down), up);
-  return at::conv2d(conv(x.to(down.scalar_type()), down, arguments, /*as_the_layer=*/false), up, {}, at::IntArrayRef({1, 1}),
-                    at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
-}
-
-Weights Adapted::weights_of(const std::string& adapter) const {
-  const bool has_magnitude = adapters.at(adapter).options.use_dora;
-  return {.a = a->tensors.at(adapter),
-          .b = b->tensors.at(adapter),
-          .scaling = adapters.at(adapter).scaling,
-          .magnitude = has_magnitude ? magnitudes->tensors.at(adapter) : at::Tensor(),
-          .of_embedding = kind_ == Kind::Embedding};
-}
-
-/// A constant to autograd: section 4.3 of the paper on DoRA.
-at::Tensor Adapted::row_norms(const std::string& adapter, const at::Tensor& weight) const {
-  const c10::AutoGradMode no_grad(false);
-  const auto own = weights_of(adapter);
-  return norms_of_rows(weight + delta(weight, own), own.of_embedding);
-}
-
-at::Tensor Adapted::row_scale(const std::string& adapter, const at::Tensor& weight) const {
-  return magnitudes->tensors.at(adapter).flatten() / row_norms(adapter, weight);
-}
-
-at::Tensor Adapted::with_adapters(std::string_view op, std::span<const c10::IValue> arguments) const {
-  const bool is_embedding = op == "aten::embedding";
-  const auto x = arguments[is_embedding ? 1 : 0].toTensor(), weight = arguments[is_embedding ? 0 : 1].toTensor();
-  const auto base = plain(op, x, arguments);
-  auto result = base;
-  for (const auto& name : active) {
-    const auto& [options, scaling] = adapters.at(name);
-    const bool drops = options.lora_dropout > 0 && !is_embedding && a->is_training();
-    const auto dropped = drops ? at::dropout(x, options.lora_dropout, /*train=*/true) : x;
-    auto added = low_rank(dropped, name, arguments) * scaling;
-    if (options.use_dora) {
-      const auto scale = along(row_scale(name, weight), kind_);
-      added = (scale - 1) * (drops ? plain(op, dropped, arguments) : base) + scale * added;
-    }
-    result = result + added.to(base.scalar_type());
-  }
-  const auto bias = is_embedding ? at::Tensor() : optional_tensor(arguments[2]);
-  return bias.defined() ? result + along(bias, kind_) : result;
-}
-
-std::optional<at::Tensor> Adapted::run(std::string_view op, std::span<const c10::IValue> arguments) const {
-  if (active.empty()) return std::nullopt;
-  const auto expected = kind_ == Kind::Linear ? "aten::linear" : kind_ == Kind::Conv ? "aten::conv2d" : "aten::embedding";
-  // Embeddings that are the head, too, are plain as a head, as in peft.
-  if (kind_ == Kind::Embedding && op == "aten::linear") return std::nullopt;
-  if (op != expected) throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, expected, op));
-  return with_adapters(op, arguments);
-}
-
-/// One number for each row, so that it multiplies a weight.
-at::Tensor for_rows(const at::Tensor& numbers, const at::Tensor& weight, bool of_embedding) {
-  std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
-  sizes[of_embedding ? 1 : 0] = -1;
-  return numbers.view(sizes);
-}
-
-void Adapted::merge_into(const at::Tensor& weight) {
-  for (const auto& name : active) {
-    const auto own = weights_of(name);
-    merged_.push_back({name, own.magnitude.defined() ? row_norms(name, weight) : at::Tensor()});
-    weight.copy_(lora::merged(weight, own));
-  }
-  active.clear();
-}
-
-void Adapted::take_out_of(const at::Tensor& weight) {
-  for (; !merged_.empty(); merged_.pop_back()) {
-    const auto& [name, norms] = merged_.back();
-    const auto own = weights_of(name);
-    if (norms.defined()) weight.mul_(for_rows(norms / own.magnitude.flatten(), weight, own.of_embedding));
-    weight.sub_(delta(weight, own));
-    active.insert(active.begin(), name);
-  }
-}
 
 /// A layer that can have an adapter.
 struct Target {
@@ -215,7 +35,7 @@ struct Target {
   std::shared_ptr<Module> module;
   Kind kind;
   at::Tensor weight, bias;
-  std::vector<int64_t> down, up;  // sizes of A and B for a rank of 1, which comes into the place of the 1s: first in A, second in B
+  std::vector<int64_t> down, up;  // sizes of A and B, but for the rank: it is the first of A's, and the second of B's
   int64_t groups = 1;
 
   /// The largest rank that its weight can have.
@@ -251,12 +71,21 @@ std::vector<Target> layers_in(Module& model) {
   return all;
 }
 
+/// The first that matches, as in peft.
 template <class Value>
-Value by_pattern(const std::string& name, const std::map<std::string, Value>& patterns, Value otherwise) {
+Value by_pattern(const std::string& name, const ByPattern<Value>& patterns, Value otherwise) {
   for (const auto& [pattern, value] : patterns) {
-    if (std::regex_match(name, std::regex("(.*\\.)?(" + pattern + ")"))) return value;
+    if (nn::matches(name, "(.*\\.)?(" + pattern + ")")) return value;
   }
   return otherwise;
+}
+
+/// Whether a module or one that it is in has one of these names.
+bool is_within(const std::string& name, const std::vector<std::string>& modules) {
+  for (auto end = name.find('.'); end != std::string::npos; end = name.find('.', end + 1)) {
+    if (nn::is_in(name.substr(0, end), modules)) return true;
+  }
+  return nn::is_in(name, modules);
 }
 
 std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
@@ -264,21 +93,30 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
   std::vector<std::string> names;
   for (const auto& layer : layers) {
     names.push_back(layer.name);
+    if (is_within(layer.name, options.modules_to_save)) continue;  // it trains as a whole
     if (options.layers.contains(layer.name, layer.kind == Kind::Linear)) result.push_back(layer);
   }
   nn::expect_choice(options.layers, names, result.size(), "lora");
+  for (const auto& layer : result) {
+    const auto same = std::ranges::find_if(result, [&](const Target& other) { return other.weight.is_same(layer.weight); });
+    if (same->name != layer.name)
+      throw UsageError(fmt::format("lora: '{}' and '{}' have one weight; leave one of them out of the layers that get adapters", same->name,
+                                   layer.name));
+    if (shard_info(layer.weight))
+      throw UsageError(fmt::format("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name));
+  }
   return result;
 }
 
-std::shared_ptr<Adapted> adapted_of(const Module& layer) {
+std::shared_ptr<LayerAdapters> adapted_of(const Module& layer) {
   for (const auto& child : layer.named_children()) {
     if (const auto parameters = std::dynamic_pointer_cast<Parameters>(child.value())) return parameters->owner.lock();
   }
   return nullptr;
 }
 
-std::vector<std::pair<Target, std::shared_ptr<Adapted>>> adapted_in(const Module& model) {
-  std::vector<std::pair<Target, std::shared_ptr<Adapted>>> all;
+std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> adapted_in(const Module& model) {
+  std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> all;
   for (auto& layer : layers_in(const_cast<Module&>(model))) {
     if (auto adapted = adapted_of(*layer.module)) all.emplace_back(std::move(layer), std::move(adapted));
   }
@@ -294,7 +132,7 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   const auto width = layer.width();
   const bool is_pissa = options.init_lora_weights == Init::Pissa;
   if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
-  if (is_pissa && (layer.weight.is_meta() || held_form(layer.weight) != nullptr))
+  if (is_pissa && (!has_values(layer.weight) || held_form(layer.weight) != nullptr))
     refuse("PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not sharded");
   if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
@@ -306,13 +144,18 @@ at::Generator generator_of(const std::string& layer, const std::string& adapter)
   return at::detail::createCPUGenerator(seed ^ std::hash<std::string>()(layer + "\n" + adapter));
 }
 
+std::shared_ptr<Parameters> register_in(Module& layer, const std::string& name, std::shared_ptr<Parameters> parameters) {
+  parameters->train(layer.is_training());  // new modules are in training mode
+  return layer.register_module(name, std::move(parameters));
+}
+
 void add_adapter(const Target& layer, const Options& options, int64_t r, const std::string& adapter) {
   auto adapted = adapted_of(*layer.module);
   const bool nested = layer.kind != Kind::Embedding;
   if (!adapted) {
-    adapted = std::make_shared<Adapted>(layer.kind, layer.name);
+    adapted = std::make_shared<LayerAdapters>(layer.kind, layer.name);
     const auto parameters = [&](const std::string& name, bool is_nested) {
-      return layer.module->register_module(name, std::make_shared<Parameters>(is_nested, adapted));
+      return register_in(*layer.module, name, std::make_shared<Parameters>(is_nested, adapted));
     };
     adapted->a = parameters(nested ? "lora_A" : "lora_embedding_A", nested);
     adapted->b = parameters(nested ? "lora_B" : "lora_embedding_B", nested);
@@ -320,7 +163,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
                             [adapted](std::string_view op, std::span<const c10::IValue> arguments) { return adapted->run(op, arguments); });
   }
   if (options.use_dora && !adapted->magnitudes)
-    adapted->magnitudes = layer.module->register_module("lora_magnitude_vector", std::make_shared<Parameters>(/*nested=*/true, adapted));
+    adapted->magnitudes = register_in(*layer.module, "lora_magnitude_vector", std::make_shared<Parameters>(/*nested=*/true, adapted));
   adapted->adapters[adapter] = {options, scaling_of(options, layer.name)};
 
   const auto dtype = at::promoteTypes(layer.weight.scalar_type(), at::kFloat);
@@ -351,6 +194,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   if (!options.use_dora) return;
   const auto rows = layer.weight.size(layer.kind == Kind::Embedding ? 1 : 0);
   adapted->magnitudes->add(adapter, made(layer.kind == Kind::Conv ? std::vector<int64_t>{1, rows, 1, 1} : std::vector<int64_t>{rows}));
+  if (has_values(layer.weight)) adapted->reset_magnitudes(adapter, layer.weight);
 }
 
 /// What acts of the adapters trains, and what their options name.
@@ -361,7 +205,7 @@ void choose_training(Module& model) {
     for (const auto& name : adapted->active) acting.push_back(adapted->adapters.at(name).options);
   }
   const auto is_saved = [&](const std::string& name) {
-    return std::ranges::any_of(acting, [&](const Options& options) { return nn::is_in(name, options.modules_to_save); });
+    return std::ranges::any_of(acting, [&](const Options& options) { return is_within(name, options.modules_to_save); });
   };
   const bool all_biases = std::ranges::any_of(acting, [](const Options& options) { return options.bias == Bias::All; });
   const auto choose = [&](Module& module, bool whole) {
@@ -369,12 +213,7 @@ void choose_training(Module& model) {
       item.value().requires_grad_(whole || (all_biases && item.key() == "bias"));
   };
   choose(model, /*whole=*/false);
-  std::vector<std::string> saved;
-  for (const auto& item : model.named_modules({}, /*include_self=*/false)) {
-    if (is_saved(item.key())) saved.push_back(item.key() + ".");
-    const bool is_within = std::ranges::any_of(saved, [&](const auto& outer) { return (item.key() + ".").starts_with(outer); });
-    choose(*item.value(), is_within);
-  }
+  for (const auto& item : model.named_modules({}, /*include_self=*/false)) choose(*item.value(), is_saved(item.key()));
   for (const auto& [layer, adapted] : layers) {
     for (const auto& parameters : {adapted->a, adapted->b, adapted->magnitudes}) {
       if (!parameters) continue;
@@ -386,7 +225,7 @@ void choose_training(Module& model) {
   }
 }
 
-std::vector<std::pair<Target, std::shared_ptr<Adapted>>> with_adapter(const Module& model, const std::string& adapter) {
+std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> with_adapter(const Module& model, const std::string& adapter) {
   auto all = adapted_in(model);
   std::erase_if(all, [&](const auto& each) { return !each.second->adapters.contains(adapter); });
   if (all.empty())
@@ -409,13 +248,6 @@ double scaling_of(const Options& options, const std::string& layer) {
   const auto alpha = by_pattern(layer, options.alpha_pattern, options.lora_alpha);
   const auto rank = static_cast<double>(by_pattern(layer, options.rank_pattern, options.r));
   return alpha / (options.use_rslora ? std::sqrt(rank) : rank);
-}
-
-at::Tensor merged(const at::Tensor& weight, const Weights& adapter) {
-  const auto sum = weight + delta(weight, adapter);
-  if (!adapter.magnitude.defined()) return sum;
-  const auto scale = adapter.magnitude.flatten() / norms_of_rows(sum, adapter.of_embedding);
-  return sum * for_rows(scale, weight, adapter.of_embedding);
 }
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
@@ -443,11 +275,9 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
 
 void reset_magnitudes(ModuleRef model, const std::string& adapter) {
   for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
-    if (!adapted->magnitudes) continue;
+    if (!adapted->adapters.at(adapter).options.use_dora) continue;
     const auto all = full_params(*layer.module, Access::Write);
-    const c10::AutoGradMode no_grad(false);
-    auto& magnitudes = adapted->magnitudes->tensors.at(adapter);
-    magnitudes.copy_(adapted->row_norms(adapter, layer.weight).view(magnitudes.sizes()));
+    adapted->reset_magnitudes(adapter, layer.weight);
   }
 }
 
@@ -473,6 +303,10 @@ std::vector<std::string> active_adapters(ConstModuleRef model) {
 
 void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
   for (const auto& name : names) with_adapter(*model, name);
+  for (const auto& [layer, adapted] : adapted_in(*model)) {
+    if (adapted->has_merged())
+      throw UsageError(fmt::format("lora: adapters are merged into '{}', where they would count twice; unmerge them before", layer.name));
+  }
   activate(*model, names);
   choose_training(*model);
 }
@@ -493,6 +327,10 @@ void merge(ModuleRef model) {
     if (layer.groups > 1 && !adapted->active.empty())
       throw UsageError(
           fmt::format("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name));
+    const auto is_dora = [&](const std::string& name) { return adapted->adapters.at(name).options.use_dora; };
+    if (adapted->active.size() > 1 && std::ranges::any_of(adapted->active, is_dora))
+      throw UsageError(fmt::format("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
+                                   fmt::join(adapted->active, " and "), layer.name));
   }
   for (const auto& [layer, adapted] : layers) {
     if (adapted->active.empty()) continue;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tessera/base/module_ref.h"
@@ -24,6 +25,10 @@ enum class Bias {
 /// out of it: then the weights need their values before.
 enum class Init { Kaiming, Gaussian, Pissa };
 
+/// Values for layers whose names end in what a pattern matches; of several patterns, the first.
+template <class Value>
+using ByPattern = std::vector<std::pair<std::string, Value>>;
+
 struct Options {
   int64_t r = 8;            // the rank
   double lora_alpha = 8;    // what an adapter adds is multiplied by lora_alpha / r,
@@ -31,8 +36,8 @@ struct Options {
   double lora_dropout = 0;  // of what goes into an adapter
   bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
   nn::LayerChoice layers = {};                        // that get one: torch::nn::Linear, Embedding and Conv2d can
-  std::map<std::string, int64_t> rank_pattern = {};  // other ranks, by names as above
-  std::map<std::string, double> alpha_pattern = {};
+  ByPattern<int64_t> rank_pattern = {};               // other ranks
+  ByPattern<double> alpha_pattern = {};
   std::vector<std::string> modules_to_save = {};  // modules that train as a whole
   Bias bias = Bias::None;
   Init init_lora_weights = Init::Kaiming;
@@ -40,7 +45,7 @@ struct Options {
 
 /// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d are layers that can have one. From now on, only adapters
 /// train, and what the options name. Called before fully_shard, or within deferred_init; the base may have its weights before or get them
-/// later. A model may have several adapters, of which the first one acts. Throws UsageError, and changes nothing, if a name matches no
+/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Throws UsageError, and changes nothing, if a name matches no
 /// layer, with the names that are there.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
@@ -66,7 +71,7 @@ class [[nodiscard]] Disabled : NoCopy {
 };
 
 /// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Throws UsageError, and changes
-/// nothing, where that can't be: quantised weights, convolutions with groups. Collective if the model is sharded.
+/// nothing, where that can't be: quantised weights, convolutions with groups, several adapters of which one is a DoRA. Collective if the model is sharded.
 void merge(ModuleRef model);
 /// Takes merged adapters out again, to rounding, and has them act.
 void unmerge(ModuleRef model);

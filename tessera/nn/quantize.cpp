@@ -9,7 +9,9 @@
 #include <torch/library.h>
 #include <torch/nn/modules/linear.h>
 
+#if defined(__GLIBC__)
 #include <malloc.h>
+#endif
 
 #include <algorithm>
 #include <bit>
@@ -20,6 +22,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/quantize_kernels.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_operator.h"
 
 namespace tessera::nn {
@@ -251,7 +254,7 @@ HeldForm held_form_of(Quantization quantization, const at::Tensor& weight) {
             if (name != "aten::linear") return std::nullopt;
             const auto x = arguments[0].toTensor();
             const auto result = QuantizedProduct::apply(x, held, static_cast<int64_t>(quantization), sizes);
-            return arguments[2].isTensor() ? result + arguments[2].toTensor() : result;
+            return arguments[2].isTensor() && arguments[2].toTensor().defined() ? result + arguments[2].toTensor() : result;
           }};
 }
 
@@ -295,6 +298,10 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
     if (!options.layers.contains(item.key(), /*is_linear=*/true)) continue;
     if (const auto* form = held_form(linear->weight))
       throw UsageError(fmt::format("quantize: '{}' is held as {} already", item.key(), form->name));
+    if (shard_info(linear->weight))
+      throw UsageError(fmt::format("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key()));
+    const bool is_tied = std::ranges::any_of(weights, [&](const at::Tensor& other) { return other.is_same(linear->weight); });
+    if (is_tied) continue;
     if (!linear->weight.is_meta() && !linear->weight.isfinite().all().item<bool>())
       throw UsageError(fmt::format("quantize: '{}' has values that are NaN or infinite", item.key()));
     weights.push_back(linear->weight);

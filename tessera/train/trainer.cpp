@@ -23,6 +23,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/rebind.h"
 #include "tessera/shard/wrap.h"
+#include "tessera/train/adapter_settings.h"
 #include "tessera/train/sharding_settings.h"
 
 namespace tessera {
@@ -143,6 +144,7 @@ void Trainer::free_memory() {
 
 void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   if (!model) throw UsageError("Trainer::prepare was given an empty pointer in place of a model");
+  train::with_settings(settings_, train::kKeysOfAdapters, [&] { train::adapt(settings_, model); });
   auto sharding = train::sharding_of(settings_, *model, world_);
   if (options_.adjust_sharding) options_.adjust_sharding(sharding.options);
   if (sharding.options.offload.parameters != OffloadTo::Host) move_module(*model, world_.traits().device);

@@ -187,7 +187,7 @@ class Adapters(Runs):
         refused = self.train("--model", "base", "--method", "qlora", "--quantisation", "int8", "--rank", 4, "--alpha", 8, "--num-epochs", 3, "--ckpt-prefix", "run-qlora", "--resume", status=1)
         self.assertIn("has other values", refused)
         self.assertIn("no layer is named 'query'", self.train("--model", "base", "--method", "lora", "--target-modules", "query", status=1))
-        for arguments, why in ((("--model", "base", "--adapter", "x"), "--method full makes no adapters"), (("--config", "model", "--method", "lora"), "give --model PATH")):
+        for arguments, why in ((("--model", "base", "--adapter", "x"), "nothing makes adapters"), (("--config", "model", "--method", "lora"), "give --model PATH")):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", *arguments, status=2))
         wrong = self.run_program(TESSERA, "ckpt", "merge-adapter", "model", "ad-lora", "wrong", status=1)
         self.assertFalse((self.folder / "wrong").exists(), wrong)

@@ -30,11 +30,7 @@ namespace {
 void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
   if (!contents.base) return;
   const auto frozen = frozen_names(*contents.model, model);
-  for (auto& rank : ranks) {
-    rank.record.frozen = {frozen.begin(), frozen.end()};
-    rank.record.base = contents.base->name;
-    rank.record.base_checksum = contents.base->checksum;
-  }
+  for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, frozen};
   std::erase_if(model.parts, [&](const LocalPart& part) { return frozen.contains(part.name); });
   std::erase_if(model.outside, [&](const auto& named) { return frozen.contains(named.first); });
   std::erase_if(model.aliases, [&](const auto& alias) { return frozen.contains(alias.second); });

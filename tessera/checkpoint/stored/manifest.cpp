@@ -34,7 +34,6 @@ class Composition {
     manifest_.origin = first.record.origin;
     manifest_.generator = first.record.generator;
     manifest_.base = first.record.base;
-    manifest_.base_checksum = first.record.base_checksum;
     manifest_.device_generator = first.record.device_generator;
   }
 
@@ -47,7 +46,7 @@ class Composition {
     number_ = manifest_.catalog.files.size();
     manifest_.catalog.files.push_back(file.tensors.path());
     manifest_.notes.push_back(file.record.notes);
-    manifest_.frozen.insert(file.record.frozen.begin(), file.record.frozen.end());
+    manifest_.base.parameters.insert(file.record.base.parameters.begin(), file.record.base.parameters.end());
     manifest_.catalog.buffers.insert(file.record.buffers.begin(), file.record.buffers.end());
     manifest_.catalog.aliases.insert(file.record.aliases.begin(), file.record.aliases.end());
     for (const auto& [name, part] : file.record.parts) {
@@ -212,8 +211,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"files", json::array()},          {"origin", manifest.origin},
                  {"generator", manifest.generator}, {"not_state", manifest.not_state},
                  {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
-                 {"frozen", manifest.frozen},       {"base", manifest.base},
-                 {"base_checksum", manifest.base_checksum}};
+                 {"base", to_json(manifest.base)}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& [name, blocks] : manifest.blocks) {
     for (const auto& [range, begin, numel] : blocks.parts) {
@@ -250,9 +248,7 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   catalog.buffers = text.at("buffers");
   manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
   manifest.beside = text.value("beside", manifest.beside);
-  manifest.frozen = text.value("frozen", manifest.frozen);
-  manifest.base = text.value("base", manifest.base);
-  manifest.base_checksum = text.value("base_checksum", manifest.base_checksum);
+  if (text.contains("base")) manifest.base = base_from_json(text["base"]);
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
 
-struct RankFile;
 
 /// A tensor of an optimizer's state that has one value for each block of a parameter's values on a rank. In the catalog, the values of all
 /// ranks lie one after the other.
@@ -42,8 +42,7 @@ struct Manifest {
   std::set<std::string> beside = {};                           // tensors beside the model, called .tensors.NAME
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
   std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
-  std::set<std::string> frozen = {};                           // parameters that are left out,
-  std::string base = {}, base_checksum = {};                   // because they are those of this base
+  BaseRecord base = {};
 };
 
 inline constexpr auto kManifestFile = "manifest.json";

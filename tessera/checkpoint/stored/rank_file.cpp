@@ -8,7 +8,6 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -44,8 +43,7 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes},          {"origin", record.origin},
           {"generator", record.generator},  {"beside", record.beside},
           {"by_rank", record.by_rank},      {"device_generator", record.device_generator},
-          {"frozen", record.frozen},        {"base", record.base},
-          {"base_checksum", record.base_checksum}};
+          {"base", to_json(record.base)}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -101,9 +99,7 @@ RankRecord from_json(const nlohmann::json& json) {
   record.device_generator = json.value("device_generator", record.device_generator);
   record.beside = json.value("beside", record.beside);
   record.by_rank = json.value("by_rank", record.by_rank);
-  record.frozen = json.value("frozen", record.frozen);
-  record.base = json.value("base", record.base);
-  record.base_checksum = json.value("base_checksum", record.base_checksum);
+  if (json.contains("base")) record.base = base_from_json(json["base"]);
   return record;
 }
 
@@ -161,6 +157,14 @@ int64_t PartRecord::numel() const {
 
 std::map<std::string, std::string> origin_here(std::string layout, std::string mesh) {
   return {{"tessera", TESSERA_VERSION}, {"libtorch", TORCH_VERSION}, {"layout", std::move(layout)}, {"mesh", std::move(mesh)}};
+}
+
+nlohmann::json to_json(const BaseRecord& base) {
+  return {{"name", base.name}, {"checksum", base.checksum}, {"parameters", base.parameters}};
+}
+
+BaseRecord base_from_json(const nlohmann::json& json) {
+  return {.name = json.at("name"), .checksum = json.at("checksum"), .parameters = json.at("parameters")};
 }
 
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {

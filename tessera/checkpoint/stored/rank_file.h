@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,6 +36,14 @@ struct PartRecord {
   int64_t numel() const;
 };
 
+/// What is left out of a checkpoint, because the model has it from elsewhere.
+struct BaseRecord {
+  std::string name = {}, checksum = {};  // those of a Base; empty if nothing is left out
+  std::set<std::string> parameters = {};
+};
+nlohmann::json to_json(const BaseRecord& base);
+BaseRecord base_from_json(const nlohmann::json& json);
+
 struct RankRecord {
   int rank = 0, ranks = 1;
   bool checksums = true;                         // whether the file must have them, which old ones do not
@@ -51,9 +61,7 @@ struct RankRecord {
   std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
   std::string device_generator = {};                // the same of the device that the rank trains on
   std::map<std::string, std::string> notes = {};
-  std::vector<std::string> frozen = {};  // parameters that are left out, because they are those of the base
-  std::string base = {};                 // the name of that; empty if nothing is left out
-  std::string base_checksum = {};
+  BaseRecord base = {};
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };

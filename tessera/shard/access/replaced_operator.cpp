@@ -2,6 +2,7 @@
 
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/unit/parameter_meta.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera {
 namespace {
@@ -33,6 +34,10 @@ bool& runs_plainly() {
   return plainly;
 }
 
+bool has_stand_in(const at::Tensor& weight) {
+  return special(weight) != nullptr;
+}
+
 std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments) {
   if (const auto* const meta = special(weight)) {
     const auto instead = meta->instead;  // it may be replaced meanwhile
@@ -44,8 +49,12 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
   const auto whole = transposed(weight);
   if (!whole.defined()) return std::nullopt;
   const bool has_bias = name == "aten::addmm";
-  const c10::IValue linear[] = {arguments[has_bias ? 1 : 0], whole, has_bias ? arguments[0] : c10::IValue()};
-  return replaced_operator(whole, "aten::linear", linear);
+  // Factors of the bias and of the product.
+  const auto beta = has_bias ? arguments[3].toScalar() : c10::Scalar(1), alpha = has_bias ? arguments[4].toScalar() : c10::Scalar(1);
+  const bool is_linear = beta.equal(1) && alpha.equal(1);
+  const c10::IValue linear[] = {arguments[has_bias ? 1 : 0], whole, has_bias && is_linear ? arguments[0] : c10::IValue()};
+  auto result = replaced_operator(whole, "aten::linear", linear);
+  return result && !is_linear ? arguments[0].toTensor() * beta + *result * alpha : result;
 }
 
 void note_transposed(const at::Tensor& weight, const at::Tensor& view) {

@@ -14,7 +14,8 @@ namespace tessera {
 std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments);
 /// `view` is weight.t().
 void note_transposed(const at::Tensor& weight, const at::Tensor& view);
-/// Whether something replaces operators of a weight that is not sharded. Then `values`, which set_data gives it, come to paging as before.
+/// Whether something replaces operators of a weight that is not sharded. Then its operators come to paging with `values`, too, which
+/// set_data gives it.
 bool keep_replaced(const at::Tensor& weight, const at::Tensor& values);
 /// The values of a weight that is held in another form, or of a view that note_transposed has seen. Undefined for any other tensor.
 at::Tensor decoded(const at::Tensor& weight);

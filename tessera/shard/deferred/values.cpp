@@ -8,8 +8,19 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/storage/paged_tensor.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera {
+
+namespace {
+
+/// From now on the tensor has the memory of `values`, and what autograd knows of it stays. set_data would refuse another device.
+void take_memory(const at::Tensor& tensor, const at::Tensor& values) {
+  const auto& own = has_stand_in(tensor) ? paged_alias(values) : values;  // what stands in for it is for paging to find
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(own.getIntrusivePtr());
+}
+
+}  // namespace
 
 TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage) {
   return {tensor, storage.number, storage.nbytes(), storage.device_of_values};
@@ -82,8 +93,7 @@ at::Tensor moved(const at::Tensor& values, c10::Device device) {
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   const BelowPaging below;
   if (auto* const storage = deferred_storage(tensor)) storage->values = values.storage();
-  // Keeps what autograd knows of the tensor. set_data would refuse another device.
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
+  take_memory(tensor, values.detach());
 }
 
 bool follow_values(const at::Tensor& tensor) {
@@ -93,7 +103,7 @@ bool follow_values(const at::Tensor& tensor) {
   const c10::Storage values = storage->values;
   const auto view = at::empty({0}, at::TensorOptions(values.device()).dtype(tensor.scalar_type()))
                         .set_(values, tensor.storage_offset(), tensor.sizes(), tensor.strides());
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(view.getIntrusivePtr());
+  take_memory(tensor, view);
   return true;
 }
 

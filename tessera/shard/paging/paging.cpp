@@ -439,6 +439,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto& op = facts_of(handle);
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (may_be_deferred() && record(handle, op, below, stack)) return;
+  if (op.weight && ran_replacement(op, *stack)) return;
   if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
     // A task that a watched thread has started inherits its keys, but is not watched.
     if (opens(op, below)) return handle.redispatchBoxed(below, stack);
@@ -452,7 +453,6 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     return;
   }
   if (op.clones) refuse_cloning(op, *stack);
-  if (op.weight && ran_replacement(op, *stack)) return;
   if (!op.transposes && decode_operands(op, *stack)) return handle.callBoxed(stack);
   if (op.views) return page_view(handle, op, below, stack);
   Operands operands;

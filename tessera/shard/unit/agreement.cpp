@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/same_on_all.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera {
 namespace {
@@ -33,7 +34,9 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
                                 fmt::join(tensor.sizes(), ", "), tensor.requires_grad() ? "trained" : "frozen", how));
     // Values are sent and divided in the order in which they lie in memory.
     if (!tensor.is_contiguous()) lines.back() += fmt::format(", strides [{}]", fmt::join(tensor.strides(), ", "));
-    if (options.shard_dim) {
+    if (const auto* const form = held_form(tensor)) {
+      lines.back() += ", held as " + form->name;
+    } else if (options.shard_dim) {
       if (const auto dim = options.shard_dim(parameter.name, tensor)) lines.back() += fmt::format(", divided along {}", *dim);
     }
     if (!parameter.other_names.empty()) lines.back() += fmt::format(", tied to {}", fmt::join(parameter.other_names, ", "));

@@ -145,6 +145,7 @@ void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& opt
   for (auto& parameter : managed) {
     const auto dims = parameter.tensor.dim();
     auto& dim = parameter.shard_dim;
+    if (held_form(parameter.tensor) != nullptr) continue;  // its rows are blocks of values
     dim = options.shard_dim(parameter.name, parameter.tensor);
     if (!dim) continue;
     if (*dim < -dims || *dim >= dims) {

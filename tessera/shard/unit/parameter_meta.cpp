@@ -51,6 +51,11 @@ const HeldForm* held_form(const at::Tensor& tensor) {
   return meta == nullptr ? nullptr : meta->form.get();
 }
 
+bool has_values(const at::Tensor& weight) {
+  const auto* const meta = weight_meta(weight);
+  return !(meta != nullptr && meta->held.defined() ? meta->held : weight).is_meta();
+}
+
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
     : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;

@@ -16,8 +16,8 @@
 
 namespace tessera {
 
-/// The autograd record of a parameter whose operators may be replaced, or that is held in another form, sharded or not. It replaces libtorch's own record, so a parameter that
-/// was a view when it was registered stops being one.
+/// The autograd record of a parameter whose operators may be replaced, or that is held in another form, sharded or not. It replaces
+/// libtorch's own record, so a parameter that was a view when it was registered stops being one.
 class WeightMeta : public torch::autograd::AutogradMeta {
  public:
   /// That of the tensor, which gets one if it has none.

@@ -1,0 +1,158 @@
+#include "tessera/nn/lora_layer.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+
+#include "tessera/base/error.h"
+#include "tessera/nn/linear.h"
+#include "tessera/shard/weight_operator.h"
+
+namespace tessera::lora {
+namespace {
+
+/// The operator by which a layer applies its weight, and where its operands are.
+struct Operator {
+  std::string_view name;
+  size_t x, weight;
+};
+
+Operator operator_of(Kind kind) {
+  if (kind == Kind::Embedding) return {"aten::embedding", 1, 0};
+  return {kind == Kind::Linear ? "aten::linear" : "aten::conv2d", 0, 1};
+}
+
+at::Tensor norms_of_rows(const at::Tensor& weight, bool of_embedding) {
+  return of_embedding ? weight.norm(2, 0) : weight.flatten(1).norm(2, 1);
+}
+
+/// One number for each row, so that it multiplies a weight.
+at::Tensor for_rows(const at::Tensor& numbers, const at::Tensor& weight, bool of_embedding) {
+  std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
+  sizes[of_embedding ? 1 : 0] = -1;
+  return numbers.view(sizes);
+}
+
+/// One number for each row of the weight, so that it multiplies or is added to the layer's output, of one image or of several.
+at::Tensor for_outputs(const at::Tensor& numbers, Kind kind) {
+  return kind == Kind::Conv ? numbers.view({-1, 1, 1}) : numbers;
+}
+
+/// conv2d of any padding.
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, std::span<const c10::IValue> arguments, int64_t groups) {
+  const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();
+  if (arguments[4].isString()) return at::conv2d(x, weight, {}, stride, arguments[4].toStringView(), dilation, groups);
+  return at::conv2d(x, weight, {}, stride, arguments[4].toIntVector(), dilation, groups);
+}
+
+}  // namespace
+
+void Parameters::add(const std::string& adapter, const at::Tensor& value) {
+  auto& tensor = tensors[adapter];
+  if (!nested) {
+    tensor = register_parameter(adapter, value);
+    return;
+  }
+  const auto inner = register_module(adapter, std::make_shared<Module>());
+  inner->train(is_training());
+  tensor = inner->register_parameter("weight", value);
+}
+
+at::Tensor delta(const at::Tensor& weight, const Weights& adapter) {
+  const auto product = adapter.b.flatten(1).matmul(adapter.a.flatten(1));
+  return (adapter.of_embedding ? product.t() : product).reshape(weight.sizes()) * adapter.scaling;
+}
+
+at::Tensor merged(const at::Tensor& weight, const Weights& adapter) {
+  const auto sum = weight + delta(weight, adapter);
+  if (!adapter.magnitude.defined()) return sum;
+  const auto scale = adapter.magnitude.flatten() / norms_of_rows(sum, adapter.of_embedding);
+  return sum * for_rows(scale, weight, adapter.of_embedding);
+}
+
+Weights LayerAdapters::weights_of(const std::string& adapter) const {
+  const bool has_magnitude = adapters.at(adapter).options.use_dora;
+  return {.a = a->tensors.at(adapter),
+          .b = b->tensors.at(adapter),
+          .scaling = adapters.at(adapter).scaling,
+          .magnitude = has_magnitude ? magnitudes->tensors.at(adapter) : at::Tensor(),
+          .of_embedding = kind_ == Kind::Embedding};
+}
+
+at::Tensor LayerAdapters::row_norms(const std::string& adapter, const at::Tensor& weight) const {
+  const c10::AutoGradMode no_grad(false);
+  const auto own = weights_of(adapter);
+  return norms_of_rows(weight + delta(weight, own), own.of_embedding);
+}
+
+void LayerAdapters::reset_magnitudes(const std::string& adapter, const at::Tensor& weight) {
+  const c10::AutoGradMode no_grad(false);
+  auto& values = magnitudes->tensors.at(adapter);
+  values.copy_(row_norms(adapter, weight).view(values.sizes()));
+}
+
+at::Tensor LayerAdapters::plain(const at::Tensor& x, std::span<const c10::IValue> arguments) const {
+  const PlainOperators plainly;
+  const auto weight = arguments[operator_of(kind_).weight].toTensor();
+  if (kind_ == Kind::Conv) return conv(x, weight, arguments, arguments[6].toInt());
+  if (kind_ == Kind::Embedding) return at::embedding(weight, x, arguments[2].toInt(), arguments[3].toBool(), arguments[4].toBool());
+  const bool slow = nn::multiplies_slowly(x, weight) && held_form(weight) == nullptr;
+  return slow ? nn::wide_product(x, weight) : at::linear(x, weight);
+}
+
+at::Tensor LayerAdapters::low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const {
+  const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
+  if (kind_ == Kind::Embedding) return nn::product(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
+  if (kind_ == Kind::Linear) return nn::product(nn::product(x.to(down.scalar_type()), down), up);
+  return at::conv2d(conv(x.to(down.scalar_type()), down, arguments, /*groups=*/1), up, {}, at::IntArrayRef({1, 1}),
+                    at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
+}
+
+at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) const {
+  const auto op = operator_of(kind_);
+  const auto x = arguments[op.x].toTensor(), weight = arguments[op.weight].toTensor();
+  const auto base = plain(x, arguments);
+  auto result = base;
+  for (const auto& name : active) {
+    const auto& [options, scaling] = adapters.at(name);
+    const bool drops = options.lora_dropout > 0 && kind_ != Kind::Embedding && a->is_training();
+    const auto dropped = drops ? at::dropout(x, options.lora_dropout, /*train=*/true) : x;
+    auto added = low_rank(dropped, name, arguments) * scaling;
+    if (options.use_dora) {
+      const auto scale = for_outputs(magnitudes->tensors.at(name).flatten() / row_norms(name, weight), kind_);
+      added = (scale - 1) * (drops ? plain(dropped, arguments) : base) + scale * added;
+    }
+    result = result + added.to(base.scalar_type());
+  }
+  const bool has_bias = kind_ != Kind::Embedding && arguments[2].isTensor() && arguments[2].toTensor().defined();
+  return has_bias ? result + for_outputs(arguments[2].toTensor(), kind_) : result;
+}
+
+std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<const c10::IValue> arguments) const {
+  if (active.empty()) return std::nullopt;
+  if (op == operator_of(kind_).name) return with_adapters(arguments);
+  // Embeddings that are the head, too, are plain as a head, as in peft.
+  if (kind_ == Kind::Embedding) return std::nullopt;
+  throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op));
+}
+
+void LayerAdapters::merge_into(const at::Tensor& weight) {
+  for (const auto& name : active) {
+    const auto own = weights_of(name);
+    merged_.push_back({name, own.magnitude.defined() ? row_norms(name, weight) : at::Tensor()});
+    weight.copy_(lora::merged(weight, own));
+  }
+  active.clear();
+}
+
+void LayerAdapters::take_out_of(const at::Tensor& weight) {
+  for (; !merged_.empty(); merged_.pop_back()) {
+    const auto& [name, norms] = merged_.back();
+    const auto own = weights_of(name);
+    if (norms.defined()) weight.mul_(for_rows(norms / own.magnitude.flatten(), weight, own.of_embedding));
+    weight.sub_(delta(weight, own));
+    active.insert(active.begin(), name);
+  }
+}
+
+}  // namespace tessera::lora

@@ -1,0 +1,79 @@
+// The adapters of one layer: their parameters, and what they do in place of the operator of its weight.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tessera/nn/lora.h"
+
+namespace tessera::lora {
+
+enum class Kind { Linear, Embedding, Conv };
+
+class LayerAdapters;
+
+/// Parameters by adapter, as the module dictionaries of peft are named: layer.lora_A.default.weight, or layer.lora_embedding_A.default.
+struct Parameters : torch::nn::Module {
+  Parameters(bool nested, const std::shared_ptr<LayerAdapters>& owner) : nested(nested), owner(owner) {}
+
+  void add(const std::string& adapter, const at::Tensor& value);
+
+  const bool nested;
+  const std::weak_ptr<LayerAdapters> owner;
+  std::map<std::string, at::Tensor> tensors;
+};
+
+/// What a layer has beside its own parameters. The operators of its weight are replaced by run().
+class LayerAdapters {
+ public:
+  LayerAdapters(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
+
+  std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
+  /// Puts the active adapters into the weight, from now on in place of acting, and takes them out again.
+  void merge_into(const at::Tensor& weight);
+  void take_out_of(const at::Tensor& weight);
+  bool has_merged() const { return !merged_.empty(); }
+  /// Gives DoRA's magnitudes values with which they change nothing.
+  void reset_magnitudes(const std::string& adapter, const at::Tensor& weight);
+
+  struct Adapter {
+    Options options;
+    double scaling;
+  };
+  std::map<std::string, Adapter> adapters;
+  std::vector<std::string> active;
+  std::shared_ptr<Parameters> a, b, magnitudes;
+
+ private:
+  /// In the order in which they were merged.
+  struct Merged {
+    std::string adapter;
+    at::Tensor norms;  // of the rows that DoRA has scaled
+  };
+
+  at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
+  at::Tensor plain(const at::Tensor& x, std::span<const c10::IValue> arguments) const;
+  at::Tensor with_adapters(std::span<const c10::IValue> arguments) const;
+  Weights weights_of(const std::string& adapter) const;
+  /// Of the weight with the adapter's product in it. A constant to autograd: section 4.3 of the paper on DoRA.
+  at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
+
+  const Kind kind_;
+  const std::string name_;
+  std::vector<Merged> merged_ = {};
+};
+
+/// What an adapter adds to a weight.
+at::Tensor delta(const at::Tensor& weight, const Weights& adapter);
+
+}  // namespace tessera::lora

@@ -1,0 +1,27 @@
+#include "tessera/train/adapter_settings.h"
+
+#include <fmt/format.h>
+
+#include "tessera/nn/lora.h"
+#include "tessera/nn/quantize.h"
+#include "tessera/train/sharding_settings.h"
+
+namespace tessera::train {
+
+void adapt(const config::Settings& settings, ModuleRef model) {
+  const auto& quantisation = settings.text("tessera_quantisation");
+  const auto rank = settings.integer("tessera_lora_r");
+  if (rank == 0) {
+    const auto without_effect = given_of(settings, std::span(kKeysOfAdapters).subspan(2));
+    if (!without_effect.empty()) throw ConfigError(fmt::format("{}there are no adapters; give tessera_lora_r", without_effect));
+  }
+  if (quantisation != "no") nn::quantize(model, {.quantization = nn::quantization_named(quantisation)});
+  if (rank == 0) return;
+  lora::apply(model, {.r = rank,
+                      .lora_alpha = settings.number("tessera_lora_alpha"),
+                      .lora_dropout = settings.number("tessera_lora_dropout"),
+                      .use_dora = settings.is_true("tessera_lora_dora"),
+                      .layers = {.target_modules = comma_separated(settings.text("tessera_lora_target_modules"))}});
+}
+
+}  // namespace tessera::train

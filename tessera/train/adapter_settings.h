@@ -1,0 +1,18 @@
+// What a configuration says of adapters, and of weights in few bits.
+#pragma once
+
+#include <string_view>
+
+#include "tessera/base/module_ref.h"
+#include "tessera/config/settings.h"
+
+namespace tessera::train {
+
+/// Gives a model that is not sharded yet what the settings say. Throws ConfigError for what contradicts itself, and UsageError for names
+/// that the model lacks.
+void adapt(const config::Settings& settings, ModuleRef model);
+
+inline constexpr std::string_view kKeysOfAdapters[] = {"tessera_quantisation",  "tessera_lora_r",    "tessera_lora_alpha",
+                                                       "tessera_lora_dropout", "tessera_lora_dora", "tessera_lora_target_modules"};
+
+}  // namespace tessera::train
