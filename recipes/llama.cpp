@@ -175,6 +175,12 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
   run.say(fmt::format("wrote the model to {}{}", flags.output.string(), flags.gguf.empty() ? "" : " and " + flags.gguf.string()));
 }
 
+std::unique_ptr<optim::Optimizer> make_optimizer(const Flags& flags, const std::vector<at::Tensor>& parameters) {
+  const optim::AdamWOptions options{.lr = flags.lr, .beta2 = 0.95, .weight_decay = flags.weight_decay};
+  if (flags.optimizer == "adamw8bit") return std::make_unique<optim::AdamW8bit>(parameters, options);
+  return std::make_unique<optim::AdamW>(parameters, options);
+}
+
 int train_model(const Flags& flags) {
   Trainer trainer({.adjust_sharding = [&](ShardOptions& options) { set_start(flags, options); }, .log_with = flags.metrics});
   const Source source(flags);
@@ -193,7 +199,8 @@ int train_model(const Flags& flags) {
                                  .shape = optim::LearningRate::Shape::Cosine,
                                  .warmup = static_cast<int64_t>(flags.warmup * static_cast<double>(steps)),
                                  .steps = std::max<int64_t>(steps, 1)};
-  optim::AdamW optimizer(parameters(*model), {.lr = flags.lr, .beta2 = 0.95, .weight_decay = flags.weight_decay});
+  const auto made = make_optimizer(flags, parameters(*model));
+  auto& optimizer = *made;
   trainer.prepare(optimizer, loader, rate);
 
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");

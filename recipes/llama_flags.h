@@ -15,7 +15,7 @@
 
 struct Flags {
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
-  std::string method = "full", quantisation = "nf4";
+  std::string optimizer = "adamw", method = "full", quantisation = "nf4";
   tessera::lora::Options lora = {.r = 8, .lora_alpha = 16};
   tessera::train::RunOptions run = {.epochs = 1};
   int64_t batch_size = 4, length = 0, rows_at_once = 0;
@@ -46,6 +46,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->default_str("cut");
   app.add_option("--batch-size", flags.batch_size, "Rows per rank and pass")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate")->capture_default_str()->check(from_to(0.0, 1000.0));
+  app.add_option("--optimizer", flags.optimizer, "adamw8bit has moments of large parameters in eight bits: two bytes for a value, not eight")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"adamw", "adamw8bit"}));
   app.add_option("--warmup", flags.warmup, "The share of steps in which it rises; then it falls, as a cosine")
       ->capture_default_str()
       ->check(from_to(0.0, 1.0));

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tessera/base/kernel.h"
+
 namespace tessera {
 namespace {
 
@@ -52,7 +54,11 @@ const DynamicCode& DynamicCode::of_unsigned() {
   return code;
 }
 
-float DynamicCode::encode(std::span<const float> values, uint8_t* codes) const {
+TESSERA_KERNEL void DynamicCode::decode(const uint8_t* codes, float scale, std::span<float> values) const {
+  for (size_t i = 0; i < values.size(); i++) values[i] = values_[codes[i]] * scale;
+}
+
+TESSERA_KERNEL float DynamicCode::encode(std::span<const float> values, uint8_t* codes) const {
   float most = 0;
   for (const float value : values) most = std::max(most, std::abs(value));
   const float factor = most == 0 ? 0 : 1 / most;

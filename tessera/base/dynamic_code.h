@@ -10,7 +10,8 @@ namespace tessera {
 
 class DynamicCode {
  public:
-  static constexpr int64_t kBlock = 256;  // values that have one scale
+  static constexpr int64_t kBlock = 256;   // values that have one scale
+  static constexpr int64_t kLeast = 4096;  // state of optimizers for tensors of fewer values stays in float32
 
   /// For values of both signs, or for those that are never negative.
   static const DynamicCode& of_signed();
@@ -18,6 +19,7 @@ class DynamicCode {
 
   /// The codes of one block, and its scale: the largest size in it.
   float encode(std::span<const float> values, uint8_t* codes) const;
+  void decode(const uint8_t* codes, float scale, std::span<float> values) const;
   float value(uint8_t code) const { return values_[code]; }
   /// All 256, ascending.
   std::span<const float, 256> values() const { return values_; }

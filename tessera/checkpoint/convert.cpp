@@ -91,11 +91,11 @@ void expect_storable(const fs::path& out, Format format) {
 }
 
 void expect_no_blocks(const Manifest& run) {
-  if (run.blocks.empty()) return;
-  throw UsageError(fmt::format(
-      "'{}' of the {} has one value for each block of a rank's values, which is of use only on the ranks that saved it; convert "
-      "the weights only (.weights_only = true)",
-      run.blocks.begin()->first, run.optimizer));
+  if (!run.optimizer.ends_with("AdamW8bit")) return;
+  throw UsageError(
+      fmt::format("the state of {} is in eight bits, and only checkpoints of Tessera's format have that; convert the weights only "
+                  "(.weights_only = true)",
+                  run.optimizer));
 }
 
 void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
@@ -161,7 +161,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   }
   const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
-  expect_no_blocks(run);
+  if (options.to != Format::Tessera) expect_no_blocks(run);
   for (const auto& file : run.catalog.files) expect_outside(out, file);
   result.left_out = run.catalog.left_out;
   const bool keeps_ranks = options.to == Format::Tessera && options.world == run.ranks;

@@ -227,17 +227,17 @@ TEST(Convert, LeavesNothingIfTheDiskIsFull) {
   }
 }
 
-TEST(Convert, NamesTheStateThatOnlyItsRanksCanUse) {
-  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
+TEST(Convert, KeepsStateOfEightBitsInItsOwnFormat) {
+  if (!on_cpu()) GTEST_SKIP() << "AdamW8bit works in host memory";
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
     auto net = sharded_net(world);
-    optim::SmallAdamW optimizer(parameters(*net), {.lr = 0.1});
+    optim::AdamW8bit optimizer(parameters(*net), {.lr = 0.1});
     net->forward(input(world.rank())).sum().backward();
     optimizer.step();
     checkpoint::save(folder / "small", {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"rank", world.rank()}}}, world);
   });
-  EXPECT_THAT(message_of<UsageError>([&] { reshard(folder / "small", folder / "out", 3); }), HasSubstr("convert the weights only"));
+  EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "small", folder / "out", {.to = Format::Dcp}); }), HasSubstr("convert the weights only"));
   convert(folder / "small", folder / "weights", {.weights_only = true});
   EXPECT_FALSE(diff(folder / "small", folder / "weights").is_none());
 }

@@ -62,8 +62,8 @@ struct OwnState {
     for (const auto& [key, tensor] : own->second) {
       if (tensor.dim() == 0 || tensor.sizes() == part.shard.sizes()) continue;
       throw UsageError(
-          fmt::format("the state '{}' of '{}' has one value for each block of this rank's values, and so no form for the whole parameter; "
-                      "checkpoint::save keeps it as it is",
+          fmt::format("the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
+                      "it as it is",
                       key, own->first));
     }
   }

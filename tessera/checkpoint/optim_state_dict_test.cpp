@@ -312,12 +312,12 @@ TEST(ShardedOptimStateDict, IsRefusedWhereARankLacksValues) {
 }
 
 TEST(FullOptimStateDict, RefusesStateInBlocks) {
-  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
+  if (!on_cpu()) GTEST_SKIP() << "AdamW8bit works in host memory";
   with_ranks(2, [](const Communicator& world) {
     torch::nn::Linear model(64, 64);
     fill_with_numbers(*model);
     fully_shard(model, {.mesh = world});
-    optim::SmallAdamW optimizer(parameters(*model), {.lr = 0.1});
+    optim::AdamW8bit optimizer(parameters(*model), {.lr = 0.1});
     model->forward(numbers({4, 64})).pow(2).mean().backward();
     optimizer.step();
     EXPECT_THAT(message_of<UsageError>([&] { (void)full_optim_state_dict(&optimizer, *model); }),

@@ -80,6 +80,41 @@ TEST(Quantize, HasTheBitsOfBitsandbytes) {
   }
 }
 
+TEST(AdamW8bit, HasTheBitsOfBitsandbytes) {
+  const Folder folder;
+  const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_QUANTIZE_SCRIPT, folder / "file.safetensors"});
+  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package bitsandbytes";
+  ASSERT_EQ(written.status, 0) << written.output;
+  const SafetensorsFile file(folder / "file.safetensors");
+  for (const int ranks : {1, 2, 4}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      torch::nn::Linear layer(101, 50);
+      {
+        const torch::NoGradGuard no_grad;
+        layer->weight.copy_(file.read("steps.weight"));
+        layer->bias.copy_(file.read("steps.bias"));
+      }
+      fully_shard(layer, {.mesh = world});
+      optim::AdamW8bit optimizer(parameters(*layer), {.lr = 0.01, .beta2 = 0.95, .weight_decay = 0.1});
+      for (int step = 0; step < 10; step++) {
+        const auto gradient = [&](const char* name) { return file.read(fmt::format("steps.{}.{}", name, step)); };
+        ((layer->weight * gradient("weight")).sum() + (layer->bias * gradient("bias")).sum()).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      EXPECT_TRUE(at::equal(full_parameter(layer->weight), file.read("steps.weight.after")));
+      EXPECT_TRUE(at::allclose(full_parameter(layer->bias), file.read("steps.bias.after"), 1e-6, 1e-6));
+      const auto state = optimizer.state(*layer);
+      const auto begin = shard_info(parameters(*layer).front())->begin;
+      for (const auto& [ours, theirs] : {std::pair("exp_avg", "first"), std::pair("exp_avg_sq", "second")}) {
+        const auto codes = state.at("weight").at(ours).flatten(), scales = state.at("weight").at(std::string(ours) + "_scales");
+        EXPECT_TRUE(at::equal(codes, file.read(std::string("steps.") + theirs).narrow(0, begin, codes.numel()))) << ours;
+        EXPECT_TRUE(at::equal(scales, file.read(fmt::format("steps.{}_scales", theirs)).narrow(0, begin / 256, scales.numel()))) << ours;
+      }
+    });
+  }
+}
+
 TEST(Quantize, KeepsValuesToWithinTheirBlocks) {
   at::manual_seed(1);
   const auto weight = at::randn({50, 129});

@@ -5,9 +5,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/parameters.h"
 #include "tessera/testing/default_device.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -260,43 +263,55 @@ TEST(Reshard, LosesNoNoteThatOnlyOneRankHas) {
   });
 }
 
-TEST(Reshard, RefusesStateInBlocksThatNoRankHad) {
-  if (!on_cpu()) GTEST_SKIP() << "SmallAdamW works in host memory";
-  const Folder folder;
-  const auto make = [](const Communicator& world) {
-    torch::nn::Linear model(64, 64);
+struct EightBitRun {
+  torch::nn::Linear model{100, 90};  // blocks of which the last one is short
+  std::optional<optim::AdamW8bit> optimizer;
+
+  explicit EightBitRun(const Communicator& world, Layout layout = Layout::Flat) {
     fill_with_numbers(*model);
-    fully_shard(model, {.mesh = world});
-    return model;
-  };
-  const auto step = [](torch::nn::Linear& model, optim::Optimizer& optimizer) {
-    model->forward(numbers({4, 64})).pow(2).mean().backward();
-    optimizer.step();
-    optimizer.zero_grad();
-  };
-  at::Tensor expected;
+    fully_shard(model, {.mesh = world, .layout = layout});
+    optimizer.emplace(parameters(*model), optim::AdamWOptions{.lr = 0.1});
+  }
+  void step(int number) {
+    model->forward(numbers({4, 100}, number)).pow(2).mean().backward();
+    optimizer->step();
+    optimizer->zero_grad();
+  }
+  Contents contents() { return {.model = model.get(), .optimizer = &*optimizer}; }
+};
+
+TEST(Reshard, StateOfEightBitsGoesToAnyNumberOfRanks) {
+  if (!on_cpu()) GTEST_SKIP() << "AdamW8bit works in host memory";
+  const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
-    auto model = make(world);
-    optim::SmallAdamW optimizer(parameters(*model), {.lr = 0.1});
-    step(model, optimizer);
-    checkpoint::save(folder / "a", {.model = model.get(), .optimizer = &optimizer}, world);
-    step(model, optimizer);
-    if (const auto full = full_parameter(model->weight); world.rank() == 0) expected = full;
+    EightBitRun run(world);
+    for (int step = 0; step < 2; step++) run.step(step);
+    checkpoint::save(folder / "a", run.contents(), world);
   });
-  with_ranks(2, [&](const Communicator& world) {
-    auto model = make(world);
-    optim::SmallAdamW optimizer(parameters(*model), {.lr = 0.1});
-    Contents into{.model = model.get(), .optimizer = &optimizer};
-    checkpoint::load(folder / "a", into, world);
-    step(model, optimizer);
-    EXPECT_TRUE(at::equal(full_parameter(model->weight), expected));
-  });
+  reshard(folder / "a", folder / "three", 3);
+  const CatalogReader saved(read_catalog(folder / "a"));
+  for (const auto* from : {"a", "three"}) {
+    for (const int ranks : {1, 2, 3, 5}) {
+      with_ranks(ranks, [&](const Communicator& world) {
+        EightBitRun run(world);
+        auto into = run.contents();
+        checkpoint::load(folder / from, into, world);
+        const auto begin = shard_info(parameters(*run.model).front())->begin;
+        const auto state = run.optimizer->state(*run.model).at("weight");
+        for (const std::string key : {"exp_avg", "exp_avg_sq"}) {
+          const auto codes = state.at(key).flatten(), scales = state.at(key + "_scales");
+          EXPECT_TRUE(at::equal(codes, saved.read("optimizer.weight." + key).flatten().narrow(0, begin, codes.numel())));
+          EXPECT_TRUE(at::equal(scales, saved.read("optimizer.weight." + key + "_scales").narrow(0, begin / 256, scales.numel())));
+        }
+        run.step(2);
+      });
+    }
+  }
   with_ranks(3, [&](const Communicator& world) {
-    auto model = make(world);
-    optim::SmallAdamW optimizer(parameters(*model), {.lr = 0.1});
-    Contents into{.model = model.get(), .optimizer = &optimizer};
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); }),
-                AllOf(HasSubstr("has one value for each block"), HasSubstr("load it on 2 ranks that are sharded as they were")));
+    EightBitRun rows(world, Layout::Rows);
+    auto into = rows.contents();
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); }), HasSubstr("exp_avg_scales"));
+    rows.step(0);
   });
 }
 

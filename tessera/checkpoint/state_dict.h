@@ -56,7 +56,7 @@ StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& opti
 void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
 
 /// The whole state of an optimizer, tensors in the shape of the parameter and numbers of steps. A tied parameter has its first name.
-/// Settings such as learning rates are the program's, and not in it. State in blocks of a rank's values (SmallAdamW) has no whole form, and
+/// Settings such as learning rates are the program's, and not in it. State in eight bits (AdamW8bit) has no whole form, and
 /// is a UsageError. Collective.
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                      const FullOptimStateDictOptions& options = {});

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
 #include "tessera/optim/update_range.h"
 
@@ -23,6 +24,35 @@ AdamRule rule_of(double lr, double decay, const AdamOptions& options, int64_t st
           .eps = static_cast<float>(options.eps)};
 }
 
+constexpr int64_t kBlock = DynamicCode::kBlock, kBlocksAtOnce = 64;
+
+/// Values of a moment for some blocks.
+struct Moment {
+  Moment(const DynamicCode& code, const at::Tensor& codes, const at::Tensor& scales, int64_t begin, int64_t size)
+      : values(at::empty({size}, at::kFloat)), code_(code), codes_(codes.data_ptr<uint8_t>() + begin),
+        scales_(scales.data_ptr<float>() + begin / kBlock) {
+    each_block([&](int64_t block, std::span<float> floats, uint8_t* bytes) { code_.decode(bytes, scales_[block], floats); });
+  }
+  void store() const {
+    each_block([&](int64_t block, std::span<float> floats, uint8_t* bytes) { scales_[block] = code_.encode(floats, bytes); });
+  }
+
+  const at::Tensor values;
+
+ private:
+  template <class Act>
+  void each_block(const Act& act) const {
+    const std::span all(values.data_ptr<float>(), static_cast<size_t>(values.numel()));
+    for (int64_t begin = 0; begin < values.numel(); begin += kBlock)
+      act(begin / kBlock, all.subspan(static_cast<size_t>(begin), static_cast<size_t>(std::min(kBlock, values.numel() - begin))),
+          codes_ + begin);
+  }
+
+  const DynamicCode& code_;
+  uint8_t* const codes_;
+  float* const scales_;
+};
+
 AdamOptions as_adam(const AdamWOptions& options) {
   return {.lr = options.lr, .beta1 = options.beta1, .beta2 = options.beta2, .eps = options.eps, .weight_decay = options.weight_decay};
 }
@@ -34,10 +64,11 @@ Adam::Adam(std::vector<at::Tensor> parameters, AdamOptions options)
 
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::move(groups), options, WeightDecay::L2) {}
 
-Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay)
+Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay, std::vector<StateKind> in_blocks)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
-                fmt::format("{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", options.beta1, options.beta2,
-                            options.eps)),
+                fmt::format("{}{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", in_blocks.empty() ? "" : "8bit",
+                            options.beta1, options.beta2, options.eps),
+                std::move(in_blocks)),
       options_(options),
       decay_(decay) {
   expect_option("beta1", options.beta1, 1);
@@ -104,36 +135,49 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
 AdamW::AdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
     : Adam(std::move(groups), as_adam(options), WeightDecay::Decoupled) {}
 
-SmallAdamW::SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options)
-    : SmallAdamW(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
+AdamW8bit::AdamW8bit(std::vector<at::Tensor> parameters, AdamWOptions options)
+    : AdamW8bit(std::vector<ParameterGroup>{{.parameters = std::move(parameters)}}, options) {}
 
-SmallAdamW::SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options)
-    : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay},
-                {{.name = "exp_avg", .dtype = at::kChar},
-                 {.name = "exp_avg_sq", .dtype = at::kByte},
-                 {.name = "exp_avg_scales", .dtype = at::kFloat, .block = kBlock},
-                 {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}},
-                fmt::format("SmallAdamW with betas {} and {}, eps {}", options.beta1, options.beta2, options.eps)),
-      options_(options) {
-  expect_option("beta1", options.beta1, 1);
-  expect_option("beta2", options.beta2, 1);
-  expect_option("eps", options.eps);
-}
+AdamW8bit::AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options)
+    : Adam(std::move(groups), as_adam(options), WeightDecay::Decoupled,
+           {{.name = "exp_avg", .dtype = at::kByte},
+            {.name = "exp_avg_sq", .dtype = at::kByte},
+            {.name = "exp_avg_scales", .dtype = at::kFloat, .block = kBlock},
+            {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}}) {}
 
-void SmallAdamW::apply(const Settings& settings, int64_t step, const Item& item) {
-  if (!has_loops(item.parameter, item.gradient, {})) {
-    throw UsageError("SmallAdamW works on dense float32 parameters in host memory; use AdamW for others");
-  }
-  const auto rule = rule_of(settings.lr, settings.weight_decay, as_adam(options_), step, true, item.factor);
-  const auto all = update_range(item.parameter, item.gradient, {}, item.cast_copy);
-  const auto blocks = (all.count + kBlock - 1) / kBlock;
-  at::parallel_for(0, blocks, 256, [&](int64_t begin, int64_t end) {
-    const auto first = begin * kBlock;
-    update(rule, part_of(all, first, std::min(end * kBlock, all.count) - first),
-           {.first = item.state[0].data_ptr<int8_t>() + first,
-            .second = item.state[1].data_ptr<uint8_t>() + first,
-            .first_scales = item.state[2].data_ptr<float>() + begin,
-            .second_scales = item.state[3].data_ptr<float>() + begin});
+void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) {
+  if (item.state.size() == 2) return Adam::apply(settings, step, item);
+  if (!item.parameter.is_cpu())
+    throw UsageError(fmt::format("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", item.parameter.device().str()));
+  item.parameter.unsafeGetTensorImpl()->bump_version();  // autograd sees nothing of what follows
+  const auto count = item.parameter.numel();
+  const auto n = static_cast<double>(step);
+  const auto of_first = 1 - std::pow(options().beta1, n), of_second = std::sqrt(1 - std::pow(options().beta2, n));
+  const auto factor = value_of(item.factor);
+  at::parallel_for(0, (count + kBlock - 1) / kBlock, kBlocksAtOnce, [&](int64_t first_block, int64_t end_block) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (auto begin = first_block * kBlock; begin < std::min(end_block * kBlock, count); begin += kBlocksAtOnce * kBlock) {
+      const auto size = std::min({kBlocksAtOnce * kBlock, count - begin, end_block * kBlock - begin});
+      const auto part = [&](const at::Tensor& tensor) {
+        return at::from_blob(static_cast<std::byte*>(tensor.data_ptr()) + begin * tensor.element_size(), {size},
+                             at::TensorOptions().dtype(tensor.scalar_type()));
+      };
+      // The operators of bitsandbytes, in its order, because their bits are wanted.
+      const auto parameter = part(item.parameter), wide = parameter.to(at::kFloat);
+      auto gradient = part(item.gradient).to(at::kFloat);
+      if (item.factor.defined()) gradient = gradient * factor;
+      const Moment first(DynamicCode::of_signed(), item.state[0], item.state[2], begin, size),
+          second(DynamicCode::of_unsigned(), item.state[1], item.state[3], begin, size);
+      first.values.mul_(options().beta1).add_(gradient, 1 - options().beta1);
+      second.values.mul_(options().beta2).addcmul_(gradient, gradient, 1 - options().beta2);
+      const auto root = (second.values.sqrt() / of_second).add_(options().eps);
+      if (settings.weight_decay > 0) wide.mul_(1 - settings.lr * settings.weight_decay);
+      wide.addcdiv_(first.values, root, -settings.lr / of_first);
+      if (!wide.is_same(parameter)) parameter.copy_(wide);
+      if (item.cast_copy.defined()) part(item.cast_copy).copy_(wide);
+      first.store();
+      second.store();
+    }
   });
 }
 

@@ -26,10 +26,11 @@ class Adam : public Optimizer {
  protected:
   /// Whether weight decay is added to the gradient, or shrinks the parameters directly.
   enum class WeightDecay { L2, Decoupled };
-  Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay);
+  Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay, std::vector<StateKind> in_blocks = {});
+  void apply(const Settings& settings, int64_t step, const Item& item) override;
+  const AdamOptions& options() const { return options_; }
 
  private:
-  void apply(const Settings& settings, int64_t step, const Item& item) final;
   void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
   /// Where there is no fused kernel, and in float64 on CPUs: there it rounds the last values of a tensor otherwise than the others, so it would
@@ -58,17 +59,16 @@ class AdamW final : public Adam {
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
 };
 
-/// AdamW with 8-bit moments: they take two bytes for each value instead of eight, plus two scales for each block of 256 values. Dense
-/// float32 parameters in host memory only; step() throws UsageError for others.
-class SmallAdamW final : public Optimizer {
+/// AdamW with 8-bit moments, as bitsandbytes has it: two bytes for each value instead of eight, and two scales for each block of 256 values.
+/// Parameters of fewer than 4096 values, and those that are cut within blocks (by Layout::Rows, mostly), keep moments in float32. In host
+/// memory.
+class AdamW8bit final : public Adam {
  public:
-  SmallAdamW(std::vector<at::Tensor> parameters, AdamWOptions options);
-  SmallAdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
+  AdamW8bit(std::vector<at::Tensor> parameters, AdamWOptions options);
+  AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options);
 
  private:
   void apply(const Settings& settings, int64_t step, const Item& item) override;
-  bool writes_cast_copies() const override { return true; }
-  AdamWOptions options_;
 };
 
 }  // namespace tessera::optim

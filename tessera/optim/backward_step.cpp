@@ -96,7 +96,7 @@ void Optimizer::BackwardStep::update(const Settings& settings, Section& section,
   const auto cast_copy = guard.cast_copy(section.flat);
   const auto most = kGrain * at::get_num_threads();
   const auto scratch = at::empty({std::min(section.flat.numel(), most)}, section.flat.options());
-  const auto& kinds = optimizer().state_kinds_;
+  const auto kinds = optimizer().kinds_of(section);
   const auto update_part = [&](std::span<Member> members, int64_t first, int64_t count) {
     for (auto& member : members) {
       member.steps++;

@@ -46,7 +46,7 @@ const Rule kRules[] = {
     {"AdamW", [](auto g) -> Made { return std::make_unique<optim::AdamW>(g, optim::AdamWOptions{.lr = 0.01}); }},
     {"Adagrad", [](auto g) -> Made { return std::make_unique<optim::Adagrad>(g, optim::AdagradOptions{.lr = 0.1, .lr_decay = 0.1}); }},
     {"Lion", [](auto g) -> Made { return std::make_unique<optim::Lion>(g, optim::LionOptions{.lr = 0.01, .weight_decay = 0.1}); }},
-    {"SmallAdamW", [](auto g) -> Made { return std::make_unique<optim::SmallAdamW>(g, optim::AdamWOptions{.lr = 0.01}); }},
+    {"AdamW8bit", [](auto g) -> Made { return std::make_unique<optim::AdamW8bit>(g, optim::AdamWOptions{.lr = 0.01}); }},
 };
 
 /// Those that the device has.

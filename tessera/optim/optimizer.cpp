@@ -11,6 +11,7 @@
 #include <functional>
 #include <set>
 
+#include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/group_list.h"
@@ -44,6 +45,15 @@ at::Tensor zeros_on_disk(const at::Tensor& like, const at::TensorOptions& option
   return at::empty({0}, options).set_(storage, 0, like.sizes(), like.strides());
 }
 
+int64_t whole_numel(const at::Tensor& parameter) {
+  const auto info = shard_info(parameter);
+  return info ? c10::multiply_integers(info->shape) : parameter.numel();
+}
+
+bool has_whole_blocks(const at::Tensor& parameter, const ShardPlace& place) {
+  return whole_numel(parameter) >= DynamicCode::kLeast && (!place || place.is_cut_at_multiples_of(DynamicCode::kBlock));
+}
+
 void read_ahead(std::span<const at::Tensor> state) {
   for (const auto& tensor : state) read_pages_ahead(tensor.const_data_ptr(), tensor.nbytes());
 }
@@ -60,8 +70,9 @@ void Optimizer::expect_option(std::string_view name, double value, double below)
   throw UsageError(fmt::format("the option {} of an optimizer is {}; it must be {}", name, value, range));
 }
 
-Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule)
-    : state_kinds_(std::move(state_kinds)), rule_(std::move(rule)) {
+Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule,
+                     std::vector<StateKind> in_blocks)
+    : state_kinds_(std::move(state_kinds)), in_blocks_(std::move(in_blocks)), rule_(std::move(rule)) {
   expect_rate(settings.lr);
   for (const auto& group : groups) expect_rate(group.lr.value_or(0));
   expect_option("weight_decay", settings.weight_decay);
@@ -90,13 +101,13 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
 
 std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> parameters) const {
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-  // State in blocks can't be divided between parameters at any place, so these parameters are updated one by one.
-  const bool joins = std::ranges::all_of(state_kinds_, [](const StateKind& kind) { return kind.block == 1; });
   std::vector<Section> sections;
   ShardPlace last;
   for (auto& parameter : parameters) {
     const auto place = place_of(parameter);
-    const bool adjacent = joins && place.follows(last);
+    const bool in_blocks = !in_blocks_.empty() && has_whole_blocks(parameter, place);
+    // State in blocks can't be divided between parameters at any place, so these parameters are updated one by one.
+    const bool adjacent = !in_blocks && place.follows(last) && !sections.back().in_blocks;
     const auto offset = parameter.storage_offset();
     if (adjacent) {
       auto& section = sections.back();
@@ -104,7 +115,7 @@ std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> p
       section.members.push_back({.parameter = parameter, .offset = offset - begin});
       section.flat = section.members.front().parameter.detach().as_strided({offset + parameter.numel() - begin}, {1}, begin);
     } else {
-      sections.push_back({.members = {{.parameter = parameter}}, .unit = place.unit, .flat = parameter});
+      sections.push_back({.members = {{.parameter = parameter}}, .unit = place.unit, .flat = parameter, .in_blocks = in_blocks});
     }
     last = place;
   }
@@ -134,7 +145,7 @@ void Optimizer::make_state(Section& section) const {
   if (!section.state.empty()) return;
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for it
   // Made from options, which do not carry the paging key: state is no shard.
-  for (const auto& kind : state_kinds_) {
+  for (const auto& kind : kinds_of(section)) {
     const auto like = section.flat.options().dtype(kind.dtype.value_or(section.flat.scalar_type()));
     const auto zeros = [&](const at::TensorOptions& options) {
       if (kind.block == 1) return at::zeros_like(section.flat, options);
@@ -395,7 +406,8 @@ std::map<std::string, ParameterState> Optimizer::state(ConstModuleRef model) con
         if (name == names.end())
           throw UsageError("the optimizer has a parameter that the model does not have; pass the model that the optimizer was made for");
         auto& own = result[name->second];
-        for (size_t i = 0; i < state_kinds_.size(); i++) own[state_kinds_[i].name] = part(section, section.state[i], member);
+        const auto kinds = kinds_of(section);
+        for (size_t i = 0; i < kinds.size(); i++) own[kinds[i].name] = part(section, section.state[i], member);
         own[kSteps] = at::scalar_tensor(member.steps, at::kLong);
       }
     }
@@ -412,7 +424,8 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     if (known == parameters.end() || find(known->second, section) == nullptr) {
       throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
     }
-    for (const auto& kind : state_kinds_) {
+    const auto kinds = kinds_of(*section);
+    for (const auto& kind : kinds) {
       const auto tensor = saved.find(kind.name);
       if (tensor == saved.end()) {
         throw UsageError(
@@ -428,7 +441,7 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     if (steps == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
     if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError(fmt::format("'{}' of '{}' is no number", kSteps, name));
     for (const auto& [key, tensor] : saved) {
-      if (key == kSteps || std::ranges::any_of(state_kinds_, [&](const StateKind& kind) { return kind.name == key; })) continue;
+      if (key == kSteps || std::ranges::any_of(kinds, [&](const StateKind& kind) { return kind.name == key; })) continue;
       throw UsageError(
           fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?", name, key));
     }
@@ -448,8 +461,9 @@ void Optimizer::load_state(ConstModuleRef model, const std::map<std::string, Par
     Section* section = nullptr;
     auto* member = find(parameters[name], section);
     make_state(*section);
-    for (size_t i = 0; i < state_kinds_.size(); i++) {
-      if (const auto& values = saved.at(state_kinds_[i].name); !values.is_meta()) part(*section, section->state[i], *member).copy_(values);
+    const auto kinds = kinds_of(*section);
+    for (size_t i = 0; i < kinds.size(); i++) {
+      if (const auto& values = saved.at(kinds[i].name); !values.is_meta()) part(*section, section->state[i], *member).copy_(values);
     }
     member->steps = saved.at(kSteps).item<int64_t>();
   }

@@ -115,8 +115,10 @@ class Optimizer {
     at::Tensor factor;  // to multiply the gradient by; undefined for 1
   };
 
-  /// `rule` is the name of the rule, with the options that are not in the settings.
-  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule);
+  /// `rule` is the name of the rule, with the options that are not in the settings. `in_blocks` are the kinds for parameters of at least
+  /// DynamicCode::kLeast values of which all ranks have whole blocks.
+  Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule,
+            std::vector<StateKind> in_blocks = {});
 
   /// Throws UsageError unless the value is in [0, below).
   static void expect_option(std::string_view name, double value, double below = std::numeric_limits<double>::infinity());
@@ -138,6 +140,7 @@ class Optimizer {
     std::vector<Member> members;
     std::weak_ptr<Unit> unit;  // none for parameters that are not sharded
     at::Tensor flat;           // a flat view over all members, or the only member itself
+    bool in_blocks = false;
     std::vector<at::Tensor> state = {};
   };
   struct Releases;
@@ -150,6 +153,7 @@ class Optimizer {
 
   static void expect_rate(double lr);
   std::vector<Section> sections_of(std::vector<at::Tensor> parameters) const;
+  std::span<const StateKind> kinds_of(const Section& section) const { return section.in_blocks ? in_blocks_ : state_kinds_; }
   static at::Tensor part(const Section& section, const at::Tensor& flat, const Member& member);
   static at::Tensor flat_gradient(const Section& section);
   void make_state(Section& section) const;
@@ -166,7 +170,7 @@ class Optimizer {
   Member* find(const at::Tensor& parameter, Section*& section);
 
   std::vector<Group> groups_;
-  const std::vector<StateKind> state_kinds_;
+  const std::vector<StateKind> state_kinds_, in_blocks_;
   const std::string rule_;
   std::optional<DiskMemoryOptions> disk_;        // for the state
   std::string description_;                      // of the rule and its settings; empty until it is needed

@@ -2,7 +2,6 @@
 
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "tessera/base/kernel.h"
 
@@ -124,58 +123,6 @@ TESSERA_KERNEL void apply_update(const LambRule& r, float step, const UpdateRang
       s, {}, [&](float& p, float, float& first, float& second) __attribute__((always_inline)) {
         p -= step * (first / (std::sqrt(second) / rule.adam.correction + rule.adam.eps) / rule.first_correction + rule.decay * p);
       });
-}
-
-namespace {
-
-/// The largest absolute value, or 0 if it is denormal, because its reciprocal could overflow.
-[[gnu::always_inline]] inline float largest_normal(const float* values, int64_t count) {
-  float most = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const float size = std::fabs(values[i]);
-    most = size > most ? size : most;
-  }
-  return most < std::numeric_limits<float>::min() ? 0 : most;
-}
-
-}  // namespace
-
-TESSERA_KERNEL void update(const AdamRule& r, const UpdateRange& s, const SmallMoments& m) {
-  const AdamRule rule = r;
-  float first[kBlock], second[kBlock];
-  for (int64_t block = 0; block * kBlock < s.count; block++) {
-    const int64_t begin = block * kBlock;
-    const int64_t count = s.count - begin < kBlock ? s.count - begin : kBlock;
-    auto* const small_first = m.first + begin;
-    auto* const small_second = m.second + begin;
-    const float first_scale = m.first_scales[block], second_scale = m.second_scales[block];
-    for (int64_t i = 0; i < count; i++) {
-      const float root = static_cast<float>(small_first[i]) / 127, fourth = static_cast<float>(small_second[i]) / 255;
-      first[i] = first_scale * root * std::fabs(root);
-      second[i] = second_scale * fourth * fourth * fourth * fourth;
-    }
-    const UpdateRange part{.parameters = s.parameters + begin,
-                       .gradients = s.gradients + begin,
-                       .first = first,
-                       .second = second,
-                       .cast_copy = s.cast_copy == nullptr ? nullptr : s.cast_copy + begin,
-                       .count = count};
-    go_through<true, true>(
-        part, rule.common, [&](float& p, float g, float& one, float& two) __attribute__((always_inline)) {
-          p -= rule.step * adam_update(rule, g, one, two);
-        });
-    const float first_most = largest_normal(first, count), second_most = largest_normal(second, count);
-    m.first_scales[block] = first_most;
-    m.second_scales[block] = second_most;
-    const float first_unit = first_most > 0 ? 1 / first_most : 0, second_unit = second_most > 0 ? 1 / second_most : 0;
-    for (int64_t i = 0; i < count; i++) {
-      const float root = std::sqrt(std::fabs(first[i]) * first_unit) * 127 + 0.5F;
-      small_first[i] = static_cast<int8_t>(static_cast<int>(first[i] < 0 ? -root : root));
-      // A positive second moment is never rounded down to 0, because then the division by its root would make a huge update.
-      const float fourth = std::sqrt(std::sqrt(second[i] * second_unit)) * 255 + 0.5F;
-      small_second[i] = static_cast<uint8_t>(static_cast<int>(fourth > 1 || second[i] * second_unit <= 0 ? fourth : 1.0F));
-    }
-  }
 }
 
 }  // namespace tessera::optim

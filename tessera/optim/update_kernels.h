@@ -80,15 +80,4 @@ Squares prepare(const LambRule& rule, const UpdateRange& range);
 /// Second pass: subtracts the update, times `step`, from the parameters.
 void apply_update(const LambRule& rule, float step, const UpdateRange& range);
 
-/// 8-bit moments in blocks, each with its own scale. The first moment is stored as its sign and square root, the second as its fourth root,
-/// so that small values keep some precision.
-inline constexpr int64_t kBlock = 256;
-struct SmallMoments {
-  int8_t* first = nullptr;
-  uint8_t* second = nullptr;
-  float* first_scales = nullptr;
-  float* second_scales = nullptr;
-};
-void update(const AdamRule& rule, const UpdateRange& range, const SmallMoments& moments);
-
 }  // namespace tessera::optim

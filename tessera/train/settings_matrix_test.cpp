@@ -122,7 +122,9 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
     const auto accumulation = trainer.accumulate();
     output = call(model, torch::ones({2, 8}));
     trainer.backward(output.to(at::kFloat).pow(2).sum());
-    gradients = c10::toString(parameters(*model).front().grad().scalar_type());
+    const auto all = parameters(*model);
+    const auto trained = std::ranges::find_if(all, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+    gradients = c10::toString(trained->grad().scalar_type());
     trainer.step();
   }
   trainer.log({{"loss", 1.0}});

@@ -4,6 +4,7 @@ import sys
 try:
     import bitsandbytes.functional as bnb
     import torch
+    from bitsandbytes.optim import AdamW8bit
     from safetensors.torch import save_file
 except ImportError:
     sys.exit(3)
@@ -35,4 +36,17 @@ for name, signed in (("signed", True), ("unsigned", False)):
     these = values if signed else values.abs()
     codes, state = bnb.quantize_blockwise(these, code=bnb.create_dynamic_map(signed), blocksize=256)
     found[f"dynamic.{name}.codes"], found[f"dynamic.{name}.scales"] = codes, state.absmax
+# The steps of an optimizer: a weight in blocks of which the last one is short, and a bias that is too small for blocks.
+weight, bias = (torch.nn.Parameter(torch.randn(*sizes)) for sizes in ((50, 101), (50,)))
+optimizer = AdamW8bit([weight, bias], lr=0.01, betas=(0.9, 0.95), weight_decay=0.1)
+found["steps.weight"], found["steps.bias"] = weight.detach().clone(), bias.detach().clone()
+for step in range(10):
+    for name, parameter in (("weight", weight), ("bias", bias)):
+        parameter.grad = torch.randn_like(parameter) * torch.rand(parameter.shape[0]).view(-1, *[1] * (parameter.dim() - 1)) ** 3
+        found[f"steps.{name}.{step}"] = parameter.grad
+    optimizer.step()
+state = optimizer.state[weight]
+found["steps.weight.after"], found["steps.bias.after"] = weight.detach(), bias.detach()
+found["steps.first"], found["steps.second"] = state["state1"].flatten(), state["state2"].flatten()
+found["steps.first_scales"], found["steps.second_scales"] = state["absmax1"], state["absmax2"]
 save_file({name: value.contiguous() for name, value in found.items()}, sys.argv[1])

@@ -102,7 +102,7 @@ nlohmann::json value_of_note(const std::string& text);
 
 /// Throws UsageError for a name that is not one of the format, or that is in the way of a run.
 void expect_writable_as(const std::filesystem::path& out, Format format);
-/// Throws UsageError for state that no other ranks could use.
+/// Throws UsageError for state that only Tessera's format has: of eight bits.
 void expect_no_blocks(const Manifest& run);
 /// Throws UsageError for a format that needs a file system, where there is none.
 void expect_storable(const std::filesystem::path& out, Format format);

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/shard/parameters.h"
+#include "tessera/base/dynamic_code.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -11,6 +11,10 @@ std::vector<PartRecord> records_of_ranges(at::IntArrayRef shape, at::IntArrayRef
   std::vector<PartRecord> records;
   for (const auto& range : ranges) records.push_back(record_of(shape, strides, range));
   return records;
+}
+
+int64_t blocks_of(int64_t numel) {
+  return (numel + DynamicCode::kBlock - 1) / DynamicCode::kBlock;
 }
 
 /// Whether `like` is a shard with padding that the value lacks. A shard has all its values in its first dimension and its padding at the
@@ -38,11 +42,22 @@ std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator&
   return std::vector(world.local_ranks().size(), whole_record(shape));
 }
 
+bool is_of_blocks(const ShardInfo& info, at::IntArrayRef shape) {
+  return shape.size() == 1 && shape[0] == blocks_of(c10::multiply_integers(info.shape));
+}
+
+PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range) {
+  const int64_t shape[] = {blocks_of(c10::multiply_integers(info.shape))}, strides[] = {1};
+  return record_of(shape, strides, {.begin = range.begin / DynamicCode::kBlock, .numel = blocks_of(range.numel)});
+}
+
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world) {
   const auto info = shard_info(parameter);
   if (!info || state.dim() == 0) return whole_records(state.sizes(), world);
   if (state.sizes() == parameter.sizes()) return records_of_ranges(info->shape, info->strides, info->ranges);
-  return records_of_ranges({c10::multiply_integers(info->shape)}, {1}, info->ranges);
+  std::vector<PartRecord> records;
+  for (const auto& range : info->ranges) records.push_back(record_of_blocks(*info, range));
+  return records;
 }
 
 std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world) {

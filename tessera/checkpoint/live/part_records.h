@@ -10,6 +10,7 @@
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/shard/access/local_values.h"
+#include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
 
@@ -21,6 +22,10 @@ std::vector<PartRecord> records_of(const LocalPart& part);
 PartRecord whole_record(at::IntArrayRef shape);
 /// The same as records_of for a tensor that is not sharded: each rank has all of it.
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
+/// Whether a tensor of this shape has one value for each block of a DynamicCode of a parameter, and the part of it for a range of values
+/// that begins with a block.
+bool is_of_blocks(const ShardInfo& info, at::IntArrayRef shape);
+PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range);
 /// The same for a tensor of the optimizer's state for a parameter, which may be sharded or not.
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world);
 

@@ -30,8 +30,8 @@ std::map<std::string, optim::ParameterState> without_averages(std::map<std::stri
 /// Reads tensors of the state for one parameter.
 class StateReader {
  public:
-  StateReader(const Manifest& manifest, const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
-      : manifest_(manifest), stored_(stored), parameter_(parameter), world_(world) {}
+  StateReader(const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
+      : stored_(stored), parameter_(parameter), world_(world) {}
 
   /// Where values can go into the optimizer's own memory one tensor after the other, only their sizes.
   at::Tensor describe_or_read(const std::string& name) const {
@@ -53,7 +53,7 @@ class StateReader {
   bool reads_in_place(const std::string& name) const {
     const auto info = shard_info(parameter_);
     const auto& shape = stored_.info(name).shape;
-    return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape && !manifest_.blocks.contains(name) &&
+    return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape &&
            world_.local_ranks().size() == 1 && world_.traits().device == parameter_.device();
   }
 
@@ -72,9 +72,10 @@ class StateReader {
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < world_.local_ranks().size(); i++) {
       const int rank = world_.local_ranks()[i];
-      if (const auto blocks = manifest_.blocks.find(name); blocks != manifest_.blocks.end()) {
-        values.push_back(
-            read_blocks(name, blocks->second, info ? info->ranges[i] : ValueRange{.begin = 0, .numel = parameter_.numel()}, rank));
+      if (info && own_shape != at::IntArrayRef(shape) && is_of_blocks(*info, shape)) {
+        const auto part = record_of_blocks(*info, info->ranges[i]);
+        values.push_back(at::empty({part.numel()}, host(name)));
+        read_part(stored_, name, part, values.back(), rank);
       } else if (info && !shape.empty() && own_shape == at::IntArrayRef(shape)) {
         values.push_back(read_values(name, part_of_rank(i), rank));
       } else if (info && info->shape.empty() && shape == std::vector<int64_t>{1}) {  // of a parameter that is one number
@@ -99,23 +100,6 @@ class StateReader {
     return values.view(sizes);
   }
 
-  at::Tensor read_blocks(const std::string& name, const BlockState& blocks, const ValueRange& range, int rank) const {
-    if (range.numel == 0) return at::empty({0}, host(name));
-    const auto part = std::ranges::find_if(
-        blocks.parts, [&](const BlockState::Part& each) { return each.range.numel == range.numel && each.range.begin == range.begin; });
-    if (part == blocks.parts.end()) {
-      throw UsageError(
-          fmt::format("'{}' has one value for each block of a parameter's values, and no rank that saved had the values from {} to {} that "
-                      "are here; load it on {} ranks that are sharded as they were, or leave the optimizer out",
-                      name, range.begin, range.begin + range.numel, manifest_.ranks));
-    }
-    auto values = at::empty({part->numel}, host(name));
-    const TensorSlice box{.shape = stored_.info(name).shape, .offsets = {part->begin}, .sizes = {part->numel}};
-    stored_.read(name, box, values, first_file(stored_, rank));
-    return values;
-  }
-
-  const Manifest& manifest_;
   const CatalogReader& stored_;
   const at::Tensor& parameter_;
   const Communicator& world_;
@@ -148,7 +132,7 @@ std::map<std::string, optim::ParameterState> read_training_state(const Manifest&
     if (parameter == parameters.end() && matches(place.parameter, options.may_be_unknown)) continue;
     auto& state = result[place.parameter][place.key];
     if (parameter == parameters.end()) continue;  // the optimizer refuses it by name
-    state = StateReader(manifest, stored, parameter->second, world).describe_or_read(name);
+    state = StateReader(stored, parameter->second, world).describe_or_read(name);
   }
   return result;
 }
@@ -186,7 +170,7 @@ void load_training_state(const Contents& contents, const std::map<std::string, o
       if (to_memory == target->second.end() || (!tensor.is_meta() && !is_average)) continue;
       if (tensor.is_meta()) {
         const auto stored_name = fmt::format("{}{}.{}", kOptimizerPrefix, name, key);
-        StateReader(manifest, stored, parameter, world).read_in_place(stored_name, to_memory->second);
+        StateReader(stored, parameter, world).read_in_place(stored_name, to_memory->second);
       } else {
         at::Tensor(to_memory->second).copy_(tensor);
       }

@@ -70,8 +70,9 @@ class Composition {
         add_whole(name);
       } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
-      } else {
-        add_blocks(name, part);
+      } else {  // in blocks of a rank's own values
+        throw UsageError(fmt::format("'{}' is of an optimizer of earlier versions of Tessera, SmallAdamW; load it with the one that wrote it, or "
+                                     "leave the optimizer out", name));
       }
     }
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
@@ -157,22 +158,6 @@ class Composition {
                             .strides = {strides.begin(), strides.end()}});
   }
 
-  void add_blocks(const std::string& name, const PartRecord& part) {
-    const auto numel = c10::multiply_integers(file_->tensors.info(name).sizes);
-    auto& blocks = manifest_.blocks[name];
-    auto& stored = manifest_.catalog.tensors[name];
-    const auto begin = stored.shape.empty() ? 0 : stored.shape.front();
-    const auto& slice = part.slices.front();  // of the flat parameter
-    blocks.parts.push_back({.range = {.begin = slice.offsets.front(), .numel = slice.numel()}, .begin = begin, .numel = numel});
-    stored.dtype = file_->tensors.info(name).dtype;
-    stored.shape = {begin + numel};
-    for (auto& box : stored.boxes) box.box.shape = stored.shape;
-    stored.boxes.push_back({.box = {.shape = stored.shape, .offsets = {begin}, .sizes = {numel}},
-                            .file = number_,
-                            .offset = file_->tensors.offset(name),
-                            .strides = {1}});
-  }
-
   Manifest manifest_;
   std::map<std::string, StoredTensor> empty_;  // state of which some rank has no value
   const RankFile* file_ = nullptr;
@@ -207,17 +192,12 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"ranks", manifest.ranks},         {"save", manifest.save},
                  {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
                  {"buffers", catalog.buffers},      {"aliases", catalog.aliases},
-                 {"tensors", json::object()},       {"blocks", json::object()},
+                 {"tensors", json::object()},       {"blocks", json::object()} /* which earlier versions want */,
                  {"files", json::array()},          {"origin", manifest.origin},
                  {"generator", manifest.generator}, {"not_state", manifest.not_state},
                  {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
                  {"base", to_json(manifest.base)}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
-  for (const auto& [name, blocks] : manifest.blocks) {
-    for (const auto& [range, begin, numel] : blocks.parts) {
-      result["blocks"][name].push_back({{"range", {range.begin, range.numel}}, {"begin", begin}, {"numel", numel}});
-    }
-  }
   for (const auto& path : catalog.files) {
     result["files"].push_back(
         {{"name", path.lexically_relative(folder).string()}, {"bytes", size_of_file(path).value_or(0)}, {"checksums", json::object()}});
@@ -277,18 +257,6 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   for (const auto& [name, tensor] : catalog.tensors) {
     for (const auto& box : tensor.boxes) {
       if (box.file >= catalog.files.size()) throw IoError(fmt::format("'{}' lies in a file that is not listed", name));
-    }
-  }
-  for (const auto& [name, parts] : text.at("blocks").items()) {
-    for (const auto& part : parts) {
-      manifest.blocks[name].parts.push_back({.range = {.begin = part.at("range").at(0), .numel = part.at("range").at(1)},
-                                             .begin = part.at("begin"),
-                                             .numel = part.at("numel")});
-      const auto& [range, begin, numel] = manifest.blocks[name].parts.back();
-      const auto tensor = catalog.tensors.find(name);
-      const auto values = tensor != catalog.tensors.end() && tensor->second.shape.size() == 1 ? tensor->second.shape.front() : -1;
-      if (range.begin < 0 || range.numel < 0 || begin < 0 || numel < 0 || begin > values || numel > values - begin)
-        throw IoError(fmt::format("the blocks of '{}' make no sense", name));
     }
   }
   const auto ranks = static_cast<size_t>(manifest.ranks);

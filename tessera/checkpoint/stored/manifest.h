@@ -16,25 +16,12 @@
 
 namespace tessera::checkpoint {
 
-
-/// A tensor of an optimizer's state that has one value for each block of a parameter's values on a rank. In the catalog, the values of all
-/// ranks lie one after the other.
-struct BlockState {
-  struct Part {
-    ValueRange range;   // of the parameter's values in memory order
-    int64_t begin = 0;  // where the values for them begin
-    int64_t numel = 0;  // and how many these are
-  };
-  std::vector<Part> parts = {};  // one for each rank
-};
-
 struct Manifest {
   int ranks = 1;
   uint64_t save = 0;  // a random number, by which checkpoints are told apart
   /// The files of all ranks in their order. Its tensors are those of the model, and of the optimizer's state as optimizer.PARAMETER.KEY. Of
   /// buffers and generators each rank has its own, in its own file.
   Catalog catalog = {};
-  std::map<std::string, BlockState> blocks = {};
   std::string optimizer = {};                                  // its class; empty if there is none
   std::string generator = {};                                  // the tensor with the states of random generators; empty if there is none
   std::string device_generator = {};                           // the same of the devices of the ranks

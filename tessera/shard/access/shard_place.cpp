@@ -19,6 +19,16 @@ Listing ShardPlace::listing() const {
   return unit->options().listing;
 }
 
+bool ShardPlace::is_cut_at_multiples_of(int64_t values) const {
+  const auto& group = *static_cast<const Unit::Group*>(buffer);
+  const auto& span = group.listed()[index].span;
+  if (group.chunk == 0) return true;
+  for (auto cut = (span.offset / group.chunk + 1) * group.chunk; cut < span.offset + span.numel; cut += group.chunk) {
+    if ((cut - span.offset) % values != 0) return false;
+  }
+  return true;
+}
+
 bool ShardPlace::is_offloaded() const {
   return unit->is_offloaded();
 }

@@ -24,6 +24,8 @@ struct ShardPlace {
   /// Whether its unit lies on all ranks of the model.
   bool is_on_all_ranks() const;
   Listing listing() const;
+  /// Whether all ranks' parts of its parameter begin at multiples of so many of its values.
+  bool is_cut_at_multiples_of(int64_t values) const;
   /// Whether it lies in host memory, and a device computes with the unit.
   bool is_offloaded() const;
 };

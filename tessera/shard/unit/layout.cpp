@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tessera/base/dynamic_code.h"
+
 namespace tessera {
 namespace {
 
@@ -48,12 +50,18 @@ std::vector<size_t> assigned(std::span<const int64_t> sizes, int64_t most, int r
 
 BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place, int64_t multiple) {
   BufferLayout layout;
-  int64_t total = 0;
+  int64_t total = 0, of_chunks = std::lcm(alignment, multiple);
   for (const int64_t numel : numels) {
+    auto of_start = alignment;
+    if (numel >= DynamicCode::kLeast) {
+      of_start = std::lcm(alignment, DynamicCode::kBlock);
+      of_chunks = std::lcm(of_start, multiple);
+    }
+    total = aligned(total, of_start);
     layout.spans.push_back({.offset = total, .numel = numel});
-    total = aligned(total + numel, alignment);
+    total += numel;
   }
-  layout.chunk = aligned(divided(total, place.ranks), std::lcm(alignment, multiple));
+  layout.chunk = aligned(divided(aligned(total, alignment), place.ranks), of_chunks);
   fill_shards(layout, place);
   return layout;
 }
