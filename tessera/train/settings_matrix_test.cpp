@@ -203,6 +203,7 @@ Seen observe(Pairs settings) {
     if (value.starts_with("FOLDER")) value.replace(0, 6, folder.path().string());
   }
   scaled = 0;
+  torch::manual_seed(1);
   Seen seen;
   std::atomic<int> makers = 0;
   BlockImpl::calls = 0;
@@ -279,7 +280,7 @@ const std::vector<Row> kRows = {
     {"tessera_quantisation", "int8", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_r", "2"},
     {"tessera_lora_alpha", "4", {{"tessera_lora_r", "2"}}},
-    {"tessera_lora_dropout", "0.5", {{"tessera_lora_r", "2"}}},
+    {"tessera_lora_dropout", "0.99999", {{"tessera_lora_r", "2"}}},  // of all values, whatever is drawn
     {"tessera_lora_dora", "true", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_target_modules", "first", {{"tessera_lora_r", "2"}}},
     {"tessera_offload", "disk"},
