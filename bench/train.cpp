@@ -31,7 +31,7 @@ struct Flags {
   int steps = 12, warmup = 4;
   int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
-       lora = false, qlora = false;
+       lora = false, qlora = false, adamw8bit = false;
 
   bool is_narrow() const { return dtype == "bf16"; }
   /// Whether the model gets its activations in bfloat16.
@@ -191,7 +191,9 @@ AnyOptimizer any(std::shared_ptr<Optimizer> optimizer) {
 AnyOptimizer make_optimizer(const Flags& flags, const torch::nn::Module& module) {
   if (flags.optimizer == "torch") return any(std::make_shared<torch::optim::AdamW>(module.parameters(), torch::optim::AdamWOptions(1e-4)));
   if (flags.optimizer == "fused") return any(std::make_shared<FusedAdamW>(module.parameters()));
-  auto optimizer = std::make_shared<optim::AdamW>(parameters(module), optim::AdamWOptions{.lr = 1e-4});
+  const optim::AdamWOptions options{.lr = 1e-4};
+  std::shared_ptr<optim::Optimizer> optimizer = std::make_shared<optim::AdamW>(parameters(module), options);
+  if (flags.adamw8bit) optimizer = std::make_shared<optim::AdamW8bit>(parameters(module), options);
   if (flags.state_on_disk) optimizer->offload_state(OffloadTo::Disk, {.folder = "."});
   if (flags.in_backward) optimizer->step_in_backward();
   return any(std::move(optimizer));
@@ -387,14 +389,15 @@ int main(int argc, char** argv) {
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
   app.add_flag("--lora", flags.lora, "Adapters of rank 8 in all linear layers train, and nothing else");
   app.add_flag("--qlora", flags.qlora, "The same, beside weights in NF4");
+  app.add_flag("--adamw8bit", flags.adamw8bit, "The optimizer's moments in eight bits");
   app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
   app.add_flag("--state-on-disk", flags.state_on_disk, "The optimizer's state in files of the working folder")->excludes("--whole");
   app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");
   CLI11_PARSE(app, argc, argv);
   try {
     const bool is_ours = flags.optimizer == "tessera";
-    if (!is_ours && (flags.state_on_disk || flags.in_backward))
-      throw ConfigError("--optimizer torch and fused know no --state-on-disk and no --step-in-backward");
+    if (!is_ours && (flags.state_on_disk || flags.in_backward || flags.adamw8bit))
+      throw ConfigError("--optimizer torch and fused know no --state-on-disk, no --step-in-backward and no --adamw8bit");
     if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores is of llama");
     return run(flags);
   } catch (const std::exception& error) {

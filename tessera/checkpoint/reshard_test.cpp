@@ -5,6 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/optim/adam.h"
@@ -288,8 +289,8 @@ TEST(Reshard, StateOfEightBitsGoesToAnyNumberOfRanks) {
     for (int step = 0; step < 2; step++) run.step(step);
     checkpoint::save(folder / "a", run.contents(), world);
   });
-  reshard(folder / "a", folder / "three", 3);
-  const CatalogReader saved(read_catalog(folder / "a"));
+  checkpoint::reshard(folder / "a", folder / "three", 3);
+  const checkpoint::CatalogReader saved(checkpoint::read_catalog(folder / "a"));
   for (const auto* from : {"a", "three"}) {
     for (const int ranks : {1, 2, 3, 5}) {
       with_ranks(ranks, [&](const Communicator& world) {

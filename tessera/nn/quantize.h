@@ -1,28 +1,11 @@
 // Frozen weights in few bits: what QLoRA's base is made of.
 #pragma once
 
-#include <string>
-#include <string_view>
-#include <vector>
-
 #include "tessera/base/module_ref.h"
 #include "tessera/nn/layer_choice.h"
+#include "tessera/nn/quantize_forms.h"
 
 namespace tessera::nn {
-
-/// How weights are held: blocks of values with a scale. NF4 has the bits of bitsandbytes.
-enum class Quantization {
-  Nf4,        // 4 bits for the quantiles of a normal distribution, blocks of 64, and their scales in 8 bits in blocks of 256
-  Nf4Single,  // the same with scales in float32 ("single" quantisation)
-  Int8,       // blocks of 64
-  Fp8,        // e4m3, blocks of 64
-};
-std::string_view name_of(Quantization quantization);
-/// Throws UsageError, with the names that there are.
-Quantization quantization_named(std::string_view name);
-
-/// Of a weight with so many values.
-int64_t held_bytes(Quantization quantization, int64_t numel);
 
 struct QuantizeOptions {
   Quantization quantization = Quantization::Nf4;
@@ -33,9 +16,5 @@ struct QuantizeOptions {
 /// are computed when they need them: one weight at a time. Called before fully_shard and before lora::apply, on a model with values or
 /// within deferred_init. Loading quantises what is read. Throws UsageError, and changes nothing, if a name matches no layer.
 void quantize(ModuleRef model, const QuantizeOptions& options = {});
-
-/// All values of a weight, flat, in the form: [blocks, bytes].
-at::Tensor quantized(Quantization quantization, const at::Tensor& values);
-at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype);
 
 }  // namespace tessera::nn

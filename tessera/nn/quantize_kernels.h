@@ -1,4 +1,4 @@
-// The loops of quantize.cpp.
+// The loops of quantize_forms.cpp.
 #pragma once
 
 #include <array>
