@@ -193,6 +193,14 @@ at::Tensor encode_on_meta(const at::Tensor& values, int64_t quantization) {
 
 at::Tensor decode_on_cpu(const at::Tensor& held, int64_t quantization, at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto& form = form_of(quantization);
+  const auto expected = held_sizes(form, c10::multiply_integers(sizes));
+  if (held.sizes() != expected || held.scalar_type() != at::kByte) {
+    throw UsageError(
+        fmt::format("a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
+                    "ordinary weights with checkpoint::load_weights",
+                    fmt::join(sizes, ", "), form.name, fmt::join(expected, ", "), c10::toString(held.scalar_type()),
+                    fmt::join(held.sizes(), ", ")));
+  }
   const bool is_bfloat = dtype == at::kBFloat16;
   const auto values = at::empty(sizes, is_bfloat ? dtype : at::kFloat);
   const auto rows = held.contiguous();
@@ -251,8 +259,8 @@ HeldForm held_form_of(Quantization quantization, const at::Tensor& weight) {
                                           at::ScalarType dtype) { return dequantized(quantization, held, sizes, dtype); },
           .instead = [quantization, sizes](std::string_view name, std::span<const c10::IValue> arguments,
                                            const at::Tensor& held) -> std::optional<at::Tensor> {
-            if (name != "aten::linear") return std::nullopt;
             const auto x = arguments[0].toTensor();
+            if (name != "aten::linear" || !at::isFloatingType(x.scalar_type())) return std::nullopt;
             const auto result = QuantizedProduct::apply(x, held, static_cast<int64_t>(quantization), sizes);
             return arguments[2].isTensor() && arguments[2].toTensor().defined() ? result + arguments[2].toTensor() : result;
           }};
