@@ -197,6 +197,13 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   if (has_values(layer.weight)) adapted->reset_magnitudes(adapter, layer.weight);
 }
 
+/// The shard and the member of a sharded parameter agree when they are asked: so before this is set, and before the other one is.
+void set_training(at::Tensor tensor, bool trains) {
+  if (tensor.requires_grad() == trains) return;
+  tensor.set_requires_grad(trains);
+  (void)tensor.requires_grad();
+}
+
 /// What acts of the adapters trains, and what their options name.
 void choose_training(Module& model) {
   const auto layers = adapted_in(model);
@@ -210,7 +217,7 @@ void choose_training(Module& model) {
   const bool all_biases = std::ranges::any_of(acting, [](const Options& options) { return options.bias == Bias::All; });
   const auto choose = [&](Module& module, bool whole) {
     for (auto& item : module.named_parameters(/*recurse=*/false))
-      item.value().requires_grad_(whole || (all_biases && item.key() == "bias"));
+      set_training(item.value(), whole || (all_biases && item.key() == "bias"));
   };
   choose(model, /*whole=*/false);
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) choose(*item.value(), is_saved(item.key()));
@@ -218,10 +225,10 @@ void choose_training(Module& model) {
     for (const auto& parameters : {adapted->a, adapted->b, adapted->magnitudes}) {
       if (!parameters) continue;
       for (auto& [name, tensor] : parameters->tensors)
-        tensor.requires_grad_(std::ranges::find(adapted->active, name) != adapted->active.end());
+        set_training(tensor, std::ranges::find(adapted->active, name) != adapted->active.end());
     }
     const auto trains_bias = [&](const std::string& name) { return adapted->adapters.at(name).options.bias == Bias::LoraOnly; };
-    if (layer.bias.defined() && std::ranges::any_of(adapted->active, trains_bias)) at::Tensor(layer.bias).requires_grad_(true);
+    if (layer.bias.defined() && std::ranges::any_of(adapted->active, trains_bias)) set_training(layer.bias, true);
   }
 }
 

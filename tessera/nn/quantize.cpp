@@ -54,8 +54,8 @@ HeldForm held_form_of(Quantization quantization, const at::Tensor& weight) {
                                           at::ScalarType dtype) { return dequantized(quantization, held, sizes, dtype); },
           .instead = [quantization, sizes](std::string_view name, std::span<const c10::IValue> arguments,
                                            const at::Tensor& held) -> std::optional<at::Tensor> {
-            if (name != "aten::linear") return std::nullopt;
             const auto x = arguments[0].toTensor();
+            if (name != "aten::linear" || !at::isFloatingType(x.scalar_type())) return std::nullopt;
             const auto result = QuantizedProduct::apply(x, held, static_cast<int64_t>(quantization), sizes);
             return arguments[2].isTensor() && arguments[2].toTensor().defined() ? result + arguments[2].toTensor() : result;
           }};

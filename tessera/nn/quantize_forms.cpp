@@ -289,9 +289,13 @@ at::Tensor quantized(Quantization quantization, const at::Tensor& values) {
 }
 
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype) {
-  if (held.scalar_type() != at::kByte) {
-    throw UsageError(fmt::format("a quantised weight was converted to {}, but it is held in bytes; convert the model before nn::quantize",
-                                 c10::toString(held.scalar_type())));
+  const auto expected = held_sizes(form_of(static_cast<int64_t>(quantization)), c10::multiply_integers(sizes));
+  if (held.sizes() != expected || held.scalar_type() != at::kByte) {
+    throw UsageError(
+        fmt::format("a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
+                    "ordinary weights with checkpoint::load_weights",
+                    fmt::join(sizes, ", "), name_of(quantization), fmt::join(expected, ", "), c10::toString(held.scalar_type()),
+                    fmt::join(held.sizes(), ", ")));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::dequantize", "").typed<decltype(decode_on_cpu)>();
   return op.call(held, static_cast<int64_t>(quantization), sizes, dtype);

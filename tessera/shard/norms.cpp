@@ -20,6 +20,7 @@
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera {
 namespace {
@@ -55,6 +56,11 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   return unit;
 }
 
+/// What is paged may also be an adapted layer's weight in a model that is not sharded.
+bool is_in_unit(const at::Tensor& parameter) {
+  return is_paged(parameter) && (tag_of(parameter) != nullptr || !has_stand_in(parameter));
+}
+
 /// The storage tag of a gradient if the reduction has computed the sum of squares of its storage, else null.
 const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
   const auto* tag = is_paged(gradient) ? tag_of(gradient) : nullptr;
@@ -81,7 +87,7 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
 void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   expect_averaged(parameters);
   for (const auto& parameter : parameters) {
-    if (!is_paged(parameter)) continue;
+    if (!is_in_unit(parameter)) continue;
     const auto unit = unit_of_shard(parameter);
     expect_gradient_kept(*unit, parameter, "the norm of the gradients");
     unit->schedule()->finish_reductions();
@@ -146,7 +152,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   c10::SmallVector<Communicator, 2> groups;
   c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
-    if (!is_paged(parameter)) return outside;
+    if (!is_in_unit(parameter)) return outside;
     const auto unit = unit_of_shard(parameter);
     const auto& model = *unit->schedule();
     const auto place = find_or_add(groups, model.is_divided() ? model.world() : unit->mesh().shard());
@@ -195,7 +201,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
   bool finite = true;
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& gradient = parameters[i].grad();
-    if (is_paged(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->schedule()->world());
+    if (is_in_unit(parameters[i])) find_or_add(worlds, unit_of_shard(parameters[i])->schedule()->world());
     if (!gradient.defined() || !finite) continue;
     const auto known = with_known_squares(parameters.subspan(i));
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {

@@ -49,6 +49,7 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
   const auto whole = transposed(weight);
   if (!whole.defined()) return std::nullopt;
   const bool has_bias = name == "aten::addmm";
+  if (!has_bias && name != "aten::matmul" && name != "aten::mm") return std::nullopt;  // linear(x, weight.t()) is another product
   // Factors of the bias and of the product.
   const auto beta = has_bias ? arguments[3].toScalar() : c10::Scalar(1), alpha = has_bias ? arguments[4].toScalar() : c10::Scalar(1);
   const bool is_linear = beta.equal(1) && alpha.equal(1);

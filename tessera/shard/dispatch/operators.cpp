@@ -62,7 +62,8 @@ class Table {
 std::optional<size_t> weight_of(const c10::FunctionSchema& schema) {
   constexpr std::string_view kLayers[] = {"aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::batch_norm"};
   // torch::nn::Linear multiplies by weight.t().
-  const auto* name = schema.name() == "aten::matmul" ? "other" : schema.name() == "aten::addmm" ? "mat2" : nullptr;
+  const bool is_product = schema.name() == "aten::addmm" || schema.name() == "aten::mm";
+  const auto* name = schema.name() == "aten::matmul" ? "other" : is_product ? "mat2" : nullptr;
   if (std::ranges::find(kLayers, schema.name()) != std::end(kLayers)) name = "weight";
   const auto place = name == nullptr ? std::nullopt : schema.argumentIndexWithName(name);
   return place ? std::optional(static_cast<size_t>(*place)) : std::nullopt;

@@ -401,6 +401,8 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
     }
   }
   try {
+    std::optional<c10::impl::ExcludeDispatchKeyGuard> below_too;
+    if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);  // the view that it is made of would be values
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
     if (source) refuse_places(op, *source);  // the operator named positions that exist in the full parameter, but not here
