@@ -89,7 +89,7 @@ Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
   if (!has_adapters(model)) return model;
   lora::reset_magnitudes(model);
-  trainer.refer_to_base(flags.model);
+  if (!flags.run.prefix.empty()) trainer.refer_to_base(flags.model);
   return model;
 }
 

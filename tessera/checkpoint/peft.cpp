@@ -205,49 +205,66 @@ class StoredAdapter {
     for (const auto& name : file_.names()) left_.insert(name);
   }
 
-  /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
-  at::Tensor merged(const std::string& name, c10::function_ref<at::Tensor()> read) {
-    auto result = replaced(name);
-    const auto end = name.rfind('.');
-    if (end == std::string::npos || name.substr(end) != ".weight") return result;
-    const auto layer = name.substr(0, end);
-    const auto prefix = fmt::format("{}{}.", kPrefix, layer);
-    const bool of_embedding = has(prefix + "lora_embedding_A");
-    const std::string suffix = of_embedding ? "" : ".weight", kind = of_embedding ? "lora_embedding_" : "lora_";
-    if (!has(prefix + kind + "A" + suffix)) return result;
-    const auto weight = result.defined() ? result : read();
-    lora::Weights weights{.a = taken(prefix + kind + "A" + suffix),
-                          .b = taken(prefix + kind + "B" + suffix),
-                          .scaling = lora::scaling_of(options_, layer),
-                          .of_embedding = of_embedding};
-    if (options_.use_dora) weights.magnitude = taken(prefix + "lora_magnitude_vector");
-    const auto rows = weights.b.size(0), columns = weights.a.flatten(1).size(1), r = weights.a.size(0);
-    const bool fits = rows * columns == weight.numel() && weights.b.numel() == rows * r && rows == weight.size(of_embedding ? 1 : 0);
-    if (!fits) {
-      throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
-                                   fmt::join(weight.sizes(), ", "), fmt::join(weights.a.sizes(), ", "),
-                                   fmt::join(weights.b.sizes(), ", ")));
+  /// Throws unless what the adapter has for a tensor of the model fits it.
+  void expect_fit(const std::string& name, at::IntArrayRef sizes) {
+    const auto change = change_of(name);
+    for (const auto* used : {&change.whole, &change.a, &change.b, &change.magnitude}) {
+      if (!used->empty() && left_.erase(*used) == 0) throw IoError(fmt::format("the adapter is damaged: it has no '{}'", *used));
     }
-    return lora::merged(weight.to(at::kFloat), weights);
+    if (!change.whole.empty() && file_.info(change.whole).sizes != sizes) {
+      throw UsageError(fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "),
+                                   fmt::join(file_.info(change.whole).sizes, ", ")));
+    }
+    if (change.a.empty()) return;
+    const auto &a = file_.info(change.a).sizes, &b = file_.info(change.b).sizes;
+    const auto fit = [&] {
+      if (std::min({a.size(), b.size(), sizes.size()}) < 2) return false;
+      const auto rows = b.front(), r = a.front();
+      return rows * c10::multiply_integers(at::IntArrayRef(a).slice(1)) == c10::multiply_integers(sizes) &&
+             c10::multiply_integers(b) == rows * r && rows == sizes[change.of_embedding ? 1 : 0];
+    };
+    if (fit()) return;
+    throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
+                                 fmt::join(sizes, ", "), fmt::join(a, ", "), fmt::join(b, ", ")));
   }
-
-  /// What no tensor of the model was there for.
+  /// What has fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
 
- private:
-  bool has(const std::string& name) const { return left_.contains(name); }
-  at::Tensor taken(const std::string& name) {
-    if (left_.erase(name) == 0) throw IoError(fmt::format("the adapter is damaged: it has no '{}'", name));
-    return file_.read(name).to(at::kFloat);
+  /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
+  at::Tensor merged(const std::string& name, c10::function_ref<at::Tensor()> read) const {
+    const auto change = change_of(name);
+    const auto stored = [&](const std::string& used) { return used.empty() ? at::Tensor() : file_.read(used).to(at::kFloat); };
+    const auto whole = stored(change.whole);
+    if (change.a.empty()) return whole;
+    return lora::merged(whole.defined() ? whole : read().to(at::kFloat), {.a = stored(change.a),
+                                                                         .b = stored(change.b),
+                                                                         .scaling = lora::scaling_of(options_, change.layer),
+                                                                         .magnitude = stored(change.magnitude),
+                                                                         .of_embedding = change.of_embedding});
   }
-  /// What is in the adapter as a whole.
-  at::Tensor replaced(const std::string& name) {
+
+ private:
+  /// The names of what an adapter has for a tensor; empty where it has nothing.
+  struct Change {
+    std::string layer, whole, a, b, magnitude;
+    bool of_embedding = false;
+  };
+
+  Change change_of(const std::string& name) const {
     const auto end = name.rfind('.');
-    const auto in_layer = end == std::string::npos ? "" : fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end));
-    for (const auto& in_file : {kPrefix + name, in_layer}) {
-      if (has(in_file)) return taken(in_file);
+    const auto of_layer = end == std::string::npos ? "" : name.substr(end);
+    Change change{.layer = name.substr(0, std::min(end, name.size()))};
+    const auto prefix = fmt::format("{}{}.", kPrefix, change.layer);
+    for (const auto& whole : {kPrefix + name, prefix + "base_layer" + of_layer}) {
+      if (file_.contains(whole)) change.whole = whole;
     }
-    return {};
+    change.of_embedding = file_.contains(prefix + "lora_embedding_A");
+    const std::string kind = prefix + (change.of_embedding ? "lora_embedding_" : "lora_"), suffix = change.of_embedding ? "" : ".weight";
+    if (of_layer != ".weight" || !file_.contains(kind + "A" + suffix)) return change;
+    change.a = kind + "A" + suffix;
+    change.b = kind + "B" + suffix;
+    if (options_.use_dora) change.magnitude = prefix + "lora_magnitude_vector";
+    return change;
   }
 
   const lora::Options options_;
@@ -262,20 +279,19 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors) entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
   sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
-  const auto go_through = [&](c10::function_ref<void(const at::Tensor&, const SafetensorsEntry&)> act) {
-    StoredAdapter stored(adapter);
-    for (const auto& entry : entries) act(stored.merged(entry.name, [&] { return model.read(entry.name); }), entry);
-    if (stored.left().empty()) return;
+  StoredAdapter stored(adapter);
+  for (const auto& entry : entries) stored.expect_fit(entry.name, entry.sizes);
+  if (!stored.left().empty()) {
     throw UsageError(fmt::format("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter.string(),
                                  base.string(), some_of({stored.left().begin(), stored.left().end()})));
-  };
-  go_through([](const at::Tensor&, const SafetensorsEntry&) {});  // finds what does not fit, before anything is written
+  }
   auto metadata = model.catalog().aliases;
   metadata["format"] = "pt";
   HubWriter writer(out, entries, metadata, max_shard_size);
-  go_through([&](const at::Tensor& merged, const SafetensorsEntry& entry) {
+  for (const auto& entry : entries) {
+    const auto merged = stored.merged(entry.name, [&] { return model.read(entry.name); });
     writer.write(merged.defined() ? merged.to(entry.dtype).contiguous() : model.read(entry.name));
-  });
+  }
   writer.close();
   return writer.files();
 }
