@@ -332,14 +332,9 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
-  const bool in_pairs = architecture_of(config) == "llama";
   if (factors.defined()) writer.write(factors);
   for (const auto& name : names) {
-    const auto of = [&](std::string_view projection) { return name.find(projection) != std::string::npos; };
-    const auto heads = !in_pairs                  ? 0
-                       : of(".self_attn.q_proj.") ? config.num_attention_heads
-                       : of(".self_attn.k_proj.") ? config.key_value_heads()
-                                                  : 0;
+    const auto heads = checkpoint::heads_in_pairs(architecture_of(config), name, config.num_attention_heads, config.key_value_heads());
     const auto values = stored.read(name);
     writer.write(heads > 0 ? checkpoint::rows_for_gguf(values, heads) : values);
   }
