@@ -74,40 +74,45 @@ struct MergeCommand {
   }
 };
 
+/// What flags are for. None is for adapters.
+const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
+  using enum Format;
+  static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
+      {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
+      {"--set", {Dcp, Torch, Accelerate}},
+      {"--full", {Accelerate}},
+      {"--replicated", {Accelerate}},
+      {"--max-shard-size", {Hub}},
+      {"--code", {Gguf}},
+      {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
+  };
+  return kMeanings;
+}
+
 struct ConvertCommand {
   std::string in, out, to = "tessera", base;
   checkpoint::ConvertOptions options;
   llm::GgufOptions gguf;
 
-  /// Throws ConfigError for a flag that is given and means nothing for the format, or for adapters.
+  /// Throws ConfigError for a flag that is given and means nothing for the format.
   void expect_meaning(const CLI::App& command) const {
-    const bool of_adapter = llm::is_adapter(without_slashes(in));
-    using enum Format;
-    static const std::pair<const char*, std::vector<Format>> kMeaning[] = {
-        {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
-        {"--set", {Dcp, Torch, Accelerate}},
-        {"--full", {Accelerate}},
-        {"--replicated", {Accelerate}},
-        {"--max-shard-size", {Hub}},
-        {"--code", {Gguf}},
-        {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
-    };
-    for (const auto& [flag, formats] : kMeaning) {
-      const bool means_something = !of_adapter && std::ranges::find(formats, options.to) != formats.end();
-      if (command.count(flag) == 0 || means_something) continue;
-      throw ConfigError(fmt::format("{} means nothing for {}", flag, of_adapter ? "an adapter" : "--to " + to));
+    for (const auto& [flag, formats] : meanings()) {
+      if (command.count(flag) == 0 || std::ranges::find(formats, options.to) != formats.end()) continue;
+      throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
     }
-    if (!of_adapter && !base.empty()) throw ConfigError(fmt::format("--base is for adapters, and {} is none", in));
   }
 
-  int convert_adapter(const std::filesystem::path& place, const std::string& target) const {
+  int convert_adapter(const CLI::App& command, const std::filesystem::path& place, const std::string& target) const {
     const bool from_peft = is_folder(place);
     if (options.to != (from_peft ? Format::Gguf : Format::Hub))
       throw ConfigError(fmt::format("{} holds an adapter, which becomes {}", place.string(),
                                     from_peft ? "a GGUF file: --to gguf" : "a folder of peft: --to hub"));
+    for (const auto& [flag, formats] : meanings()) {
+      if (command.count(flag) > 0) throw ConfigError(fmt::format("{} means nothing for an adapter", flag));
+    }
     if (!from_peft) {
       llm::write_peft_adapter(place, target, base);
       fmt::print("{} -> {}: an adapter in a folder of peft\n", place.string(), target);
@@ -121,10 +126,11 @@ struct ConvertCommand {
     return 0;
   }
 
-  int run() try {
+  int run(const CLI::App& command) try {
     const auto place = resolve_checkpoint(in);
     const auto target = without_slashes(out);
-    if (llm::is_adapter(place)) return convert_adapter(place, target);
+    if (llm::is_adapter(place)) return convert_adapter(command, place, target);
+    if (!base.empty()) throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
     if (options.to == Format::Gguf) {
       llm::write_gguf(place, target, gguf);
       fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code,
@@ -229,7 +235,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
     convert->expect_meaning(*flags);
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(); };
+    chosen = [=] { return convert->run(*flags); };
   });
 }
 
@@ -239,10 +245,10 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   flags->get_option("--world")->required();
   flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
-  flags->callback([&chosen, convert] {
+  flags->callback([&chosen, convert, flags] {
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(); };
+    chosen = [=] { return convert->run(*flags); };
   });
 }
 

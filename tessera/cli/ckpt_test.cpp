@@ -231,11 +231,13 @@ TEST_F(Ckpt, ConvertsAdapters) {
   const std::string other = folder / "other.gguf";
   EXPECT_THAT(refusal({adapter, other, "--to", "gguf"}, 1), HasSubstr("give --base MODEL"));
   EXPECT_THAT(refusal({adapter, other, "--to", "gguf", "--base", file}, 1), HasSubstr("holds an adapter and no model"));
-  EXPECT_THAT(refusal({adapter, other, "--to", "gguf", "--base", base, "--code", "F16"}, 2),
+  EXPECT_THAT(refusal({adapter, other, "--to", "gguf", "--base", base, "--code", "F16"}, 1),
               HasSubstr("--code means nothing for an adapter"));
-  EXPECT_THAT(refusal({base, other, "--to", "gguf", "--base", base}, 2), HasSubstr("--base is for adapters, and"));
+  EXPECT_THAT(refusal({base, other, "--to", "gguf", "--base", base}, 1), HasSubstr("--base is for adapters, and"));
   EXPECT_THAT(refusal({adapter, folder / "x", "--to", "dcp"}, 1), HasSubstr("holds an adapter, which becomes a GGUF file: --to gguf"));
   EXPECT_THAT(refusal({file, folder / "x", "--to", "dcp"}, 1), HasSubstr("holds an adapter, which becomes a folder of peft: --to hub"));
+  EXPECT_THAT(refusal({file, folder / "x", "--to", "hub", "--dtype", "bf16"}, 1), HasSubstr("--dtype means nothing for an adapter"));
+  EXPECT_EQ(ckpt("reshard", {adapter, folder / "x", "--world", "2"}).status, 1);
   EXPECT_EQ(ckpt("convert", {adapter, adapter / "x.gguf", "--to", "gguf", "--base", base}).status, 2);
   EXPECT_FALSE(std::filesystem::exists(other));
 }

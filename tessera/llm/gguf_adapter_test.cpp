@@ -157,10 +157,11 @@ TEST(GgufAdapter, NamesWhatHasNoPlaceThere) {
   };
   EXPECT_THAT(refusal({.use_dora = true}, config),
               AllOf(HasSubstr("DoRA (use_dora) has no place there"), HasSubstr("tessera ckpt merge-adapter")));
+  EXPECT_THAT(refusal({.r = 4, .init_lora_weights = lora::Init::Pissa}, config), HasSubstr("PiSSA"));
   EXPECT_THAT(refusal({.modules_to_save = {"lm_head"}}, config), HasSubstr("'base_model.model.lm_head.weight' has no place there"));
   auto other = config;
   other.attention_bias = true;
-  EXPECT_THAT(refusal({.bias = lora::Bias::All}, other), HasSubstr("proj.bias' has no place there"));
+  EXPECT_THAT(refusal({.bias = lora::Bias::All}, other), HasSubstr("bias' has no place there"));
   other = config;
   other.intermediate_size = 64;
   EXPECT_THAT(refusal({.r = 4}, other),
