@@ -67,7 +67,8 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
   };
   constexpr auto kMerge =
       "merge it into the model (tessera ckpt merge-adapter MODEL ADAPTER OUT), and write that (tessera ckpt convert OUT FILE --to gguf)";
-  if (adapter.options.use_dora) refuse("DoRA (use_dora) has no place there", kMerge);
+  const bool is_dora = std::ranges::any_of(adapter.layers, [](const auto& layer) { return layer.second.magnitude.defined(); });
+  if (is_dora || adapter.options.use_dora) refuse("DoRA (use_dora) has no place there", kMerge);
   if (adapter.options.init_lora_weights == lora::Init::Pissa)
     refuse("it began as a part of the base (PiSSA), which lacks it since", "load the model with it, and merge there, by lora::merge");
   for (const auto& name : adapter.others) {
