@@ -8,6 +8,7 @@
 
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
@@ -36,7 +37,8 @@ std::string inspect(const fs::path& path) {
   const auto format = format_of(path);
   const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
   const auto& catalog = stored.catalog();
-  Json result = {{"path", path.string()}, {"format", name_of(format)}};
+  const auto* const holds = format == Format::Gguf && GgufFile(path).is_adapter() ? " with an adapter" : "";
+  Json result = {{"path", path.string()}, {"format", fmt::format("{}{}", name_of(format), holds)}};
   const auto run = read_run(path);
   if (format == Format::Tessera) result["ranks"] = run.ranks;
   result["optimizer"] = run.optimizer;

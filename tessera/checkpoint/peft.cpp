@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/peft.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -91,6 +92,29 @@ std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std
   return names;
 }
 
+void write_files(const fs::path& folder, const std::map<std::string, at::Tensor>& values, const lora::Options& options,
+                 const std::string& base) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, value] : values) entries.push_back({.name = name, .dtype = value.scalar_type(), .sizes = value.sizes().vec()});
+  make_folder(folder);
+  SafetensorsWriter writer(folder / kWeights, std::move(entries), {{"format", "pt"}});
+  for (const auto& [name, value] : values) writer.write(value);
+  writer.close();
+  write_text(folder / kConfig, config_of(options, base).dump(2) + "\n");
+}
+
+/// The parts of a layer's adapter, by the ends of their names in files.
+struct Part {
+  std::string_view end;
+  at::Tensor lora::Weights::* member;
+  bool of_embedding;
+};
+constexpr Part kParts[] = {{".lora_A.weight", &lora::Weights::a, false},
+                           {".lora_B.weight", &lora::Weights::b, false},
+                           {".lora_embedding_A", &lora::Weights::a, true},
+                           {".lora_embedding_B", &lora::Weights::b, true},
+                           {".lora_magnitude_vector", &lora::Weights::magnitude, false}};
+
 }  // namespace
 
 void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicator& world, const AdapterFile& options) {
@@ -105,25 +129,20 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
   gather_like(
       here, [&](const LocalPart& part) { return whole.contains(part.name) ? part.values : at::Tensor(); },
       [&](const LocalPart& part, const at::Tensor& value) {
-        if (world.is_first()) whole[part.name] = value.to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
+        if (world.is_first())
+          whole[part.name] = value.to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
       });
   if (!world.is_first()) return;
-  std::vector<SafetensorsEntry> entries;
-  std::vector<at::Tensor> values;
+  std::map<std::string, at::Tensor> values;  // by names in the file
   for (const auto& [in_file, name] : names) {
     const auto& gathered = whole.at(name);
-    values.push_back(gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous());
-    entries.push_back({.name = in_file, .dtype = values.back().scalar_type(), .sizes = values.back().sizes().vec()});
+    values[in_file] = gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous();
   }
-  make_folder(folder);
-  SafetensorsWriter writer(folder / kWeights, std::move(entries), {{"format", "pt"}});
-  for (const auto& value : values) writer.write(value);
-  writer.close();
   auto own = lora::options_of(model, options.adapter);
   if (own.layers.target_modules.empty() && own.layers.target_pattern.empty()) {
     for (const auto& layer : lora::layers_of(model, options.adapter)) own.layers.target_modules.push_back(layer.name);
   }
-  write_text(folder / kConfig, config_of(own, options.base).dump(2) + "\n");
+  write_files(folder, values, own, options.base);
 }
 
 lora::Options read_adapter_config(const fs::path& folder) {
@@ -189,6 +208,41 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
                      {"\\.(lora_embedding_[AB])$", ".$1." + adapter},
                      {"\\.lora_magnitude_vector$", ".lora_magnitude_vector." + adapter + ".weight"}};
   load_weights(model, folder / kWeights, options);
+}
+
+PlainAdapter read_adapter(const fs::path& folder) {
+  PlainAdapter adapter{.options = read_adapter_config(folder)};
+  const SafetensorsFile file(folder / kWeights);
+  constexpr std::string_view kBefore = kPrefix;
+  for (const auto& name : file.names()) {
+    const auto* part = std::ranges::find_if(kParts, [&](const Part& each) { return name.ends_with(each.end); });
+    if (part == std::end(kParts) || !name.starts_with(kBefore) || name.size() <= kBefore.size() + part->end.size()) {
+      adapter.others.push_back(name);
+      continue;
+    }
+    auto& weights = adapter.layers[name.substr(kBefore.size(), name.size() - kBefore.size() - part->end.size())];
+    weights.*(part->member) = file.read(name);
+    weights.of_embedding |= part->of_embedding;
+  }
+  for (auto& [layer, weights] : adapter.layers) {
+    if (!weights.a.defined() || !weights.b.defined())
+      throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", file.path().string(), layer));
+    weights.scaling = lora::scaling_of(adapter.options, layer);
+  }
+  return adapter;
+}
+
+void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const std::string& base) {
+  std::map<std::string, at::Tensor> values;
+  for (const auto& [layer, weights] : adapter.layers) {
+    for (const auto& part : kParts) {
+      const auto& value = weights.*(part.member);
+      const bool is_magnitude = part.member == &lora::Weights::magnitude;
+      if (value.defined() && (is_magnitude || part.of_embedding == weights.of_embedding))
+        values[fmt::format("{}{}{}", kPrefix, layer, part.end)] = value;
+    }
+  }
+  write_files(folder, values, adapter.options, base);
 }
 
 namespace {
@@ -277,7 +331,8 @@ class StoredAdapter {
 std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapter, const fs::path& out, int64_t max_shard_size) {
   const CatalogReader model(read_model(base));
   std::vector<SafetensorsEntry> entries;
-  for (const auto& [name, tensor] : model.catalog().tensors) entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
+  for (const auto& [name, tensor] : model.catalog().tensors)
+    entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
   sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
   StoredAdapter stored(adapter);
   for (const auto& entry : entries) stored.expect_fit(entry.name, entry.sizes);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "tessera/base/module_ref.h"
 #include "tessera/comm/communicator.h"
@@ -24,6 +26,17 @@ lora::Options read_adapter_config(const std::filesystem::path& folder);
 /// Gives an adapter that was applied the values in a folder. Throws UsageError, and changes nothing, if the two don't fit. Each rank reads
 /// its own part.
 void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
+
+/// An adapter as its files have it, for those who have no model of it.
+struct PlainAdapter {
+  lora::Options options = {};
+  std::map<std::string, lora::Weights> layers = {};  // by the names of the layers in the model
+  std::vector<std::string> others = {};              // tensors of the file that are none of these: biases, modules_to_save
+};
+/// Throws as read_adapter_config, and IoError if a layer lacks a part.
+PlainAdapter read_adapter(const std::filesystem::path& folder);
+/// Writes its options and layers. `base`: as in AdapterFile.
+void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const std::string& base = {});
 
 /// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,
 /// and writes nothing, if the adapter is of another model.

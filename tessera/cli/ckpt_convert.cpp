@@ -15,6 +15,7 @@
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
+#include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 
 namespace tessera::cli {
@@ -23,10 +24,10 @@ namespace {
 using checkpoint::Format;
 
 const std::map<std::string, Format>& formats() {
-  static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera},   {"dcp", Format::Dcp},
-                                                         {"hub", Format::Hub},           {"safetensors", Format::Safetensors},
-                                                         {"torch", Format::Torch},       {"accelerate", Format::Accelerate},
-                                                         {"torch_xla", Format::TorchXla}, {"gguf", Format::Gguf}};
+  static const std::map<std::string, Format> kFormats = {
+      {"tessera", Format::Tessera},         {"dcp", Format::Dcp},     {"hub", Format::Hub},
+      {"safetensors", Format::Safetensors}, {"torch", Format::Torch}, {"accelerate", Format::Accelerate},
+      {"torch_xla", Format::TorchXla},      {"gguf", Format::Gguf}};
   return kFormats;
 }
 
@@ -73,38 +74,67 @@ struct MergeCommand {
   }
 };
 
+/// What flags are for. None is for adapters.
+const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
+  using enum Format;
+  static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
+      {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
+      {"--set", {Dcp, Torch, Accelerate}},
+      {"--full", {Accelerate}},
+      {"--replicated", {Accelerate}},
+      {"--max-shard-size", {Hub}},
+      {"--code", {Gguf}},
+      {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
+  };
+  return kMeanings;
+}
+
 struct ConvertCommand {
-  std::string in, out, to = "tessera";
+  std::string in, out, to = "tessera", base;
   checkpoint::ConvertOptions options;
   llm::GgufOptions gguf;
 
   /// Throws ConfigError for a flag that is given and means nothing for the format.
   void expect_meaning(const CLI::App& command) const {
-    using enum Format;
-    static const std::pair<const char*, std::vector<Format>> kMeaning[] = {
-        {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
-        {"--set", {Dcp, Torch, Accelerate}},
-        {"--full", {Accelerate}},
-        {"--replicated", {Accelerate}},
-        {"--max-shard-size", {Hub}},
-        {"--code", {Gguf}},
-        {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-        {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
-    };
-    for (const auto& [flag, formats] : kMeaning) {
+    for (const auto& [flag, formats] : meanings()) {
       if (command.count(flag) == 0 || std::ranges::find(formats, options.to) != formats.end()) continue;
       throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
     }
   }
 
-  int run() try {
+  int convert_adapter(const CLI::App& command, const std::filesystem::path& place, const std::string& target) const {
+    const bool from_peft = is_folder(place);
+    if (options.to != (from_peft ? Format::Gguf : Format::Hub))
+      throw ConfigError(fmt::format("{} holds an adapter, which becomes {}", place.string(),
+                                    from_peft ? "a GGUF file: --to gguf" : "a folder of peft: --to hub"));
+    for (const auto& [flag, formats] : meanings()) {
+      if (command.count(flag) > 0) throw ConfigError(fmt::format("{} means nothing for an adapter", flag));
+    }
+    if (!from_peft) {
+      llm::write_peft_adapter(place, target, base);
+      fmt::print("{} -> {}: an adapter in a folder of peft\n", place.string(), target);
+      return 0;
+    }
+    if (base.empty())
+      throw ConfigError("give --base MODEL, the model that the adapter was trained on: a folder with config.json, or a GGUF file");
+    llm::write_gguf_adapter(place, target, base);
+    fmt::print("{} -> {}: {} with an adapter, {}\n", place.string(), target, checkpoint::name_of(options.to),
+               counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+    return 0;
+  }
+
+  int run(const CLI::App& command) try {
     const auto place = resolve_checkpoint(in);
     const auto target = without_slashes(out);
+    if (llm::is_adapter(place)) return convert_adapter(command, place, target);
+    if (!base.empty()) throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
     if (options.to == Format::Gguf) {
       llm::write_gguf(place, target, gguf);
-      fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code, counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+      fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code,
+                 counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
       return 0;
     }
     // What a folder has besides the weights, if there is something of it.
@@ -159,7 +189,7 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
 }
 
 void add_convert(CLI::App& command, std::function<int()>& chosen) {
-  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format in another format")->group("Commands");
+  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format in another format, or an adapter")->group("Commands");
   const auto convert = std::make_shared<ConvertCommand>();
   auto& options = convert->options;
   add_common(*flags, *convert);
@@ -180,6 +210,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   flags->add_option("--code", convert->gguf.code, "In what a GGUF file has matrices")
       ->capture_default_str()
       ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+  flags->add_option("--base", convert->base, "Of an adapter: the model that it was trained on")->type_name("MODEL");
   flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
   using checkpoint::AccelerateLayout;
   const auto layout = [&options](AccelerateLayout chosen) { return [&options, chosen] { options.accelerate_layout = chosen; }; };
@@ -197,13 +228,14 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
           },
           "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
       ->type_name("NAME=VALUE");
-  flags->footer(Help::footer_of(
-      {"tessera ckpt convert run/mnist hub --to hub --dtype bf16", "tessera ckpt convert accelerate/run ours --to tessera --world 4"}));
+  flags->footer(Help::footer_of({"tessera ckpt convert run/mnist hub --to hub --dtype bf16",
+                                 "tessera ckpt convert accelerate/run ours --to tessera --world 4",
+                                 "tessera ckpt convert run/adapter adapter.gguf --to gguf --base SmolLM2-135M"}));
   flags->callback([&chosen, convert, flags] {
     convert->expect_meaning(*flags);
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(); };
+    chosen = [=] { return convert->run(*flags); };
   });
 }
 
@@ -213,10 +245,10 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   flags->get_option("--world")->required();
   flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
-  flags->callback([&chosen, convert] {
+  flags->callback([&chosen, convert, flags] {
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(); };
+    chosen = [=] { return convert->run(*flags); };
   });
 }
 

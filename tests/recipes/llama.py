@@ -229,7 +229,7 @@ import sys, numpy, torch
 from llama_cpp import Llama
 from transformers import AutoModelForCausalLM
 GGML_TYPE_F32 = 0
-engine = Llama(sys.argv[2], n_ctx=64, logits_all=True, type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32, verbose=False)
+engine = Llama(sys.argv[2], lora_path=(sys.argv + [None])[3], n_ctx=64, logits_all=True, type_k=GGML_TYPE_F32, type_v=GGML_TYPE_F32, verbose=False)
 tokens = engine.tokenize(b"a b c d e f g h", add_bos=False)
 engine.eval(tokens)
 with torch.no_grad():
@@ -243,13 +243,29 @@ print(engine("a b c d e f g h", max_tokens=12, temperature=0, echo=True)["choice
 class LlamaCpp(Runs):
     """Under --long: what is exported runs there."""
 
+    def there(self, *files):
+        """By how much scores differ from those of a folder, and the text."""
+        apart, text = self.run_program(PYTHON, "-c", LLAMA_CPP, *files).splitlines()[-2:]
+        return float(apart.rpartition(" ")[2]), text.partition("a b c")[2]
+
     def test_the_result_is_the_same_model_there(self):
         self.tokenize()
         said = self.train("--config", "model", "--num-epochs", 8, "--output", "out", "--gguf", "out.gguf", "--gguf-code", "F32", "--prompt", "a b c d e f g h",
                           "--max-new-tokens", 12)
-        apart, text = self.run_program(PYTHON, "-c", LLAMA_CPP, "out", "out.gguf").splitlines()[-2:]
-        self.assertLess(float(apart.rpartition(" ")[2]), 1e-3, apart)
-        self.assertEqual(text.partition("a b c")[2], self.text_of(said))
+        apart, text = self.there("out", "out.gguf")
+        self.assertLess(apart, 1e-3)
+        self.assertEqual(text, self.text_of(said))
+
+    def test_an_adapter_beside_the_model_is_the_merged_model_there(self):
+        self.tokenize()
+        self.train("--config", "model", "--num-epochs", 4, "--output", "base", "--gguf", "base.gguf", "--gguf-code", "F32")
+        said = self.train("--model", "base", "--method", "lora", "--rank", 4, "--alpha", 8, "--num-epochs", 4, "--adapter", "adapter", "--output", "out",
+                          "--prompt", "a b c d e f g h", "--max-new-tokens", 12)
+        self.run_program(TESSERA, "ckpt", "convert", "adapter", "adapter.gguf", "--to", "gguf", "--base", "base")
+        apart, text = self.there("out", "base.gguf", "adapter.gguf")
+        self.assertLess(apart, 1e-3)
+        self.assertEqual(text, self.text_of(said))
+        self.assertGreater(self.there("out", "base.gguf")[0], 0.1)
 
 
 if __name__ == "__main__":

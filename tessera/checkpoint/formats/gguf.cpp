@@ -188,13 +188,10 @@ StoredTensor stored_of(const GgufTensor& tensor) {
   return stored;
 }
 
-/// How many heads' rows are in pairs in this tensor; 0 if none are.
 int64_t heads_in_pairs(const GgufFile& file, const std::string& name) {
-  if (file.architecture() != "llama") return 0;
-  const auto heads = file.integer("llama.attention.head_count").value_or(0);
-  if (name.find(".self_attn.q_proj.") != std::string::npos) return heads;
-  if (name.find(".self_attn.k_proj.") != std::string::npos) return file.integer("llama.attention.head_count_kv").value_or(heads);
-  return 0;
+  const auto architecture = file.architecture();
+  const auto heads = file.integer(architecture + ".attention.head_count").value_or(0);
+  return checkpoint::heads_in_pairs(architecture, name, heads, file.integer(architecture + ".attention.head_count_kv").value_or(heads));
 }
 
 }  // namespace

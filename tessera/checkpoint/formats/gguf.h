@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -60,6 +61,8 @@ class GgufFile {
   const std::vector<int64_t>* integers(const std::string& key) const;
   /// general.architecture, such as "llama". Throws IoError if it is missing.
   std::string architecture() const;
+  /// Whether it holds no model, but an adapter of one.
+  bool is_adapter() const { return text("general.type") == "adapter"; }
 
  private:
   template <class T>
@@ -72,8 +75,8 @@ class GgufFile {
 
 bool is_gguf_file(const std::filesystem::path& path);
 
-/// The tensors under the names of Hugging Face where they have one, else under their own. Rows of queries and keys of the architecture
-/// `llama` lie in the order of llama.cpp, and are read in that of Hugging Face. Left out are factors of rotary embeddings.
+/// The tensors under the names of Hugging Face where they have one, else under their own. Rows of queries and keys that lie in the order
+/// of llama.cpp are read in that of Hugging Face. Left out are factors of rotary embeddings.
 Catalog read_gguf(const GgufFile& file);
 /// One tensor under its own name, as it lies there; undefined if there is none.
 at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
@@ -84,8 +87,12 @@ inline constexpr auto kRopeFactors = "rope_freqs.weight";
 std::optional<std::string> gguf_name(const std::string& name);
 std::optional<std::string> name_of_gguf(const std::string& gguf);
 
-/// Rows of the projection to queries or keys, {heads * size, inputs}, in the order that llama.cpp wants.
+/// How many heads have their rows in this tensor of Hugging Face's, if those of a head lie in pairs in files of that architecture; 0 if
+/// not.
+int64_t heads_in_pairs(std::string_view architecture, std::string_view name, int64_t heads, int64_t key_value_heads);
+/// Rows of the projection to queries or keys, {heads * size, inputs}, in the order that llama.cpp wants, and back.
 at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads);
+at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads);
 
 /// Writes tensors one after the other, in the order of `tensors`, whose `offset` it finds itself. The file appears under its name only when
 /// close() is called.

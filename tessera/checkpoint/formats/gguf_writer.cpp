@@ -54,8 +54,18 @@ class HeaderWriter {
 
 }  // namespace
 
+int64_t heads_in_pairs(std::string_view architecture, std::string_view name, int64_t heads, int64_t key_value_heads) {
+  if (architecture != "llama" && architecture != "smollm3") return 0;
+  const auto is_of = [&](std::string_view projection) { return name.find(projection) != std::string_view::npos; };
+  return is_of(".self_attn.q_proj.") ? heads : is_of(".self_attn.k_proj.") ? key_value_heads : 0;
+}
+
 at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, 2, -1}).transpose(1, 2).flatten(0, 2).contiguous();
+}
+
+at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads) {
+  return weight.unflatten(0, {heads, -1, 2}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
 /// What a scale or a value in 16 bits can't hold would become infinite in silence.

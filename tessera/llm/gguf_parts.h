@@ -1,0 +1,43 @@
+// What models and adapters in GGUF files have in common.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/models/llama_config.h"
+
+namespace tessera::llm {
+
+/// What general.architecture is for a model.
+inline std::string architecture_of(const models::LlamaConfig& config) {
+  return config.model_type == "mistral" ? "llama" : config.model_type;
+}
+/// What it is in a file. Throws ConfigError if that is none of models::Llama...
+std::string known_architecture(const checkpoint::GgufFile& file);
+
+/// The number that somebody has meant who wrote it in 32 bits: 1e-5, and not 9.99999975e-6.
+inline double as_meant(double number) {
+  return std::stod(fmt::format("{}", static_cast<float>(number)));
+}
+
+/// What general.name is for the contents of a folder.
+inline std::string name_of_folder(const std::filesystem::path& folder) {
+  const auto path = std::filesystem::absolute(folder).lexically_normal();
+  return (path.has_filename() ? path : path.parent_path()).filename().string();
+}
+
+inline checkpoint::GgufValue u32(int64_t value) {
+  return {checkpoint::GgufType::U32, value};
+}
+inline checkpoint::GgufValue f32(double value) {
+  return {checkpoint::GgufType::F32, static_cast<double>(static_cast<float>(value))};
+}
+inline checkpoint::GgufValue text(std::string value) {
+  return {checkpoint::GgufType::Text, std::move(value)};
+}
+
+}  // namespace tessera::llm
