@@ -250,78 +250,69 @@ namespace {
 /// An adapter in files, by the names of what it changes in a model.
 class StoredAdapter {
  public:
-  explicit StoredAdapter(const fs::path& folder) : options_(read_adapter_config(folder)), file_(folder / kWeights) {
-    if (options_.init_lora_weights == lora::Init::Pissa) {
+  explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(folder / kWeights) {
+    if (adapter_.options.init_lora_weights == lora::Init::Pissa) {
       throw UsageError(fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and "
                                    "merge there, by lora::merge",
                                    folder.string()));
     }
-    for (const auto& name : file_.names()) left_.insert(name);
+    left_.insert(adapter_.others.begin(), adapter_.others.end());
+    for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
   }
 
-  /// Throws unless what the adapter has for a tensor of the model fits it.
+  /// Throws UsageError unless what the adapter has for a tensor of the model fits it.
   void expect_fit(const std::string& name, at::IntArrayRef sizes) {
-    const auto change = change_of(name);
-    for (const auto* used : {&change.whole, &change.a, &change.b, &change.magnitude}) {
-      if (!used->empty() && left_.erase(*used) == 0) throw IoError(fmt::format("the adapter is damaged: it has no '{}'", *used));
+    if (const auto whole = name_of_whole(name); !whole.empty()) {
+      left_.erase(whole);
+      const auto& there = file_.info(whole).sizes;
+      if (sizes != there)
+        throw UsageError(fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "), fmt::join(there, ", ")));
     }
-    if (!change.whole.empty() && file_.info(change.whole).sizes != sizes) {
-      throw UsageError(fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "),
-                                   fmt::join(file_.info(change.whole).sizes, ", ")));
-    }
-    if (change.a.empty()) return;
-    const auto &a = file_.info(change.a).sizes, &b = file_.info(change.b).sizes;
-    const auto fit = [&] {
-      if (std::min({a.size(), b.size(), sizes.size()}) < 2) return false;
-      const auto rows = b.front(), r = a.front();
-      return rows * c10::multiply_integers(at::IntArrayRef(a).slice(1)) == c10::multiply_integers(sizes) &&
-             c10::multiply_integers(b) == rows * r && rows == sizes[change.of_embedding ? 1 : 0];
-    };
-    if (fit()) return;
+    const auto* const weights = weights_of(name);
+    if (weights == nullptr) return;
+    left_.erase(layer_of(name));
+    const auto &a = weights->a, &b = weights->b;
+    const bool is_matrix = a.dim() > 1 && b.dim() > 1 && sizes.size() > 1;
+    if (is_matrix && b.size(0) * a.flatten(1).size(1) == c10::multiply_integers(sizes) && b.numel() == b.size(0) * a.size(0) &&
+        b.size(0) == sizes[weights->of_embedding ? 1 : 0])
+      return;
     throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
-                                 fmt::join(sizes, ", "), fmt::join(a, ", "), fmt::join(b, ", ")));
+                                 fmt::join(sizes, ", "), fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", ")));
   }
   /// What has fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
 
   /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
   at::Tensor merged(const std::string& name, c10::function_ref<at::Tensor()> read) const {
-    const auto change = change_of(name);
-    const auto stored = [&](const std::string& used) { return used.empty() ? at::Tensor() : file_.read(used).to(at::kFloat); };
-    const auto whole = stored(change.whole);
-    if (change.a.empty()) return whole;
-    return lora::merged(whole.defined() ? whole : read().to(at::kFloat), {.a = stored(change.a),
-                                                                         .b = stored(change.b),
-                                                                         .scaling = lora::scaling_of(options_, change.layer),
-                                                                         .magnitude = stored(change.magnitude),
-                                                                         .of_embedding = change.of_embedding});
+    const auto whole = name_of_whole(name);
+    const auto value = whole.empty() ? at::Tensor() : file_.read(whole);
+    const auto* const weights = weights_of(name);
+    if (weights == nullptr) return value;
+    auto wide = *weights;
+    for (auto* const part : {&wide.a, &wide.b, &wide.magnitude}) {
+      if (part->defined()) *part = part->to(at::kFloat);
+    }
+    return lora::merged((value.defined() ? value : read()).to(at::kFloat), wide);
   }
 
  private:
-  /// The names of what an adapter has for a tensor; empty where it has nothing.
-  struct Change {
-    std::string layer, whole, a, b, magnitude;
-    bool of_embedding = false;
-  };
+  static std::string layer_of(const std::string& name) { return name.substr(0, name.size() - kWeight.size()); }
 
-  Change change_of(const std::string& name) const {
-    const auto end = name.rfind('.');
-    const auto of_layer = end == std::string::npos ? "" : name.substr(end);
-    Change change{.layer = name.substr(0, std::min(end, name.size()))};
-    const auto prefix = fmt::format("{}{}.", kPrefix, change.layer);
-    for (const auto& whole : {kPrefix + name, prefix + "base_layer" + of_layer}) {
-      if (file_.contains(whole)) change.whole = whole;
+  const lora::Weights* weights_of(const std::string& name) const {
+    const auto found = name.ends_with(kWeight) ? adapter_.layers.find(layer_of(name)) : adapter_.layers.end();
+    return found == adapter_.layers.end() ? nullptr : &found->second;
+  }
+  /// Of what is in the adapter as a whole; empty if it is not.
+  std::string name_of_whole(const std::string& name) const {
+    const auto end = std::min(name.rfind('.'), name.size());
+    for (auto in_file : {kPrefix + name, fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end))}) {
+      if (file_.contains(in_file)) return in_file;
     }
-    change.of_embedding = file_.contains(prefix + "lora_embedding_A");
-    const std::string kind = prefix + (change.of_embedding ? "lora_embedding_" : "lora_"), suffix = change.of_embedding ? "" : ".weight";
-    if (of_layer != ".weight" || !file_.contains(kind + "A" + suffix)) return change;
-    change.a = kind + "A" + suffix;
-    change.b = kind + "B" + suffix;
-    if (options_.use_dora) change.magnitude = prefix + "lora_magnitude_vector";
-    return change;
+    return {};
   }
 
-  const lora::Options options_;
+  static constexpr std::string_view kWeight = ".weight";
+  const PlainAdapter adapter_;
   const SafetensorsFile file_;
   std::set<std::string> left_;
 };

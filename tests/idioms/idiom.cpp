@@ -173,7 +173,7 @@ std::vector<Chapter> corpus() {
   return {construction::chapter(), ties::chapter(),   writing::chapter(),   freezing::chapter(),     hooks::chapter(),
           gradients::chapter(),    autograd::chapter(), segments::chapter(),  passes::chapter(),       precision::chapter(),
           optimizers::chapter(),   local_values::chapter(), states::chapter(), ranks::chapter(),        places::chapter(),
-          parts::chapter(),        collectives::chapter()};
+          parts::chapter(),        collectives::chapter(), adapters::chapter(),  quantised::chapter()};
 }
 
 }  // namespace tessera::idioms

@@ -179,6 +179,8 @@ namespace ranks { Chapter chapter(); }
 namespace places { Chapter chapter(); }
 namespace parts { Chapter chapter(); }
 namespace collectives { Chapter chapter(); }
+namespace adapters { Chapter chapter(); }
+namespace quantised { Chapter chapter(); }
 // clang-format on
 
 std::vector<Chapter> corpus();
