@@ -227,6 +227,8 @@ PlainAdapter read_adapter(const fs::path& folder) {
   for (auto& [layer, weights] : adapter.layers) {
     if (!weights.a.defined() || !weights.b.defined())
       throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", file.path().string(), layer));
+    if (adapter.options.use_dora && !weights.magnitude.defined())
+      throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", file.path().string(), layer));
     weights.scaling = lora::scaling_of(adapter.options, layer);
   }
   return adapter;
