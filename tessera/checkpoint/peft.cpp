@@ -193,6 +193,16 @@ lora::Options read_adapter_config(const fs::path& folder) {
 }
 
 void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+  lora::expect_unmerged(model);
+  const auto theirs = read_adapter_config(folder);
+  for (const auto& layer : lora::layers_of(model, adapter)) {
+    const auto own = lora::scaling_of(lora::options_of(model, adapter), layer.name), there = lora::scaling_of(theirs, layer.name);
+    if (own != there) {
+      throw UsageError(fmt::format("the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
+                                   "checkpoint::read_adapter_config",
+                                   folder.string(), there, layer.name, adapter, own));
+    }
+  }
   const auto stored = SafetensorsFile(folder / kWeights).names();
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.

@@ -249,6 +249,21 @@ void activate(Module& model, const std::vector<std::string>& names) {
   }
 }
 
+/// Throws UsageError for what can't train as a whole.
+void expect_whole_modules(const Module& model, const std::vector<std::string>& modules) {
+  std::vector<std::string> names;
+  for (const auto& item : model.named_modules({}, /*include_self=*/false)) names.push_back(item.key());
+  for (const auto& wanted : modules) {
+    if (std::ranges::none_of(names, [&](const auto& name) { return nn::is_named(name, wanted); }))
+      throw UsageError(fmt::format("lora: modules_to_save: no module is named '{}'; modules are named: {}", wanted, nn::last_parts(names)));
+  }
+  for (const auto& item : model.named_parameters()) {
+    const auto* const form = is_within(item.key(), modules) ? held_form(item.value()) : nullptr;
+    if (form != nullptr)
+      throw UsageError(fmt::format("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name));
+  }
+}
+
 }  // namespace
 
 double scaling_of(const Options& options, const std::string& layer) {
@@ -258,6 +273,9 @@ double scaling_of(const Options& options, const std::string& layer) {
 }
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
+  if (adapter.empty() || adapter.find('.') != std::string::npos)
+    throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter: it is a part of the names of parameters", adapter));
+  expect_whole_modules(*model, options.modules_to_save);
   const auto targets = chosen(layers_in(*model), options);
   const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };
   for (const auto& layer : targets) {
@@ -278,6 +296,14 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   }
   if (is_first) activate(*model, {adapter});
   choose_training(*model);
+}
+
+void expect_unmerged(ConstModuleRef model) {
+  for (const auto& [layer, adapted] : adapted_in(*model)) {
+    if (adapted->has_merged())
+      throw UsageError(fmt::format("lora: adapters are merged into the weight of '{}', so this would not be what it says; unmerge them before",
+                                   layer.name));
+  }
 }
 
 void reset_magnitudes(ModuleRef model, const std::string& adapter) {
@@ -309,21 +335,23 @@ std::vector<std::string> active_adapters(ConstModuleRef model) {
 }
 
 void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
-  for (const auto& name : names) with_adapter(*model, name);
-  for (const auto& [layer, adapted] : adapted_in(*model)) {
-    if (adapted->has_merged())
-      throw UsageError(fmt::format("lora: adapters are merged into '{}', where they would count twice; unmerge them before", layer.name));
+  for (size_t i = 0; i < names.size(); i++) {
+    with_adapter(*model, names[i]);
+    if (std::find(names.begin(), names.begin() + static_cast<ptrdiff_t>(i), names[i]) != names.begin() + static_cast<ptrdiff_t>(i))
+      throw UsageError(fmt::format("lora: adapter '{}' is named twice, and would count twice", names[i]));
   }
+  expect_unmerged(model);
   activate(*model, names);
   choose_training(*model);
 }
 
 Disabled::Disabled(ModuleRef model) : model_(*model), before_(active_adapters(model)) {
+  expect_unmerged(model);
   activate(model_, {});
 }
 
 Disabled::~Disabled() {
-  activate(model_, before_);
+  if (active_adapters(model_).empty()) activate(model_, before_);  // others may have been chosen since
 }
 
 void merge(ModuleRef model) {

@@ -76,6 +76,9 @@ void merge(ModuleRef model);
 /// Takes merged adapters out again, to rounding, and has them act.
 void unmerge(ModuleRef model);
 
+/// Throws UsageError if adapters are merged.
+void expect_unmerged(ConstModuleRef model);
+
 /// By what the output of an adapter of this layer is multiplied.
 double scaling_of(const Options& options, const std::string& layer);
 

@@ -30,11 +30,13 @@ at::Tensor hold_in_form(torch::nn::Module& model, const at::Tensor& weight, Held
   const auto shared = std::make_shared<const HeldForm>(std::move(form));
   const auto held = shared->encode(weight.detach());
   WeightMeta::of(held).form = shared;
-  for (const auto& module : model.modules()) {
-    for (auto& item : table_of(*module)) {
+  const auto list_held = [&](torch::nn::Module& module) {
+    for (auto& item : table_of(module)) {
       if (item.value().is_same(weight)) item.value() = held;
     }
-  }
+  };
+  list_held(model);
+  for (const auto& module : model.modules(/*include_self=*/false)) list_held(*module);
   auto& meta = WeightMeta::of(weight);
   meta.form = shared;
   meta.held = held;

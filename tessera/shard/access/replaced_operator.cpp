@@ -62,11 +62,13 @@ void note_transposed(const at::Tensor& weight, const at::Tensor& view) {
   if (special(weight) != nullptr) view.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<Transposed>(weight));
 }
 
-bool keep_replaced(const at::Tensor& weight, const at::Tensor& values) {
+bool is_only_replaced(const at::Tensor& weight) {
   const auto* const meta = special(weight);
-  if (meta == nullptr || meta->held.defined() || unsharded_meta(weight) != nullptr) return false;
+  return meta != nullptr && !meta->held.defined() && unsharded_meta(weight) == nullptr;
+}
+
+void keep_replaced(const at::Tensor& values) {
   if (!is_paged(values)) values.unsafeGetTensorImpl()->shallow_copy_from(paged_alias(values).getIntrusivePtr());
-  return true;
 }
 
 at::Tensor decoded(const at::Tensor& weight) {

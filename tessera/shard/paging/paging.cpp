@@ -177,7 +177,7 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
   const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
   const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
   if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
-  if (keep_replaced(self, other)) return;
+  if (is_only_replaced(self)) return keep_replaced(other);
   throw UsageError(
       "set_data on a sharded parameter or shard (to(dtype), to(device), clone() and vector_to_parameters use it) would cut it off "
       "from its unit; convert the model before fully_shard");
@@ -448,7 +448,10 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     if (!has_paged_operand(op, *stack)) return run(handle, op, below, stack);
   }
   if (op.sets_storage && loads_shard(*stack)) return;
-  if (op.rebinds) refuse_rebinding(op);
+  if (op.rebinds) {
+    if (is_only_replaced((*stack)[stack->size() - op.arguments].toTensor())) return handle.redispatchBoxed(below, stack);
+    refuse_rebinding(op);
+  }
   if (op.compares_kinds) {
     refuse_other_memory(op, *stack);
     handle.redispatchBoxed(below, stack);

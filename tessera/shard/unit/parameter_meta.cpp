@@ -42,6 +42,14 @@ WeightMeta& WeightMeta::of(const at::Tensor& weight) {
   return *weight_meta(weight);
 }
 
+void WeightMeta::set_requires_grad(bool requires_grad, at::TensorImpl* self) {
+  if (requires_grad && form) {
+    throw UsageError(fmt::format("a weight that is held as {} is frozen; train what stands beside it, or leave it as it is (nn::QuantizeOptions::layers)",
+                                 form->name));
+  }
+  AutogradMeta::set_requires_grad(requires_grad, self);
+}
+
 WeightMeta* weight_meta(const at::Tensor& tensor) {
   return dynamic_cast<WeightMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
 }
