@@ -586,6 +586,9 @@ Chapter chapter() {
        lora::set_adapters(*net, {"default", "other"});
        train_around(run, *net, run.adamw(*net), {});
      }},
+    {.what = "an adapter that is named twice, `lora::set_adapters(model, {\"other\", \"other\"})`", .act = [](Run& run) {
+       lora::set_adapters(*twice_adapted(run), {"other", "other"});
+     }, .refused = "'other' is named twice"},
     {.what = "two adapters that act, of which one is frozen", .act = [](Run& run) {
        const auto net = twice_adapted(run);
        lora::set_adapters(*net, {"default", "other"});
@@ -683,6 +686,19 @@ Chapter chapter() {
        lora::merge(*net);
        lora::set_adapters(*net, {"default"});
      }, .refused = "adapters are merged into 'first', where they would count twice; unmerge them before"},
+    {.what = "`lora::Disabled` while adapters are merged", .act = [](Run& run) {
+       const auto net = adapted(run);
+       lora::merge(*net);
+       const lora::Disabled disabled(*net);
+     }, .refused = "unmerge them before"},
+    {.what = "`checkpoint::load_adapter` while adapters are merged, which `lora::unmerge` would take out", .act = [](Run& run) {
+       const auto net = adapted(run);
+       const Folder folder(run);
+       checkpoint::save_adapter(*net, folder.path, run.world());
+       run.world().barrier();
+       lora::merge(*net);
+       checkpoint::load_adapter(*net, folder.path);
+     }, .refused = "merged"},
     {.what = "merged inside of `full_params` for writing", .act = [](Run& run) {
        const auto net = adapted(run);
        {
@@ -785,6 +801,19 @@ Chapter chapter() {
        const auto net = adapted(run);
        net->first->clone();
      }, .refused = "clone"},
+    {.what = "`torch::save` and `torch::load` of a model with adapters, before sharding", .act = [](Run& run) {
+       auto net = std::make_shared<Net>();
+       adapt(*net);
+       if (run.sharded()) {
+         std::stringstream file;
+         torch::save(net, file);
+         net = std::make_shared<Net>();
+         lora::apply(*net, kSmall);
+         torch::load(net, file);
+       }
+       run.shard_nested(net);
+       train(run, *net);
+     }},
     // --- What comes too late, or twice ---
     {.what = "`lora::apply` after `fully_shard`", .act = [](Run& run) {
        Net net;

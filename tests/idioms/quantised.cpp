@@ -333,6 +333,10 @@ Chapter chapter() {
     refused("`p.set_requires_grad(true)` on what `parameters()` lists", [](Net& net) {
       for (auto& p : net.parameters()) p.set_requires_grad(true);
     }, "Only Tensors of floating point and complex dtype can require gradients", "by libtorch"),
+    refused("`layer->weight.set_requires_grad(true)` on a member", [](Net& net) {
+      net.first->weight.set_requires_grad(true);
+      net.forward(torch::ones({4, 70})).sum().backward();
+    }, "held as nf4"),
     {.what = "`model->to(torch::kBFloat16)` after `nn::quantize`, and a pass", .act = [](Run& run) {
        const auto net = made(run);
        net->to(at::kBFloat16);
@@ -472,6 +476,12 @@ Chapter chapter() {
          optimizer.zero_grad();
          run.record(loss);
        }
+     }},
+    {.what = "`nn::quantize` of a module that is not in a `shared_ptr`", .act = [](Run& run) {
+       Net net;
+       quantise(run, net);
+       run.shard_nested(net);
+       train(run, net);
      }},
     // --- What comes too late, or twice ---
     refused("`nn::quantize` again", [](Net& net) { tessera::nn::quantize(net); }, "'first' is held as nf4 already"),
