@@ -44,7 +44,9 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
     if (instead && !runs_plainly()) {
       if (auto result = (*instead)(name, arguments)) return result;
     }
-    return meta->held.defined() && meta->form->instead ? meta->form->instead(name, arguments, meta->held) : std::nullopt;
+    if (!meta->held.defined() || !meta->form->instead) return std::nullopt;
+    (void)meta->requires_grad();  // an error if somebody has set it
+    return meta->form->instead(name, arguments, meta->held);
   }
   const auto whole = transposed(weight);
   if (!whole.defined()) return std::nullopt;

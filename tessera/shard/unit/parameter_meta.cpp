@@ -42,12 +42,10 @@ WeightMeta& WeightMeta::of(const at::Tensor& weight) {
   return *weight_meta(weight);
 }
 
-void WeightMeta::set_requires_grad(bool requires_grad, at::TensorImpl* self) {
-  if (requires_grad && form) {
-    throw UsageError(fmt::format("a weight that is held as {} is frozen; train what stands beside it, or leave it as it is (nn::QuantizeOptions::layers)",
-                                 form->name));
-  }
-  AutogradMeta::set_requires_grad(requires_grad, self);
+bool WeightMeta::requires_grad() const {
+  if (requires_grad_ && held.defined())
+    throw UsageError(fmt::format("a weight that is held as {} can't train; leave it out of what is quantised", form->name));
+  return AutogradMeta::requires_grad();
 }
 
 WeightMeta* weight_meta(const at::Tensor& tensor) {

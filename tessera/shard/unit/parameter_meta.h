@@ -23,8 +23,8 @@ class WeightMeta : public torch::autograd::AutogradMeta {
   /// That of the tensor, which gets one if it has none.
   static WeightMeta& of(const at::Tensor& weight);
 
-  /// Throws UsageError for a weight that is held in another form, and so never gets a gradient.
-  void set_requires_grad(bool requires_grad, at::TensorImpl* self) override;
+  /// Throws UsageError if somebody would train a weight that is held in another form.
+  bool requires_grad() const override;
 
   std::shared_ptr<const WeightOperator> instead;  // null if its operators run as they are
   std::shared_ptr<const HeldForm> form;           // of a weight that is held in another form, and of what is held
