@@ -301,8 +301,7 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
 void expect_unmerged(ConstModuleRef model) {
   for (const auto& [layer, adapted] : adapted_in(*model)) {
     if (adapted->has_merged())
-      throw UsageError(fmt::format("lora: adapters are merged into the weight of '{}', so this would not be what it says; unmerge them before",
-                                   layer.name));
+      throw UsageError(fmt::format("lora: adapters are merged into '{}'; unmerge them before", layer.name));
   }
 }
 

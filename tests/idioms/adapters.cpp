@@ -685,7 +685,7 @@ Chapter chapter() {
        const auto net = twice_adapted(run);
        lora::merge(*net);
        lora::set_adapters(*net, {"default"});
-     }, .refused = "adapters are merged into 'first', where they would count twice; unmerge them before"},
+     }, .refused = "adapters are merged into 'first'; unmerge them before"},
     {.what = "`lora::Disabled` while adapters are merged", .act = [](Run& run) {
        const auto net = adapted(run);
        lora::merge(*net);
