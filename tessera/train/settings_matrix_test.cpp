@@ -124,7 +124,7 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
     trainer.backward(output.to(at::kFloat).pow(2).sum());
     const auto all = parameters(*model);
     const auto trained = std::ranges::find_if(all, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
-    gradients = c10::toString(trained->grad().scalar_type());
+    gradients = c10::toString(trained == all.end() ? at::kFloat : trained->grad().scalar_type());
     trainer.step();
   }
   trainer.log({{"loss", 1.0}});
