@@ -24,14 +24,8 @@ uint64_t hash_of(const std::string& name, const at::Tensor& values) {
 }  // namespace
 
 // Of adapters, those that don't act are frozen, too, and yet are no part of the base.
-std::set<std::string> frozen_names(ConstModuleRef model, const LocalValues& values) {
-  std::set<std::string> names;
-  for (const auto& part : values.parts) {
-    if (!part.shard.requires_grad()) names.insert(part.name);
-  }
-  for (const auto& item : model->named_parameters()) {
-    if (values.outside.contains(item.key()) && !item.value().requires_grad()) names.insert(item.key());
-  }
+std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values) {
+  auto names = values.frozen;
   for (const auto& adapter : lora::adapters(model)) {
     for (const auto& layer : lora::layers_of(model, adapter)) {
       for (const auto& [kind, name] : layer.names) names.erase(name);
@@ -45,7 +39,7 @@ Base base_of(ConstModuleRef model, std::string name) {
   const auto values = local_values(*model);
   expect_values(values, "the checksum of a base");
   if (const auto world = world_of(*model)) expect_all_on_each(values, *world, "the checksum of a base");
-  const auto frozen = frozen_names(model, values);
+  const auto frozen = names_of_base(model, values);
   if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
   uint64_t sum = 0;  // of names in any order
   gather_like(

@@ -20,7 +20,7 @@ struct Base {
 /// That of the model as it is now. Throws UsageError if nothing is frozen, or has no values. Collective if the model is sharded.
 Base base_of(ConstModuleRef model, std::string name);
 
-/// The names of parameters that are frozen, of a model with these values.
-std::set<std::string> frozen_names(ConstModuleRef model, const LocalValues& values);
+/// The names of its parameters, of a model with these values.
+std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values);
 
 }  // namespace tessera::checkpoint

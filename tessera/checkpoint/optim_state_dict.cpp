@@ -304,7 +304,7 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef mo
 }
 
 ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                               const ShardedStateDictOptions& options) {
+                                               const ShardedOptimStateDictOptions& options) {
   expect_idle("sharded_optim_state_dict");
   expect_optimizer(optimizer);
   const c10::AutoGradMode no_grad(false);

@@ -25,19 +25,23 @@ constexpr auto kLoadFailed = "can't load its state dict; nothing was changed";
 
 /// The parts that the model of one rank has: of a parameter in a unit its shard, of all else the whole tensor.
 template <class Visit>
-void for_each_part(const torch::nn::Module& model, const Communicator& world, const Visit& visit) {
+void for_each_part(const torch::nn::Module& model, const ShardedStateDictOptions& options, const Communicator& world, const Visit& visit) {
   expect_one_rank(world);
   const auto values = local_values(model);
   expect_values(values, "a state dict");
   const auto whole = [&](const std::string& name, const at::Tensor& tensor) {
     visit(name, whole_record(tensor.sizes()), tensor.contiguous().view({-1}));
   };
+  const auto is_left_out = [&](const std::string& name) { return options.ignore_frozen_params && values.frozen.contains(name); };
   for (const auto& part : values.parts) {
+    if (is_left_out(part.name)) continue;
     auto record = records_of(part).front();
     const auto numel = record.numel();
     visit(part.name, std::move(record), part.values.narrow(0, 0, numel));
   }
-  for (const auto& [name, tensor] : values.outside) whole(name, tensor);
+  for (const auto& [name, tensor] : values.outside) {
+    if (!is_left_out(name)) whole(name, tensor);
+  }
   for (const auto& [name, tensor] : values.buffers) whole(name, tensor.to(original_dtype(tensor)));
 }
 
@@ -86,7 +90,8 @@ StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& opti
   });
   expect_all_on_each(values, world, "a state dict");
   return full_state(model, options.rank0_only ? Ranks::First : Ranks::All, BufferSync::Rank0,
-                    options.offload_to_cpu ? CopyTo::Host : CopyTo::Device);
+                    options.offload_to_cpu ? CopyTo::Host : CopyTo::Device,
+                    options.ignore_frozen_params ? Frozen::LeftOut : Frozen::Included);
 }
 
 void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options) {
@@ -102,7 +107,7 @@ ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDict
   expect_idle("sharded_state_dict");
   const c10::AutoGradMode no_grad(false);
   ShardedStateDict dict;
-  for_each_part(model, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
+  for_each_part(model, options, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
     auto views = views_of_slices(copy_of(values, options), record.slices, record.strides);
     dict[name] = {
         .dtype = values.scalar_type(), .shape = std::move(record.shape), .slices = std::move(record.slices), .values = std::move(views)};
@@ -114,7 +119,7 @@ LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOption
   expect_idle("local_state_dict");
   const c10::AutoGradMode no_grad(false);
   LocalStateDict dict;
-  for_each_part(model, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
+  for_each_part(model, options, world_for(model), [&](const std::string& name, PartRecord record, const at::Tensor& values) {
     dict[name] = {.shape = std::move(record.shape),
                   .strides = std::move(record.strides),
                   .slices = std::move(record.slices),

@@ -22,8 +22,11 @@ using OptimStateDict = std::map<std::string, optim::ParameterState>;
 struct FullStateDictOptions {
   bool offload_to_cpu = false;  // the tensors are on the host; no more than one unit is on the device at a time
   bool rank0_only = false;      // the other ranks get an empty dict, and hold no more than one unit at a time
+  bool ignore_frozen_params = false;  // parameters that don't train are left out, such as the base below adapters
 };
-using FullOptimStateDictOptions = FullStateDictOptions;
+struct FullOptimStateDictOptions {
+  bool offload_to_cpu = false, rank0_only = false;
+};
 
 /// Which names need not be in both: whole names as regular expressions, as in LoadOptions.
 struct LoadStateDictOptions {
@@ -75,6 +78,7 @@ using ShardedStateDict = std::map<std::string, ShardedTensor>;
 
 struct ShardedStateDictOptions {
   bool offload_to_cpu = false;
+  bool ignore_frozen_params = false;  // as for full dicts
 };
 
 /// This rank's part of each parameter. Of buffers, and of parameters in no unit, it is this rank's own, whole. A tied parameter has its
@@ -85,10 +89,14 @@ void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, cons
 
 using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
 
+struct ShardedOptimStateDictOptions {
+  bool offload_to_cpu = false;
+};
+
 /// This rank's part of the state of an optimizer, named and refused as by full_optim_state_dict. Nothing is communicated. (The local form
 /// is Optimizer::state().)
 ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                               const ShardedStateDictOptions& options = {});
+                                               const ShardedOptimStateDictOptions& options = {});
 /// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadOptimStateDictOptions& options = {});

@@ -54,6 +54,19 @@ StateDict plain_state(const torch::nn::Module& model) {
   return result;
 }
 
+TEST(StateDicts, LeaveOutWhatIsFrozenOnRequest) {
+  for (const auto& way : ways()) {
+    with_ranks(2, [&](const Communicator& world) {
+      const PictureRun run(world, way);
+      auto expected = plain_state(Picture());
+      std::erase_if(expected, [](const auto& item) { return item.first.starts_with("frozen."); });
+      expect_same(full_state_dict(*run.model, {.ignore_frozen_params = true}), expected);
+      for (const auto& [name, value] : sharded_state_dict(*run.model, {.ignore_frozen_params = true})) EXPECT_TRUE(expected.contains(name));
+      EXPECT_EQ(local_state_dict(*run.model, {.ignore_frozen_params = true}).size(), sharded_state_dict(*run.model).size() - 2);
+    });
+  }
+}
+
 TEST(FullStateDict, IsThatOfPlainLibtorchInAllFourCombinations) {
   const auto expected = plain_state(Picture());
   for (const int ranks : {1, 2, 3, 4}) {

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "tessera/base/error.h"
 #include "tessera/nn/linear.h"
 #include "tessera/shard/weight_operator.h"
@@ -39,10 +41,11 @@ at::Tensor for_outputs(const at::Tensor& numbers, Kind kind) {
 }
 
 /// conv2d of any padding.
-at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, std::span<const c10::IValue> arguments, int64_t groups) {
+at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                std::span<const c10::IValue> arguments, int64_t groups) {
   const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();
-  if (arguments[4].isString()) return at::conv2d(x, weight, {}, stride, arguments[4].toStringView(), dilation, groups);
-  return at::conv2d(x, weight, {}, stride, arguments[4].toIntVector(), dilation, groups);
+  if (arguments[4].isString()) return at::conv2d(x, weight, bias, stride, arguments[4].toStringView(), dilation, groups);
+  return at::conv2d(x, weight, bias, stride, arguments[4].toIntVector(), dilation, groups);
 }
 
 }  // namespace
@@ -91,27 +94,31 @@ void LayerAdapters::reset_magnitudes(const std::string& adapter, const at::Tenso
   values.copy_(row_norms(adapter, weight).view(values.sizes()));
 }
 
-at::Tensor LayerAdapters::plain(const at::Tensor& x, std::span<const c10::IValue> arguments) const {
+at::Tensor LayerAdapters::plain(const at::Tensor& x, std::span<const c10::IValue> arguments, const std::optional<at::Tensor>& bias) const {
   const PlainOperators plainly;
   const auto weight = arguments[operator_of(kind_).weight].toTensor();
-  if (kind_ == Kind::Conv) return conv(x, weight, arguments, arguments[6].toInt());
+  if (kind_ == Kind::Conv) return conv(x, weight, bias, arguments, arguments[6].toInt());
   if (kind_ == Kind::Embedding) return at::embedding(weight, x, arguments[2].toInt(), arguments[3].toBool(), arguments[4].toBool());
   const bool slow = nn::multiplies_slowly(x, weight) && held_form(weight) == nullptr;
-  return slow ? nn::wide_product(x, weight) : at::linear(x, weight);
+  return slow ? nn::wide_product(x, weight, bias) : at::linear(x, weight, bias);
 }
 
 at::Tensor LayerAdapters::low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const {
   const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
   if (kind_ == Kind::Embedding) return nn::product(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
   if (kind_ == Kind::Linear) return nn::product(nn::product(x.to(down.scalar_type()), down), up);
-  return at::conv2d(conv(x.to(down.scalar_type()), down, arguments, /*groups=*/1), up, {}, at::IntArrayRef({1, 1}),
+  return at::conv2d(conv(x.to(down.scalar_type()), down, {}, arguments, /*groups=*/1), up, {}, at::IntArrayRef({1, 1}),
                     at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
 }
 
 at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) const {
   const auto op = operator_of(kind_);
   const auto x = arguments[op.x].toTensor(), weight = arguments[op.weight].toTensor();
-  const auto base = plain(x, arguments);
+  const auto is_dora = [&](const std::string& name) { return adapters.at(name).options.use_dora; };
+  std::optional<at::Tensor> bias, late_bias;
+  if (kind_ != Kind::Embedding && arguments[2].isTensor() && arguments[2].toTensor().defined()) bias = arguments[2].toTensor();
+  if (std::ranges::any_of(active, is_dora)) std::swap(bias, late_bias);  // which scales what is there without it
+  const auto base = plain(x, arguments, bias);
   auto result = base;
   for (const auto& name : active) {
     const auto& [options, scaling] = adapters.at(name);
@@ -120,12 +127,12 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
     auto added = low_rank(dropped, name, arguments) * scaling;
     if (options.use_dora) {
       const auto scale = for_outputs(magnitudes->tensors.at(name).flatten() / row_norms(name, weight), kind_);
-      added = (scale - 1) * (drops ? plain(dropped, arguments) : base) + scale * added;
+      added = (scale - 1) * (drops ? plain(dropped, arguments, {}) : base) + scale * added;
     }
-    result = result + added.to(base.scalar_type());
+    result = result + added;
   }
-  const bool has_bias = kind_ != Kind::Embedding && arguments[2].isTensor() && arguments[2].toTensor().defined();
-  return has_bias ? result + for_outputs(arguments[2].toTensor(), kind_) : result;
+  if (late_bias) result = result + for_outputs(*late_bias, kind_);
+  return result.to(base.scalar_type());  // adapters are in float32
 }
 
 std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<const c10::IValue> arguments) const {

@@ -62,7 +62,8 @@ class LayerAdapters {
   };
 
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
-  at::Tensor plain(const at::Tensor& x, std::span<const c10::IValue> arguments) const;
+  /// What the layer makes of x by itself.
+  at::Tensor plain(const at::Tensor& x, std::span<const c10::IValue> arguments, const std::optional<at::Tensor>& bias) const;
   at::Tensor with_adapters(std::span<const c10::IValue> arguments) const;
   Weights weights_of(const std::string& adapter) const;
   /// Of the weight with the adapter's product in it. A constant to autograd: section 4.3 of the paper on DoRA.

@@ -166,7 +166,8 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   return full_tensor(found, found.group->own, ranks);
 }
 
-std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to) {
+std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to,
+                                             Frozen frozen) {
   const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);
@@ -177,11 +178,16 @@ std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks,
   const auto keep = [&](const LocalPart& part, const at::Tensor& whole) {
     if (wanted) result[part.name] = copied(whole, to);
   };
-  gather_like(model, [](const LocalPart& part) { return part.values; }, keep);
-  for (const auto& [name, tensor] : model.outside) result[name] = copied(tensor, to);
+  const auto is_left_out = [&](const std::string& name) { return frozen == Frozen::LeftOut && model.frozen.contains(name); };
+  gather_like(model, [&](const LocalPart& part) { return is_left_out(part.name) ? at::Tensor() : part.values; }, keep);
+  for (const auto& [name, tensor] : model.outside) {
+    if (!is_left_out(name)) result[name] = copied(tensor, to);
+  }
   for (const auto& [name, buffer] : model.buffers) result[name] = copy_of_buffer(name, buffer, world, buffers, to);
   if (!wanted) return {};
-  for (const auto& [alias, name] : model.aliases) result[alias] = result.at(name);
+  for (const auto& [alias, name] : model.aliases) {
+    if (!is_left_out(name)) result[alias] = result.at(name);
+  }
   return result;
 }
 

@@ -68,11 +68,14 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks = Ranks::All)
 /// Where copies are: on the device of the tensors, or in the memory of the host.
 enum class CopyTo { Device, Host };
 
+/// Whether parameters that don't train are among them.
+enum class Frozen { Included, LeftOut };
+
 /// Copies of all full parameters and buffers of the module, by name; the names of a tied parameter have one copy. With Ranks::First the map
 /// is empty on all ranks but rank 0. `buffers` says how the buffers of the ranks are combined in the copies; the module's own buffers do
 /// not change. One unit is gathered at a time. Collective, unless the module has no units.
 std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks = Ranks::All, BufferSync buffers = BufferSync::Rank0,
-                                             CopyTo to = CopyTo::Device);
+                                             CopyTo to = CopyTo::Device, Frozen frozen = Frozen::Included);
 /// The same for a single parameter or buffer. Throws UsageError if the module has none of that name.
 at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks = Ranks::All,
                        BufferSync buffers = BufferSync::Rank0);

@@ -29,7 +29,7 @@ namespace {
 /// Takes what is frozen out of a model, and notes it as part of the base.
 void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
   if (!contents.base) return;
-  const auto frozen = frozen_names(*contents.model, model);
+  const auto frozen = names_of_base(*contents.model, model);
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, frozen};
   std::erase_if(model.parts, [&](const LocalPart& part) { return frozen.contains(part.name); });
   std::erase_if(model.outside, [&](const auto& named) { return frozen.contains(named.first); });

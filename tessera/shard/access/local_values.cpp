@@ -177,6 +177,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
       result.aliases[item.key()] = known->second;
     } else if (parameter == nullptr) {
       if (const auto* form = held_form(tensor)) result.forms[item.key()] = form;
+      if (!tensor.requires_grad()) result.frozen.insert(item.key());
       result.outside[item.key()] = lacks_values(tensor) ? tensor : tensor.detach();
     }
   }
@@ -187,6 +188,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
         const auto name = names.find(&parameter);
         if (name == names.end()) continue;  // it belongs to another part of the model
         if (const auto* form = held_form(parameter.unsharded.lock())) result.forms[name->second] = form;
+        if (!parameter.shard.requires_grad()) result.frozen.insert(name->second);
         result.parts.push_back({.name = name->second,
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,

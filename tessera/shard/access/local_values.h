@@ -49,6 +49,7 @@ struct LocalValues {
   std::map<std::string, at::Tensor> buffers = {};   // only those that are defined
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::map<std::string, const HeldForm*> forms = {};  // of parameters that hold a weight in another form
+  std::set<std::string> frozen = {};                  // parameters that don't train
   std::vector<std::shared_ptr<Unit>> units = {};
   std::set<std::string> layouts = {}, meshes = {};  // of the units, in words
 };
