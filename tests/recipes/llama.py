@@ -191,6 +191,12 @@ class Adapters(Runs):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", *arguments, status=1))
         wrong = self.run_program(TESSERA, "ckpt", "merge-adapter", "model", "ad-lora", "wrong", status=1)
         self.assertFalse((self.folder / "wrong").exists(), wrong)
+        # By flags, or by the configuration alone.
+        few = ["--model", "base", "--num-epochs", 1, "--max-steps", 2, "--optimizer", "adamw8bit", "--adapter"]
+        self.train(*few, "by-flags", "--method", "qlora", "--rank", 4, "--alpha", 8)
+        (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false") + "tessera_config: {quantisation: nf4, lora_r: 4, lora_alpha: 8}\n")
+        self.train(*few, "by-config")
+        self.assertEqual(*((self.folder / name / "adapter_model.safetensors").read_bytes() for name in ("by-flags", "by-config")))
 
 
 class Devices(Runs):
