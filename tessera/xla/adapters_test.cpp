@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/move_module.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/quantize.h"
 #include "tessera/optim/adam.h"
@@ -34,7 +35,9 @@ TEST(QuantizedWeights, HaveTheValuesOfTheHost) {
   for (const auto kind : kAll) {
     const auto held = nn::quantized(kind, weight);
     const auto expected = nn::dequantized(kind, held, weight.sizes(), at::kFloat);
-    EXPECT_TRUE(at::equal(nn::dequantized(kind, held.to(device), weight.sizes(), at::kFloat).cpu(), expected)) << nn::name_of(kind);
+    const auto values = nn::dequantized(kind, held.to(device), weight.sizes(), at::kFloat).cpu();
+    // The scale of a scale and its mean may be one operation there.
+    EXPECT_TRUE(kind == Quantization::Nf4 ? at::allclose(values, expected, 1e-6, 1e-8) : at::equal(values, expected)) << nn::name_of(kind);
     EXPECT_TRUE(at::equal(nn::quantized(kind, weight.to(device)).cpu(), held)) << nn::name_of(kind);
   }
 }
@@ -52,7 +55,7 @@ std::vector<double> trained(const Communicator& world, Quantization kind, bool d
   testing::fill_with_numbers(*net);
   nn::quantize(net, {.quantization = kind});
   lora::apply(net, {.r = 4, .use_dora = dora});
-  net->to(world.traits().device);
+  move_module(*net, world.traits().device);
   fully_shard(net, {.mesh = world});
   optim::AdamW optimizer(parameters(net), {.lr = 0.01});
   std::vector<double> losses;

@@ -116,8 +116,8 @@ TEST_F(LaggingDevice, SaysForWhichUnitThereIsNoRoom) {
   std::string error;
   EXPECT_TRUE(at::equal(result(&error), result(nullptr))) << "the model goes on";
   EXPECT_THAT(error,
-              ::testing::MatchesRegex(".* has no room for 16640 bytes of unit '.*', while 16640 bytes of unsharded parameters are there"
-                                      ".*max_live_units = 1.*libtorch says: the delayed device has no room for 16640 bytes.*"));
+              ::testing::MatchesRegex(".* has no room for 18432 bytes of unit '.*', while 18432 bytes of unsharded parameters are there"
+                                      ".*max_live_units = 1.*libtorch says: the delayed device has no room for 18432 bytes.*"));
 }
 
 }  // namespace
