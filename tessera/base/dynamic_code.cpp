@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "tessera/base/kernel.h"
@@ -60,7 +61,15 @@ TESSERA_KERNEL void DynamicCode::decode(const uint8_t* codes, float scale, std::
 
 TESSERA_KERNEL float DynamicCode::encode(std::span<const float> values, uint8_t* codes) const {
   float most = 0;
-  for (const float value : values) most = std::max(most, std::abs(value));
+  bool finite = true;
+  for (const float value : values) {
+    most = std::max(most, std::abs(value));
+    finite = finite && std::isfinite(value);
+  }
+  if (!finite) {
+    std::fill_n(codes, values.size(), uint8_t{255});
+    return std::numeric_limits<float>::quiet_NaN();
+  }
   const float factor = most == 0 ? 0 : 1 / most;
   for (const float value : values) {
     const float place = (std::clamp(value * factor, -1.0F, 1.0F) + 1) * 0.5F * 65535;

@@ -17,7 +17,7 @@ class DynamicCode {
   static const DynamicCode& of_signed();
   static const DynamicCode& of_unsigned();
 
-  /// The codes of one block, and its scale: the largest size in it.
+  /// The codes of one block, and its scale: the largest size in it, or NaN if something in it is NaN or infinite.
   float encode(std::span<const float> values, uint8_t* codes) const;
   void decode(const uint8_t* codes, float scale, std::span<float> values) const;
   float value(uint8_t code) const { return values_[code]; }

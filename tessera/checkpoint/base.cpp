@@ -21,9 +21,7 @@ uint64_t hash_of(const std::string& name, const at::Tensor& values) {
   return checksum.value();
 }
 
-}  // namespace
-
-// Of adapters, those that don't act are frozen, too, and yet are no part of the base.
+/// Of adapters, those that don't act are frozen, too, and yet are no part of the base.
 std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values) {
   auto names = values.frozen;
   for (const auto& adapter : lora::adapters(model)) {
@@ -34,12 +32,15 @@ std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& val
   return names;
 }
 
+}  // namespace
+
 Base base_of(ConstModuleRef model, std::string name) {
+  if (name.empty()) throw UsageError("base_of: a base needs a name, by which people find it");
   const BelowPaging below;
   const auto values = local_values(*model);
   expect_values(values, "the checksum of a base");
   if (const auto world = world_of(*model)) expect_all_on_each(values, *world, "the checksum of a base");
-  const auto frozen = names_of_base(model, values);
+  auto frozen = names_of_base(model, values);
   if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
   uint64_t sum = 0;  // of names in any order
   gather_like(
@@ -48,7 +49,7 @@ Base base_of(ConstModuleRef model, std::string name) {
   for (const auto& [key, tensor] : values.outside) {
     if (frozen.contains(key)) sum += hash_of(key, tensor);
   }
-  return {.name = std::move(name), .checksum = Checksum::text(sum)};
+  return {.name = std::move(name), .checksum = Checksum::text(sum), .parameters = std::move(frozen)};
 }
 
 }  // namespace tessera::checkpoint

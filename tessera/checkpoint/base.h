@@ -6,21 +6,15 @@
 
 #include "tessera/base/module_ref.h"
 
-namespace tessera {
-struct LocalValues;
-}
-
 namespace tessera::checkpoint {
 
 struct Base {
   std::string name;      // where it comes from, for people
   std::string checksum;  // of its values, as they are held
+  std::set<std::string> parameters = {};
 };
 
-/// That of the model as it is now. Throws UsageError if nothing is frozen, or has no values. Collective if the model is sharded.
+/// That of the model as it is now: what is frozen, but for adapters. Throws UsageError if nothing is, or has no values. Collective if the model is sharded.
 Base base_of(ConstModuleRef model, std::string name);
-
-/// The names of its parameters, of a model with these values.
-std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values);
 
 }  // namespace tessera::checkpoint

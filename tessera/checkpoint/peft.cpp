@@ -203,6 +203,12 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
                                    folder.string(), there, layer.name, adapter, own));
     }
   }
+  const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };
+  if (is_pissa(theirs) != is_pissa(lora::options_of(model, adapter))) {
+    throw UsageError(fmt::format("the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
+                                 "(PiSSA); apply it with checkpoint::read_adapter_config",
+                                 folder.string(), adapter));
+  }
   const auto stored = SafetensorsFile(folder / kWeights).names();
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <regex>
 
 #include "tessera/base/error.h"
@@ -16,7 +17,10 @@ constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
 }  // namespace
 
 bool matches(const std::string& name, const std::string& expression) try {
-  return std::regex_match(name, std::regex(expression));
+  static thread_local std::map<std::string, std::regex> known;  // to make one takes longer than to use it
+  auto found = known.find(expression);
+  if (found == known.end()) found = known.emplace(expression, expression).first;
+  return std::regex_match(name, found->second);
 } catch (const std::regex_error& error) {
   throw UsageError(fmt::format("'{}' is no regular expression: {}", expression, error.what()));
 }

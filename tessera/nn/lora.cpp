@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -88,31 +89,38 @@ bool is_within(const std::string& name, const std::vector<std::string>& modules)
   return nn::is_in(name, modules);
 }
 
-std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
-  std::vector<Target> result;
-  std::vector<std::string> names;
-  for (const auto& layer : layers) {
-    names.push_back(layer.name);
-    if (is_within(layer.name, options.modules_to_save)) continue;  // it trains as a whole
-    if (options.layers.contains(layer.name, layer.kind == Kind::Linear)) result.push_back(layer);
-  }
-  nn::expect_choice(options.layers, names, result.size(), "lora");
-  for (const auto& layer : result) {
-    const auto same = std::ranges::find_if(result, [&](const Target& other) { return other.weight.is_same(layer.weight); });
-    if (same->name != layer.name)
-      throw UsageError(fmt::format("lora: '{}' and '{}' have one weight; leave one of them out of the layers that get adapters", same->name,
-                                   layer.name));
-    if (shard_info(layer.weight))
-      throw UsageError(fmt::format("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name));
-  }
-  return result;
-}
-
 std::shared_ptr<LayerAdapters> adapted_of(const Module& layer) {
   for (const auto& child : layer.named_children()) {
     if (const auto parameters = std::dynamic_pointer_cast<Parameters>(child.value())) return parameters->owner.lock();
   }
   return nullptr;
+}
+
+std::vector<Target> chosen(const std::vector<Target>& layers, const Options& options) {
+  const auto is_chosen = [&](const Target& layer) {
+    const bool trains_as_a_whole = is_within(layer.name, options.modules_to_save);
+    return !trains_as_a_whole && options.layers.contains(layer.name, layer.kind == Kind::Linear);
+  };
+  std::vector<Target> result;
+  std::vector<std::string> names;
+  for (const auto& layer : layers) {
+    names.push_back(layer.name);
+    if (is_chosen(layer)) result.push_back(layer);
+  }
+  nn::expect_choice(options.layers, names, result.size(), "lora");
+  for (const auto& layer : result) {
+    // An embedding and the head of a model may have one weight, because an adapter of the one does nothing in the other.
+    const auto same = std::ranges::find_if(layers, [&](const Target& other) {
+      return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other));
+    });
+    if (same != layers.end())
+      throw UsageError(fmt::format("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name));
+    if (has_stand_in(layer.weight) && held_form(layer.weight) == nullptr && !adapted_of(*layer.module))
+      throw UsageError(fmt::format("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name));
+    if (shard_info(held_values(layer.weight)))
+      throw UsageError(fmt::format("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name));
+  }
+  return result;
 }
 
 std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> adapted_in(const Module& model) {
@@ -132,7 +140,7 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   const auto width = layer.width();
   const bool is_pissa = options.init_lora_weights == Init::Pissa;
   if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
-  if (is_pissa && (!has_values(layer.weight) || held_form(layer.weight) != nullptr))
+  if (is_pissa && (held_values(layer.weight).is_meta() || held_form(layer.weight) != nullptr))
     refuse("PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not sharded");
   if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
@@ -194,7 +202,12 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   if (!options.use_dora) return;
   const auto rows = layer.weight.size(layer.kind == Kind::Embedding ? 1 : 0);
   adapted->magnitudes->add(adapter, made(layer.kind == Kind::Conv ? std::vector<int64_t>{1, rows, 1, 1} : std::vector<int64_t>{rows}));
-  if (has_values(layer.weight)) adapted->reset_magnitudes(adapter, layer.weight);
+  const auto values = held_values(layer.weight);
+  if (values.is_meta()) {
+    adapted->magnitudes->tensors.at(adapter).fill_(std::numeric_limits<float>::quiet_NaN());  // until reset_magnitudes: nobody shall train with 0
+  } else {
+    adapted->reset_magnitudes(adapter, layer.weight);
+  }
 }
 
 /// The shard and the member of a sharded parameter agree when they are asked: so before this is set, and before the other one is.
@@ -273,8 +286,8 @@ double scaling_of(const Options& options, const std::string& layer) {
 }
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
-  if (adapter.empty() || adapter.find('.') != std::string::npos)
-    throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter: it is a part of the names of parameters", adapter));
+  if (!nn::matches(adapter, "[A-Za-z0-9_-]+"))
+    throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter));
   expect_whole_modules(*model, options.modules_to_save);
   const auto targets = chosen(layers_in(*model), options);
   const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };

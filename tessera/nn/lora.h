@@ -59,7 +59,7 @@ void set_adapters(ModuleRef model, const std::vector<std::string>& names);
 /// is sharded.
 void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
 
-/// As long as it exists, the model is what it is without adapters.
+/// As long as it exists, the model is what it is without adapters. Modules and biases that train as a whole are what they have become.
 class [[nodiscard]] Disabled : NoCopy {
  public:
   explicit Disabled(ModuleRef model);

@@ -138,8 +138,8 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
 std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<const c10::IValue> arguments) const {
   if (active.empty()) return std::nullopt;
   if (op == operator_of(kind_).name) return with_adapters(arguments);
-  // Embeddings that are the head, too, are plain as a head, as in peft.
-  if (kind_ == Kind::Embedding) return std::nullopt;
+  // Of an embedding that is the head, too, an adapter acts in the layer that has it, as in peft.
+  if (kind_ == Kind::Embedding || op == operator_of(Kind::Embedding).name) return std::nullopt;
   throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op));
 }
 

@@ -16,6 +16,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/linear.h"
+#include "tessera/nn/lora.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_operator.h"
 
@@ -73,6 +74,8 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
     if (!options.layers.contains(item.key(), /*is_linear=*/true)) continue;
     if (const auto* form = held_form(linear->weight))
       throw UsageError(fmt::format("quantize: '{}' is held as {} already", item.key(), form->name));
+    if (!lora::adapters(model).empty() && linear->weight.requires_grad())
+      throw UsageError(fmt::format("quantize: '{}' trains as a whole beside adapters; leave it out of what is quantised", item.key()));
     if (shard_info(linear->weight))
       throw UsageError(fmt::format("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key()));
     const bool is_tied = std::ranges::any_of(weights, [&](const at::Tensor& other) { return other.is_same(linear->weight); });

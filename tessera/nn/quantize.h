@@ -13,8 +13,8 @@ struct QuantizeOptions {
 };
 
 /// Holds weights of linear layers in few bits. They are frozen, `parameters()` lists what is held (bytes), and operators get values that
-/// are computed when they need them: one weight at a time. Called before fully_shard and before lora::apply, on a model with values or
-/// within deferred_init. Loading quantises what is read. Throws UsageError, and changes nothing, if a name matches no layer.
+/// are computed when they need them: one weight at a time. Called before fully_shard, on a model with values or within
+/// deferred_init. Loading quantises what is read. Throws UsageError, and changes nothing, if a name matches no layer.
 void quantize(ModuleRef model, const QuantizeOptions& options = {});
 
 }  // namespace tessera::nn

@@ -109,29 +109,31 @@ void decode_nf4_single(const uint8_t* block, int64_t count, float* scales, Out* 
   nf4_values(block, scales, count, values);
 }
 
-/// Blocks of a byte for each value, and a scale behind them, with which `code` has been divided. The largest value gets `most`.
+/// Blocks of a byte for each value, and behind them a scale for each 64, by which `code` gets them divided. The largest value gets `most`.
 template <class Code>
-void encode_bytes(const at::Tensor& values, const at::Tensor& held, float most, const Code& code) {
+void encode_bytes(const at::Tensor& values, const at::Tensor& held, int64_t of_block, float most, const Code& code) {
   const auto* const from = values.const_data_ptr<float>();
   auto* const to = held.mutable_data_ptr<uint8_t>();
-  for_blocks(values.numel(), kQuantBlock, [&](int64_t block, int64_t begin, int64_t count) {
+  for_blocks(values.numel(), kQuantBlock, [&](int64_t number, int64_t begin, int64_t count) {
     const float scale = largest(from + begin, count) / most;
-    auto* const bytes = to + block * held.size(1);
+    auto* const block = to + begin / of_block * held.size(1);
+    auto* const bytes = block + begin % of_block;
     for (int64_t i = 0; i < count; i++) bytes[i] = scale == 0 ? 0 : code(from[begin + i] / scale);
-    put(scale, bytes + kQuantBlock);
+    put(scale, block + of_block + number % (of_block / kQuantBlock) * 4);
   });
 }
 
 constexpr float kMostInt8 = 127, kMostFp8 = 448;
+constexpr int64_t kFp8Values = 2 * kQuantBlock;  // so that what is held has another shape than with int8, and is never taken for that
 
 void encode_int8(const at::Tensor& values, const at::Tensor& held) {
-  encode_bytes(values, held, kMostInt8, [](float share) {
+  encode_bytes(values, held, kQuantBlock, kMostInt8, [](float share) {
     return static_cast<uint8_t>(static_cast<int8_t>(std::clamp(std::nearbyint(share), -kMostInt8, kMostInt8)));
   });
 }
 
 void encode_fp8(const at::Tensor& values, const at::Tensor& held) {
-  encode_bytes(values, held, kMostFp8, [](float share) { return c10::Float8_e4m3fn(std::clamp(share, -kMostFp8, kMostFp8)).x; });
+  encode_bytes(values, held, kFp8Values, kMostFp8, [](float share) { return c10::Float8_e4m3fn(std::clamp(share, -kMostFp8, kMostFp8)).x; });
 }
 
 template <class Of>
@@ -156,7 +158,7 @@ const std::array<float, 256>& fp8_values() {
 
 template <class Out>
 void decode_fp8(const uint8_t* block, int64_t count, float* scales, Out* values) {
-  scales[0] = float_at(block + kQuantBlock);
+  for (int64_t i = 0; i * kQuantBlock < count; i++) scales[i] = float_at(block + kFp8Values + i * 4);
   byte_values(block, fp8_values().data(), scales, count, values);
 }
 
@@ -189,14 +191,14 @@ std::pair<at::Tensor, at::Tensor> int8_pieces(const at::Tensor& held) {
 }
 
 std::pair<at::Tensor, at::Tensor> fp8_pieces(const at::Tensor& held) {
-  return {looked_up(fp8_values(), held.narrow(1, 0, kQuantBlock)), last_floats(held, 1)};
+  return {looked_up(fp8_values(), held.narrow(1, 0, kFp8Values)), last_floats(held, kFp8Values / kQuantBlock)};
 }
 
 constexpr Form kForms[] = {
     {"nf4", kNf4Values, kNf4Bytes, encode_nf4, decode_nf4<float>, decode_nf4<uint16_t>, nf4_pieces},
     {"nf4_single", kQuantBlock, kQuantBlock / 2 + 4, encode_nf4_single, decode_nf4_single<float>, decode_nf4_single<uint16_t>, nf4_single_pieces},
     {"int8", kQuantBlock, kQuantBlock + 4, encode_int8, decode_int8<float>, decode_int8<uint16_t>, int8_pieces},
-    {"fp8", kQuantBlock, kQuantBlock + 4, encode_fp8, decode_fp8<float>, decode_fp8<uint16_t>, fp8_pieces},
+    {"fp8", kFp8Values, kFp8Values + 8, encode_fp8, decode_fp8<float>, decode_fp8<uint16_t>, fp8_pieces},
 };
 
 const Form& form_of(int64_t quantization) {

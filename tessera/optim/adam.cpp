@@ -143,12 +143,15 @@ AdamW8bit::AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options)
            {{.name = "exp_avg", .dtype = at::kByte},
             {.name = "exp_avg_sq", .dtype = at::kByte},
             {.name = "exp_avg_scales", .dtype = at::kFloat, .block = kBlock},
-            {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}}) {}
+            {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}}) {
+  for (const auto& parameter : this->parameters()) {
+    if (!parameter.is_cpu() && !parameter.is_meta())
+      throw UsageError(fmt::format("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", parameter.device().str()));
+  }
+}
 
 void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) {
   if (item.state.size() == 2) return Adam::apply(settings, step, item);
-  if (!item.parameter.is_cpu())
-    throw UsageError(fmt::format("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", item.parameter.device().str()));
   item.parameter.unsafeGetTensorImpl()->bump_version();  // autograd sees nothing of what follows
   const auto count = item.parameter.numel();
   const auto n = static_cast<double>(step);

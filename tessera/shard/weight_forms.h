@@ -32,8 +32,8 @@ struct HeldForm {
 
 /// The form of a weight, or of what is held for one. Null if it is an ordinary tensor.
 const HeldForm* held_form(const at::Tensor& tensor);
-/// Whether a weight, or what is held for it, has values already.
-bool has_values(const at::Tensor& weight);
+/// What is held for a weight, or the weight itself if it is an ordinary tensor.
+at::Tensor held_values(const at::Tensor& weight);
 /// Whether operators of this weight are replaced, or its values are computed for each: then only an operator that applies the weight itself
 /// does what is meant.
 bool has_stand_in(const at::Tensor& weight);

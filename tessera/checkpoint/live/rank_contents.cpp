@@ -26,14 +26,20 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Takes what is frozen out of a model, and notes it as part of the base.
+/// Takes what the base has out of a model, and notes that.
 void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
   if (!contents.base) return;
-  const auto frozen = names_of_base(*contents.model, model);
-  for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, frozen};
-  std::erase_if(model.parts, [&](const LocalPart& part) { return frozen.contains(part.name); });
-  std::erase_if(model.outside, [&](const auto& named) { return frozen.contains(named.first); });
-  std::erase_if(model.aliases, [&](const auto& alias) { return frozen.contains(alias.second); });
+  const auto& base = contents.base->parameters;
+  for (const auto& name : base) {
+    const bool is_here = model.outside.contains(name) || std::ranges::find(model.parts, name, &LocalPart::name) != model.parts.end();
+    if (is_here && !model.frozen.contains(name))
+      throw UsageError(fmt::format("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes", name,
+                                   contents.base->name));
+  }
+  for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, base};
+  std::erase_if(model.parts, [&](const LocalPart& part) { return base.contains(part.name); });
+  std::erase_if(model.outside, [&](const auto& named) { return base.contains(named.first); });
+  std::erase_if(model.aliases, [&](const auto& alias) { return base.contains(alias.second); });
 }
 
 void add_model(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {

@@ -57,9 +57,9 @@ const HeldForm* held_form(const at::Tensor& tensor) {
   return meta == nullptr ? nullptr : meta->form.get();
 }
 
-bool has_values(const at::Tensor& weight) {
+at::Tensor held_values(const at::Tensor& weight) {
   const auto* const meta = weight_meta(weight);
-  return !(meta != nullptr && meta->held.defined() ? meta->held : weight).is_meta();
+  return meta != nullptr && meta->held.defined() ? meta->held : weight;
 }
 
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
