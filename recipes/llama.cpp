@@ -64,6 +64,11 @@ void expect_use(const Flags& flags, const Model& model) {
   if (!has_adapters(model)) {
     if (!flags.adapter.empty())
       throw ConfigError("--adapter FOLDER: nothing makes adapters, neither --method nor the configuration; write the model by --output");
+    for (const auto& module : model->modules()) {
+      const auto* const linear = module->as<torch::nn::LinearImpl>();
+      if (linear != nullptr && held_form(linear->weight) != nullptr)
+        throw ConfigError("tessera_quantisation: weights in few bits don't train; give tessera_lora_r, for adapters that do");
+    }
     return;
   }
   if (flags.model.empty()) throw ConfigError("adapters are for a model that has been trained; give --model PATH");

@@ -161,7 +161,15 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   }
   const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
-  if (options.to != Format::Tessera) expect_no_blocks(run);
+  if (options.to != Format::Tessera) {
+    expect_no_blocks(run);
+    const auto base = result.from == Format::Tessera ? read_manifest(checkpoint).base : BaseRecord();
+    if (!base.parameters.empty()) {
+      throw UsageError(fmt::format("{} holds what trains alone, of a model that is otherwise {}; write the adapter by checkpoint::save_adapter, and "
+                                   "make a model of the two by `tessera ckpt merge-adapter`",
+                                   checkpoint.string(), base.name));
+    }
+  }
   for (const auto& file : run.catalog.files) expect_outside(out, file);
   result.left_out = run.catalog.left_out;
   const bool keeps_ranks = options.to == Format::Tessera && options.world == run.ranks;

@@ -46,6 +46,7 @@ std::string inspect(const fs::path& path) {
     result["notes"] = run.notes.front();
     result["origin"] = run.origin;
     if (!run.base.name.empty()) result["base"] = to_json(run.base);
+    if (!run.adapters.empty()) result["adapters"] = run.adapters;
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
@@ -83,6 +84,7 @@ std::string to_table(const std::string& inspected) {
     text += printable(fmt::format("base: {} (checksum {}), which has {} that are not here\n", base.name, base.checksum,
                                   counted(base.parameters.size(), "parameter")));
   }
+  if (found.contains("adapters")) text += printable("adapters: " + found["adapters"].get<std::string>()) + '\n';
   for (const auto* key : {"notes", "values"}) {
     if (!found.contains(key)) continue;
     for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", printable(name), shown(value));

@@ -17,6 +17,7 @@
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
+#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
@@ -61,6 +62,10 @@ struct Saved {
     if (options.expect) options.expect(notes);
     expect_beside(contents, rows, manifest, options, folder.string());
     if (contents.optimizer) expect_class(folder, contents.optimizer);
+    if (const auto here = lora::description(*contents.model); !here.empty() && !manifest.adapters.empty() && here != manifest.adapters) {
+      throw UsageError(
+          fmt::format("the checkpoint {} has the adapters {}, and the model {}", folder.string(), manifest.adapters, here));
+    }
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
     verify_share(stored, world, all);
@@ -74,7 +79,7 @@ struct Saved {
   /// What the checkpoint leaves out. Throws UsageError unless the model here has the same.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents) const {
     const auto& base = manifest.base;
-    if (base.name.empty()) return base.parameters;
+    if (base.parameters.empty()) return base.parameters;
     const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
     if (contents.base->checksum != base.checksum) {
@@ -123,6 +128,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   LocalValues model;
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
     expect_loadable_beside(contents);
+    lora::expect_unmerged(*contents.model);
     model = local_values(*contents.model);
   });
   const auto rows = rows_of_ranks(contents, world);

@@ -21,6 +21,8 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/self/self.h"
 #include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
@@ -132,17 +134,19 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
         if (world.is_first())
           whole[part.name] = value.to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true).contiguous();
       });
-  if (!world.is_first()) return;
-  std::map<std::string, at::Tensor> values;  // by names in the file
-  for (const auto& [in_file, name] : names) {
-    const auto& gathered = whole.at(name);
-    values[in_file] = gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous();
-  }
-  auto own = lora::options_of(model, options.adapter);
-  if (own.layers.target_modules.empty() && own.layers.target_pattern.empty()) {
-    for (const auto& layer : lora::layers_of(model, options.adapter)) own.layers.target_modules.push_back(layer.name);
-  }
-  write_files(folder, values, own, options.base);
+  all_or_none(world, {.unit = "adapter"}, fmt::format("could not write {}", folder.string()), [&] {
+    if (!world.is_first()) return;
+    std::map<std::string, at::Tensor> values;  // by names in the file
+    for (const auto& [in_file, name] : names) {
+      const auto& gathered = whole.at(name);
+      values[in_file] = gathered.defined() ? gathered : here.outside.at(name).cpu().contiguous();
+    }
+    auto own = lora::options_of(model, options.adapter);
+    if (own.layers.target_modules.empty() && own.layers.target_pattern.empty()) {
+      for (const auto& layer : lora::layers_of(model, options.adapter)) own.layers.target_modules.push_back(layer.name);
+    }
+    write_files(folder, values, own, options.base);
+  });
 }
 
 lora::Options read_adapter_config(const fs::path& folder) {
@@ -192,7 +196,10 @@ lora::Options read_adapter_config(const fs::path& folder) {
   }
 }
 
-void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+namespace {
+
+/// Throws unless the adapter of the model is made as the one in the folder, and that has all that trains with it.
+void expect_alike(ConstModuleRef model, const fs::path& folder, const std::string& adapter) {
   lora::expect_unmerged(model);
   const auto theirs = read_adapter_config(folder);
   for (const auto& layer : lora::layers_of(model, adapter)) {
@@ -216,6 +223,13 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
     if (std::ranges::find(stored, kPrefix + name) == stored.end())
       throw UsageError(fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
   }
+}
+
+}  // namespace
+
+void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+  const auto failure = fmt::format("can't load the adapter in {}; nothing was changed", folder.string());
+  all_or_none(world_of(*model).value_or(self_world()), {.unit = "adapter"}, failure, [&] { expect_alike(model, folder, adapter); });
   WeightsOptions options{
       .may_be_missing = {"(?!.*\\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)\\." + adapter + "(\\.weight)?$).*"}};
   options.renamed = {{"^base_model\\.model\\.", ""},

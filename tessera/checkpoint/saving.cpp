@@ -12,6 +12,9 @@
 #include "tessera/checkpoint/live/save.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/nn/lora.h"
+#include "tessera/shard/access/local_values.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -47,6 +50,20 @@ void expect_replaceable(const fs::path& folder) {
   throw UsageError(fmt::format("{} is there already, and no folder of Accelerate's; save under another name", folder.string()));
 }
 
+/// Throws UsageError for what readers of a format for whole models would take for something else.
+void expect_whole_model(ConstModuleRef model, Format format) {
+  if (format != Format::Hub && format != Format::Safetensors) return;
+  if (!lora::adapters(model).empty()) {
+    throw UsageError(fmt::format("the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
+                                 "in its weights by checkpoint::merge_adapter",
+                                 name_of(format)));
+  }
+  const auto forms = local_values(*model).forms;
+  if (forms.empty()) return;
+  throw UsageError(fmt::format("'{}' is held as {}, for which {} has no place; save it in Tessera's format", forms.begin()->first,
+                               forms.begin()->second->name, name_of(format)));
+}
+
 /// In another format than ours.
 void save_as(const fs::path& given, const Contents& contents, const Communicator& world, const SaveOptions& options) {
   const auto path = link_target(lasting_name(given));  // a link stays, and what it leads to is replaced
@@ -64,6 +81,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   together([&] {
     expect_storable(path, options.format);
     expect_place(path, contents, options);
+    expect_whole_model(*contents.model, options.format);
     expect_writable_as(path, options.format);
     if (is_accelerates && world.is_first()) recover_folder(path);
   });

@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/rank_contents.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/nn/lora.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
@@ -53,7 +54,10 @@ at::Tensor copy_of(const at::Tensor& values, const ShardedStateDictOptions& opti
 void load(torch::nn::Module& model, std::unique_ptr<ValueSource> source, const LoadOptions& options, const Communicator& world) {
   LocalValues values;
   std::optional<ModelPlan> plan;
-  all_or_none(world, kStateDict, kLoadFailed, [&] { values = local_values(model); });
+  all_or_none(world, kStateDict, kLoadFailed, [&] {
+    lora::expect_unmerged(model);
+    values = local_values(model);
+  });
   const auto elsewhere = names_elsewhere(values, world);
   all_or_none(world, kStateDict, kLoadFailed, [&] {
     std::set<std::string> names;

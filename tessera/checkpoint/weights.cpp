@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/self/self.h"
+#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
@@ -70,7 +71,10 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
   std::optional<CatalogReader> stored;
   std::optional<ModelPlan> plan;
   const auto failure = fmt::format("can't load {}; nothing was changed", path.string());
-  together(failure, [&] { model = local_values(module); });
+  together(failure, [&] {
+    lora::expect_unmerged(module);
+    model = local_values(module);
+  });
   const auto elsewhere = names_elsewhere(model, world);
   together(failure, [&] {
     // Where names are to be replaced, those of the model say nothing.

@@ -311,6 +311,21 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   choose_training(*model);
 }
 
+std::string description(ConstModuleRef model) {
+  std::vector<std::string> all;
+  for (const auto& name : adapters(model)) {
+    const auto& options = options_of(model, name);
+    auto text = fmt::format("{} (rank {}, alpha {}", name, options.r, options.lora_alpha);
+    for (const auto& [pattern, r] : options.rank_pattern) text += fmt::format(", rank {} for {}", r, pattern);
+    for (const auto& [pattern, alpha] : options.alpha_pattern) text += fmt::format(", alpha {} for {}", alpha, pattern);
+    if (options.use_rslora) text += ", rsLoRA";
+    if (options.use_dora) text += ", DoRA";
+    if (options.init_lora_weights == Init::Pissa) text += ", PiSSA";
+    all.push_back(text + ")");
+  }
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
 void expect_unmerged(ConstModuleRef model) {
   for (const auto& [layer, adapted] : adapted_in(*model)) {
     if (adapted->has_merged())
@@ -368,7 +383,13 @@ Disabled::~Disabled() {
 
 void merge(ModuleRef model) {
   const auto layers = adapted_in(*model);
+  const auto all_layers = layers_in(*model);
   for (const auto& [layer, adapted] : layers) {
+    const auto same = std::ranges::find_if(
+        all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
+    if (!adapted->active.empty() && same != all_layers.end())
+      throw UsageError(fmt::format("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would", layer.name,
+                                   same->name));
     if (const auto* form = adapted->active.empty() ? nullptr : held_form(layer.weight))
       throw UsageError(fmt::format("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of", layer.name, form->name));
     if (layer.groups > 1 && !adapted->active.empty())

@@ -76,6 +76,9 @@ void merge(ModuleRef model);
 /// Takes merged adapters out again, to rounding, and has them act.
 void unmerge(ModuleRef model);
 
+/// The adapters and by what they are multiplied, in words: "default (rank 8, alpha 16)". Empty if there are none.
+std::string description(ConstModuleRef model);
+
 /// Throws UsageError if adapters are merged.
 void expect_unmerged(ConstModuleRef model);
 

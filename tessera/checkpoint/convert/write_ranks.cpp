@@ -38,6 +38,7 @@ class RankPart {
                .device_generator = device_generator_.defined() ? run.device_generator : "",
                .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank}),
                .base = run.base,
+               .adapters = run.adapters,
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     for (const auto& tensor : source.model()) add_model(tensor);
     for (const auto& tensor : source.state()) {

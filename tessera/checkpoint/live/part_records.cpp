@@ -42,8 +42,8 @@ std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator&
   return std::vector(world.local_ranks().size(), whole_record(shape));
 }
 
-bool is_of_blocks(const ShardInfo& info, at::IntArrayRef shape) {
-  return shape.size() == 1 && shape[0] == blocks_of(c10::multiply_integers(info.shape));
+bool is_of_blocks(std::string_view key) {
+  return key.ends_with("_scales");
 }
 
 PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range) {
@@ -51,10 +51,10 @@ PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range) {
   return record_of(shape, strides, {.begin = range.begin / DynamicCode::kBlock, .numel = blocks_of(range.numel)});
 }
 
-std::vector<PartRecord> records_of_state(const at::Tensor& parameter, const at::Tensor& state, const Communicator& world) {
+std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state, const Communicator& world) {
   const auto info = shard_info(parameter);
   if (!info || state.dim() == 0) return whole_records(state.sizes(), world);
-  if (state.sizes() == parameter.sizes()) return records_of_ranges(info->shape, info->strides, info->ranges);
+  if (!is_of_blocks(key)) return records_of_ranges(info->shape, info->strides, info->ranges);
   std::vector<PartRecord> records;
   for (const auto& range : info->ranges) records.push_back(record_of_blocks(*info, range));
   return records;

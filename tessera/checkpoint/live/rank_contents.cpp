@@ -18,6 +18,7 @@
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/training_state.h"
+#include "tessera/nn/lora.h"
 #include "tessera/optim/average.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
@@ -43,6 +44,7 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
 }
 
 void add_model(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
+  lora::expect_unmerged(*contents.model);
   auto model = local_values(*contents.model);
   expect_values(model, "a save");
   warn_of_lost_ties(model, world);
@@ -71,7 +73,9 @@ void add_model(std::vector<RankContents>& ranks, const Contents& contents, const
     }
   }
   const auto origin = origin_here(fmt::format("{}", fmt::join(model.layouts, ", ")), fmt::format("{}", fmt::join(model.meshes, ", ")));
+  const auto adapters = lora::description(*contents.model);
   for (auto& rank : ranks) {
+    rank.record.adapters = adapters;
     rank.record.aliases = model.aliases;
     rank.record.origin = origin;
   }
@@ -84,7 +88,7 @@ void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, c
   for (const auto& [parameter, state] : training_state(contents)) {
     for (const auto& [key, tensor] : state) {
       const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
-      const auto records = records_of_state(parameters.at(parameter), tensor, world);
+      const auto records = records_of_state(parameters.at(parameter), key, tensor, world);
       const auto values = values_of_ranks(tensor, records, world);
       for (size_t i = 0; i < ranks.size(); i++) {
         ranks[i].record.state[name] = records[i];

@@ -72,7 +72,7 @@ class StateReader {
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < world_.local_ranks().size(); i++) {
       const int rank = world_.local_ranks()[i];
-      if (info && own_shape != at::IntArrayRef(shape) && is_of_blocks(*info, shape)) {
+      if (info && is_of_blocks(name)) {
         const auto part = record_of_blocks(*info, info->ranges[i]);
         values.push_back(at::empty({part.numel()}, host(name)));
         read_part(stored_, name, part, values.back(), rank);

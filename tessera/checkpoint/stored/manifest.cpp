@@ -34,6 +34,7 @@ class Composition {
     manifest_.origin = first.record.origin;
     manifest_.generator = first.record.generator;
     manifest_.base = first.record.base;
+    manifest_.adapters = first.record.adapters;
     manifest_.device_generator = first.record.device_generator;
   }
 
@@ -71,8 +72,9 @@ class Composition {
       } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
       } else {  // in blocks of a rank's own values
-        throw UsageError(fmt::format("'{}' is of an optimizer of earlier versions of Tessera, SmallAdamW; load it with the one that wrote it, or "
-                                     "leave the optimizer out", name));
+        throw UsageError(fmt::format("'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
+                                     "load it with the one that wrote it, or leave the optimizer out",
+                                     name, c10::multiply_integers(sizes), part.numel()));
       }
     }
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
@@ -196,7 +198,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"files", json::array()},          {"origin", manifest.origin},
                  {"generator", manifest.generator}, {"not_state", manifest.not_state},
                  {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
-                 {"base", to_json(manifest.base)}};
+                 {"base", to_json(manifest.base)},  {"adapters", manifest.adapters}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
     result["files"].push_back(
@@ -229,6 +231,7 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
   manifest.beside = text.value("beside", manifest.beside);
   if (text.contains("base")) manifest.base = base_from_json(text["base"]);
+  manifest.adapters = text.value("adapters", manifest.adapters);
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty())

@@ -30,6 +30,7 @@ struct Manifest {
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
   std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
   BaseRecord base = {};
+  std::string adapters = {};  // RankRecord::adapters
 };
 
 inline constexpr auto kManifestFile = "manifest.json";

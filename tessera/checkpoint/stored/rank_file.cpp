@@ -43,7 +43,7 @@ nlohmann::json to_json(const RankRecord& record) {
           {"notes", record.notes},          {"origin", record.origin},
           {"generator", record.generator},  {"beside", record.beside},
           {"by_rank", record.by_rank},      {"device_generator", record.device_generator},
-          {"base", to_json(record.base)}};
+          {"base", to_json(record.base)},   {"adapters", record.adapters}};
 }
 
 PartRecord part_from_json(const nlohmann::json& json, int format) {
@@ -100,6 +100,7 @@ RankRecord from_json(const nlohmann::json& json) {
   record.beside = json.value("beside", record.beside);
   record.by_rank = json.value("by_rank", record.by_rank);
   if (json.contains("base")) record.base = base_from_json(json["base"]);
+  record.adapters = json.value("adapters", record.adapters);
   return record;
 }
 

@@ -62,6 +62,7 @@ struct RankRecord {
   std::string device_generator = {};                // the same of the device that the rank trains on
   std::map<std::string, std::string> notes = {};
   BaseRecord base = {};
+  std::string adapters = {};  // in words; empty if the model has none
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };
