@@ -38,6 +38,7 @@ struct Target {
   at::Tensor weight, bias;
   std::vector<int64_t> down, up;  // sizes of A and B, but for the rank: it is the first of A's, and the second of B's
   int64_t groups = 1;
+  bool is_embedding_too = false;  // an embedding has its weight
 
   /// The largest rank that its weight can have.
   int64_t width() const { return std::min(c10::multiply_integers(down), up[0]); }
@@ -69,6 +70,10 @@ std::vector<Target> layers_in(Module& model) {
     if (auto target = target_of(name, module)) all.push_back(*std::move(target));
   };
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) add(item.key(), item.value());
+  for (const auto& embedding : all) {
+    if (embedding.kind != Kind::Embedding) continue;
+    for (auto& layer : all) layer.is_embedding_too |= layer.kind != Kind::Embedding && layer.weight.is_same(embedding.weight);
+  }
   return all;
 }
 
@@ -161,7 +166,7 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   auto adapted = adapted_of(*layer.module);
   const bool nested = layer.kind != Kind::Embedding;
   if (!adapted) {
-    adapted = std::make_shared<LayerAdapters>(layer.kind, layer.name);
+    adapted = std::make_shared<LayerAdapters>(layer.kind, layer.name, layer.is_embedding_too);
     const auto parameters = [&](const std::string& name, bool is_nested) {
       return register_in(*layer.module, name, std::make_shared<Parameters>(is_nested, adapted));
     };

@@ -139,7 +139,7 @@ std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<cons
   if (active.empty()) return std::nullopt;
   if (op == operator_of(kind_).name) return with_adapters(arguments);
   // Of an embedding that is the head, too, an adapter acts in the layer that has it, as in peft.
-  if (kind_ == Kind::Embedding || op == operator_of(Kind::Embedding).name) return std::nullopt;
+  if (kind_ == Kind::Embedding || (is_embedding_too_ && op == operator_of(Kind::Embedding).name)) return std::nullopt;
   throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op));
 }
 

@@ -36,7 +36,9 @@ struct Parameters : torch::nn::Module {
 /// What a layer has beside its own parameters. The operators of its weight are replaced by run().
 class LayerAdapters {
  public:
-  LayerAdapters(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {}
+  /// `is_embedding_too`: whether an embedding of the model has the layer's weight.
+  LayerAdapters(Kind kind, std::string name, bool is_embedding_too)
+      : kind_(kind), name_(std::move(name)), is_embedding_too_(is_embedding_too) {}
 
   std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
   /// Puts the active adapters into the weight, from now on in place of acting, and takes them out again.
@@ -71,6 +73,7 @@ class LayerAdapters {
 
   const Kind kind_;
   const std::string name_;
+  const bool is_embedding_too_;
   std::vector<Merged> merged_ = {};
 };
 

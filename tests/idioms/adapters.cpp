@@ -832,7 +832,7 @@ Chapter chapter() {
        net.head->weight = net.second->weight;
        lora::apply(net, {.r = 2, .layers = {.target_modules = {"second", "head"}}});
        run.shard(net);
-     }, .refused = "'second' and 'head' have one weight; leave one of them out of the layers that get adapters"},
+     }, .refused = "'second' and 'head' have one weight"},
     {.what = "an adapter that is not there, `lora::set_adapters`", .act = [](Run& run) {
        lora::set_adapters(*adapted(run), {"french"});
      }, .refused = "the model has no adapter 'french'; it has: default"},
