@@ -46,7 +46,8 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->default_str("cut");
   app.add_option("--batch-size", flags.batch_size, "Rows per rank and pass")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate")->capture_default_str()->check(from_to(0.0, 1000.0));
-  app.add_option("--optimizer", flags.optimizer, "adamw8bit has moments of large parameters in eight bits: two bytes for a value, not eight")
+  app.add_option("--optimizer", flags.optimizer,
+                 "adamw8bit has moments of large parameters in eight bits: two bytes for a value, not eight")
       ->capture_default_str()
       ->check(CLI::IsMember({"adamw", "adamw8bit"}));
   app.add_option("--warmup", flags.warmup, "The share of steps in which it rises; then it falls, as a cosine")

@@ -14,7 +14,8 @@ struct Base {
   std::set<std::string> parameters = {};
 };
 
-/// That of the model as it is now: what is frozen, but for adapters. Throws UsageError if nothing is, or has no values. Collective if the model is sharded.
+/// That of the model as it is now: what is frozen, but for adapters. Throws UsageError if nothing is, or has no values. Collective if the
+/// model is sharded.
 Base base_of(ConstModuleRef model, std::string name);
 
 }  // namespace tessera::checkpoint

@@ -165,9 +165,10 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
     expect_no_blocks(run);
     const auto base = result.from == Format::Tessera ? read_manifest(checkpoint).base : BaseRecord();
     if (!base.parameters.empty()) {
-      throw UsageError(fmt::format("{} holds what trains alone, of a model that is otherwise {}; write the adapter by checkpoint::save_adapter, and "
-                                   "make a model of the two by `tessera ckpt merge-adapter`",
-                                   checkpoint.string(), base.name));
+      throw UsageError(
+          fmt::format("{} holds what trains alone, of a model that is otherwise {}; write the adapter by checkpoint::save_adapter, and "
+                      "make a model of the two by `tessera ckpt merge-adapter`",
+                      checkpoint.string(), base.name));
     }
   }
   for (const auto& file : run.catalog.files) expect_outside(out, file);

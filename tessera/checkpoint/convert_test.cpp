@@ -237,7 +237,8 @@ TEST(Convert, KeepsStateOfEightBitsInItsOwnFormat) {
     optimizer.step();
     checkpoint::save(folder / "small", {.model = net.ptr().get(), .optimizer = &optimizer, .notes = {{"rank", world.rank()}}}, world);
   });
-  EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "small", folder / "out", {.to = Format::Dcp}); }), HasSubstr("convert the weights only"));
+  EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "small", folder / "out", {.to = Format::Dcp}); }),
+              HasSubstr("convert the weights only"));
   convert(folder / "small", folder / "weights", {.weights_only = true});
   EXPECT_FALSE(diff(folder / "small", folder / "weights").is_none());
 }

@@ -63,8 +63,7 @@ struct Saved {
     expect_beside(contents, rows, manifest, options, folder.string());
     if (contents.optimizer) expect_class(folder, contents.optimizer);
     if (const auto here = lora::description(*contents.model); !here.empty() && !manifest.adapters.empty() && here != manifest.adapters) {
-      throw UsageError(
-          fmt::format("the checkpoint {} has the adapters {}, and the model {}", folder.string(), manifest.adapters, here));
+      throw UsageError(fmt::format("the checkpoint {} has the adapters {}, and the model {}", folder.string(), manifest.adapters, here));
     }
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
@@ -80,7 +79,8 @@ struct Saved {
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents) const {
     const auto& base = manifest.base;
     if (base.parameters.empty()) return base.parameters;
-    const auto needs = fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
+    const auto needs =
+        fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
     if (contents.base->checksum != base.checksum) {
       throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,

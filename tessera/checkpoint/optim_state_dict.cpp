@@ -61,10 +61,10 @@ struct OwnState {
     if (own == state.end()) return;
     for (const auto& [key, tensor] : own->second) {
       if (tensor.dim() == 0 || tensor.sizes() == part.shard.sizes()) continue;
-      throw UsageError(
-          fmt::format("the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
-                      "it as it is",
-                      key, own->first));
+      throw UsageError(fmt::format(
+          "the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
+          "it as it is",
+          key, own->first));
     }
   }
 

@@ -205,23 +205,26 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
   for (const auto& layer : lora::layers_of(model, adapter)) {
     const auto own = lora::scaling_of(lora::options_of(model, adapter), layer.name), there = lora::scaling_of(theirs, layer.name);
     if (own != there) {
-      throw UsageError(fmt::format("the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
-                                   "checkpoint::read_adapter_config",
-                                   folder.string(), there, layer.name, adapter, own));
+      throw UsageError(
+          fmt::format("the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
+                      "checkpoint::read_adapter_config",
+                      folder.string(), there, layer.name, adapter, own));
     }
   }
   const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };
   if (is_pissa(theirs) != is_pissa(lora::options_of(model, adapter))) {
-    throw UsageError(fmt::format("the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
-                                 "(PiSSA); apply it with checkpoint::read_adapter_config",
-                                 folder.string(), adapter));
+    throw UsageError(
+        fmt::format("the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
+                    "(PiSSA); apply it with checkpoint::read_adapter_config",
+                    folder.string(), adapter));
   }
   const auto stored = SafetensorsFile(folder / kWeights).names();
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
     if (in_file.find(".lora_") != std::string::npos || std::ranges::find(stored, in_file) != stored.end()) continue;
     if (std::ranges::find(stored, kPrefix + name) == stored.end())
-      throw UsageError(fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
+      throw UsageError(
+          fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
   }
 }
 
@@ -284,9 +287,10 @@ class StoredAdapter {
  public:
   explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(folder / kWeights) {
     if (adapter_.options.init_lora_weights == lora::Init::Pissa) {
-      throw UsageError(fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and "
-                                   "merge there, by lora::merge",
-                                   folder.string()));
+      throw UsageError(
+          fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and "
+                      "merge there, by lora::merge",
+                      folder.string()));
     }
     left_.insert(adapter_.others.begin(), adapter_.others.end());
     for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
@@ -298,7 +302,8 @@ class StoredAdapter {
       left_.erase(whole);
       const auto& there = file_.info(whole).sizes;
       if (sizes != there)
-        throw UsageError(fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "), fmt::join(there, ", ")));
+        throw UsageError(
+            fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "), fmt::join(there, ", ")));
     }
     const auto* const weights = weights_of(name);
     if (weights == nullptr) return;

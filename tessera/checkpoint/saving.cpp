@@ -54,9 +54,10 @@ void expect_replaceable(const fs::path& folder) {
 void expect_whole_model(ConstModuleRef model, Format format) {
   if (format != Format::Hub && format != Format::Safetensors) return;
   if (!lora::adapters(model).empty()) {
-    throw UsageError(fmt::format("the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
-                                 "in its weights by checkpoint::merge_adapter",
-                                 name_of(format)));
+    throw UsageError(
+        fmt::format("the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
+                    "in its weights by checkpoint::merge_adapter",
+                    name_of(format)));
   }
   const auto forms = local_values(*model).forms;
   if (forms.empty()) return;

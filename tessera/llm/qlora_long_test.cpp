@@ -90,9 +90,10 @@ TEST(Qlora, TakesStepsOfEightBillionWeights) {
         world.barrier();
         if (!world.is_first()) return;
         const auto most = gigabytes("VmHWM");
-        std::cout << fmt::format("{:.2f} billion weights in {:.2f} GB, {:.1f} million trained; made in {:.0f} s, a step in {:.0f} s, at most {:.1f} GB\n",
-                                 static_cast<double>(weights) / 1e9, static_cast<double>(held) / 1e9, static_cast<double>(trained) / 1e6, to_make,
-                                 (seconds() - to_make) / 3, most);
+        std::cout << fmt::format(
+            "{:.2f} billion weights in {:.2f} GB, {:.1f} million trained; made in {:.0f} s, a step in {:.0f} s, at most {:.1f} GB\n",
+            static_cast<double>(weights) / 1e9, static_cast<double>(held) / 1e9, static_cast<double>(trained) / 1e6, to_make,
+            (seconds() - to_make) / 3, most);
         EXPECT_LT(most, 16);  // in bfloat16 the weights alone are 16
       },
       std::chrono::minutes(20));

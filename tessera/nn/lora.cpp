@@ -121,7 +121,8 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
     if (same != layers.end())
       throw UsageError(fmt::format("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name));
     if (has_stand_in(layer.weight) && held_form(layer.weight) == nullptr && !adapted_of(*layer.module))
-      throw UsageError(fmt::format("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name));
+      throw UsageError(
+          fmt::format("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name));
     if (shard_info(held_values(layer.weight)))
       throw UsageError(fmt::format("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name));
   }
@@ -146,7 +147,9 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   const bool is_pissa = options.init_lora_weights == Init::Pissa;
   if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
   if (is_pissa && (held_values(layer.weight).is_meta() || held_form(layer.weight) != nullptr))
-    refuse("PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not sharded");
+    refuse(
+        "PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not "
+        "sharded");
   if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
@@ -209,7 +212,8 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   adapted->magnitudes->add(adapter, made(layer.kind == Kind::Conv ? std::vector<int64_t>{1, rows, 1, 1} : std::vector<int64_t>{rows}));
   const auto values = held_values(layer.weight);
   if (values.is_meta()) {
-    adapted->magnitudes->tensors.at(adapter).fill_(std::numeric_limits<float>::quiet_NaN());  // until reset_magnitudes: nobody shall train with 0
+    adapted->magnitudes->tensors.at(adapter).fill_(
+        std::numeric_limits<float>::quiet_NaN());  // until reset_magnitudes: nobody shall train with 0
   } else {
     adapted->reset_magnitudes(adapter, layer.weight);
   }
@@ -234,8 +238,7 @@ void choose_training(Module& model) {
   };
   const bool all_biases = std::ranges::any_of(acting, [](const Options& options) { return options.bias == Bias::All; });
   const auto choose = [&](Module& module, bool whole) {
-    for (auto& item : module.named_parameters(/*recurse=*/false))
-      set_training(item.value(), whole || (all_biases && item.key() == "bias"));
+    for (auto& item : module.named_parameters(/*recurse=*/false)) set_training(item.value(), whole || (all_biases && item.key() == "bias"));
   };
   choose(model, /*whole=*/false);
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) choose(*item.value(), is_saved(item.key()));
@@ -278,7 +281,8 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   for (const auto& item : model.named_parameters()) {
     const auto* const form = is_within(item.key(), modules) ? held_form(item.value()) : nullptr;
     if (form != nullptr)
-      throw UsageError(fmt::format("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name));
+      throw UsageError(
+          fmt::format("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name));
   }
 }
 
@@ -306,7 +310,8 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   for (const auto& layer : targets) {
     if (rank_of(layer) > layer.width()) narrow.push_back(layer.name);
   }
-  if (!narrow.empty()) log(LogLevel::Warning, fmt::format("lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow)));
+  if (!narrow.empty())
+    log(LogLevel::Warning, fmt::format("lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow)));
   const bool is_first = adapted_in(*model).empty();
   {
     const c10::AutoGradMode no_grad(false);
@@ -333,8 +338,7 @@ std::string description(ConstModuleRef model) {
 
 void expect_unmerged(ConstModuleRef model) {
   for (const auto& [layer, adapted] : adapted_in(*model)) {
-    if (adapted->has_merged())
-      throw UsageError(fmt::format("lora: adapters are merged into '{}'; unmerge them before", layer.name));
+    if (adapted->has_merged()) throw UsageError(fmt::format("lora: adapters are merged into '{}'; unmerge them before", layer.name));
   }
 }
 
@@ -393,17 +397,19 @@ void merge(ModuleRef model) {
     const auto same = std::ranges::find_if(
         all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
     if (!adapted->active.empty() && same != all_layers.end())
-      throw UsageError(fmt::format("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would", layer.name,
-                                   same->name));
+      throw UsageError(fmt::format("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would",
+                                   layer.name, same->name));
     if (const auto* form = adapted->active.empty() ? nullptr : held_form(layer.weight))
-      throw UsageError(fmt::format("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of", layer.name, form->name));
+      throw UsageError(fmt::format("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of",
+                                   layer.name, form->name));
     if (layer.groups > 1 && !adapted->active.empty())
       throw UsageError(
           fmt::format("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name));
     const auto is_dora = [&](const std::string& name) { return adapted->adapters.at(name).options.use_dora; };
     if (adapted->active.size() > 1 && std::ranges::any_of(adapted->active, is_dora))
-      throw UsageError(fmt::format("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
-                                   fmt::join(adapted->active, " and "), layer.name));
+      throw UsageError(
+          fmt::format("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
+                      fmt::join(adapted->active, " and "), layer.name));
   }
   for (const auto& [layer, adapted] : layers) {
     if (adapted->active.empty()) continue;

@@ -45,8 +45,8 @@ struct Options {
 
 /// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d are layers that can have one. From now on, only adapters
 /// train, and what the options name. Called before fully_shard, or within deferred_init; the base may have its weights before or get them
-/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Throws UsageError, and changes nothing, if a name matches no
-/// layer, with the names that are there.
+/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Throws UsageError, and changes
+/// nothing, if a name matches no layer, with the names that are there.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
 /// The adapters of a model, and those that act at the moment.
@@ -71,7 +71,8 @@ class [[nodiscard]] Disabled : NoCopy {
 };
 
 /// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Throws UsageError, and changes
-/// nothing, where that can't be: quantised weights, convolutions with groups, several adapters of which one is a DoRA. Collective if the model is sharded.
+/// nothing, where that can't be: quantised weights, convolutions with groups, several adapters of which one is a DoRA. Collective if the
+/// model is sharded.
 void merge(ModuleRef model);
 /// Takes merged adapters out again, to rounding, and has them act.
 void unmerge(ModuleRef model);

@@ -77,7 +77,8 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
     if (!lora::adapters(model).empty() && linear->weight.requires_grad())
       throw UsageError(fmt::format("quantize: '{}' trains as a whole beside adapters; leave it out of what is quantised", item.key()));
     if (shard_info(linear->weight))
-      throw UsageError(fmt::format("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key()));
+      throw UsageError(
+          fmt::format("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key()));
     const bool is_tied = std::ranges::any_of(weights, [&](const at::Tensor& other) { return other.is_same(linear->weight); });
     if (is_tied) continue;
     if (!linear->weight.is_meta() && !linear->weight.isfinite().all().item<bool>())

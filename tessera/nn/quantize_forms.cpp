@@ -33,11 +33,11 @@ struct Form {
   std::pair<at::Tensor, at::Tensor> (*decode_by_operators)(const at::Tensor& held);
 };
 
-constexpr int64_t kNested = DynamicCode::kBlock;          // scales that have a scale in common
-constexpr int64_t kNf4Values = kNested * kQuantBlock;     // of a block of NF4,
-constexpr int64_t kNf4Codes = kNf4Values / 2;             // which has these bytes of codes, its scales in bytes, the scale of these,
+constexpr int64_t kNested = DynamicCode::kBlock;            // scales that have a scale in common
+constexpr int64_t kNf4Values = kNested * kQuantBlock;       // of a block of NF4,
+constexpr int64_t kNf4Codes = kNf4Values / 2;               // which has these bytes of codes, its scales in bytes, the scale of these,
 constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // and what was taken away from all of them
-constexpr int64_t kGrain = 16384;                         // values
+constexpr int64_t kGrain = 16384;                           // values
 
 float float_at(const uint8_t* bytes) {
   float value = 0;
@@ -133,7 +133,8 @@ void encode_int8(const at::Tensor& values, const at::Tensor& held) {
 }
 
 void encode_fp8(const at::Tensor& values, const at::Tensor& held) {
-  encode_bytes(values, held, kFp8Values, kMostFp8, [](float share) { return c10::Float8_e4m3fn(std::clamp(share, -kMostFp8, kMostFp8)).x; });
+  encode_bytes(values, held, kFp8Values, kMostFp8,
+               [](float share) { return c10::Float8_e4m3fn(std::clamp(share, -kMostFp8, kMostFp8)).x; });
 }
 
 template <class Of>
@@ -196,7 +197,8 @@ std::pair<at::Tensor, at::Tensor> fp8_pieces(const at::Tensor& held) {
 
 constexpr Form kForms[] = {
     {"nf4", kNf4Values, kNf4Bytes, encode_nf4, decode_nf4<float>, decode_nf4<uint16_t>, nf4_pieces},
-    {"nf4_single", kQuantBlock, kQuantBlock / 2 + 4, encode_nf4_single, decode_nf4_single<float>, decode_nf4_single<uint16_t>, nf4_single_pieces},
+    {"nf4_single", kQuantBlock, kQuantBlock / 2 + 4, encode_nf4_single, decode_nf4_single<float>, decode_nf4_single<uint16_t>,
+     nf4_single_pieces},
     {"int8", kQuantBlock, kQuantBlock + 4, encode_int8, decode_int8<float>, decode_int8<uint16_t>, int8_pieces},
     {"fp8", kFp8Values, kFp8Values + 8, encode_fp8, decode_fp8<float>, decode_fp8<uint16_t>, fp8_pieces},
 };
@@ -213,7 +215,8 @@ at::Tensor encode_on_cpu(const at::Tensor& values, int64_t quantization) {
   const auto& form = form_of(quantization);
   const auto flat = values.to(at::kFloat).contiguous().view({-1});
   if (!flat.isfinite().all().item<bool>())
-    throw UsageError(fmt::format("a weight of [{}] can't be quantised: it has values that are NaN or infinite", fmt::join(values.sizes(), ", ")));
+    throw UsageError(
+        fmt::format("a weight of [{}] can't be quantised: it has values that are NaN or infinite", fmt::join(values.sizes(), ", ")));
   auto held = at::zeros(held_sizes(form, flat.numel()), at::kByte);
   form.encode(flat, held);
   return held;
@@ -293,11 +296,11 @@ at::Tensor quantized(Quantization quantization, const at::Tensor& values) {
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto expected = held_sizes(form_of(static_cast<int64_t>(quantization)), c10::multiply_integers(sizes));
   if (held.sizes() != expected || held.scalar_type() != at::kByte) {
-    throw UsageError(
-        fmt::format("a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
-                    "ordinary weights with checkpoint::load_weights",
-                    fmt::join(sizes, ", "), name_of(quantization), fmt::join(expected, ", "), c10::toString(held.scalar_type()),
-                    fmt::join(held.sizes(), ", ")));
+    throw UsageError(fmt::format(
+        "a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
+        "ordinary weights with checkpoint::load_weights",
+        fmt::join(sizes, ", "), name_of(quantization), fmt::join(expected, ", "), c10::toString(held.scalar_type()),
+        fmt::join(held.sizes(), ", ")));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::dequantize", "").typed<decltype(decode_on_cpu)>();
   return op.call(held, static_cast<int64_t>(quantization), sizes, dtype);

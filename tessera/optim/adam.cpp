@@ -29,7 +29,9 @@ constexpr int64_t kBlock = DynamicCode::kBlock, kBlocksAtOnce = 64;
 /// Values of a moment for some blocks.
 struct Moment {
   Moment(const DynamicCode& code, const at::Tensor& codes, const at::Tensor& scales, int64_t begin, int64_t size)
-      : values(at::empty({size}, at::kFloat)), code_(code), codes_(codes.data_ptr<uint8_t>() + begin),
+      : values(at::empty({size}, at::kFloat)),
+        code_(code),
+        codes_(codes.data_ptr<uint8_t>() + begin),
         scales_(scales.data_ptr<float>() + begin / kBlock) {
     each_block([&](int64_t block, std::span<float> floats, uint8_t* bytes) { code_.decode(bytes, scales_[block], floats); });
   }
@@ -66,8 +68,8 @@ Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options) : Adam(std::
 
 Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay decay, std::vector<StateKind> in_blocks)
     : Optimizer(std::move(groups), {.lr = options.lr, .weight_decay = options.weight_decay}, {{.name = "exp_avg"}, {.name = "exp_avg_sq"}},
-                fmt::format("{}{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW", in_blocks.empty() ? "" : "8bit",
-                            options.beta1, options.beta2, options.eps),
+                fmt::format("{}{} with betas {} and {}, eps {}", decay == WeightDecay::L2 ? "Adam" : "AdamW",
+                            in_blocks.empty() ? "" : "8bit", options.beta1, options.beta2, options.eps),
                 std::move(in_blocks)),
       options_(options),
       decay_(decay) {

@@ -59,9 +59,9 @@ class AdamW final : public Adam {
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
 };
 
-/// AdamW with 8-bit moments, as bitsandbytes has it: two bytes for each value instead of eight, and two scales for each block of 256 values.
-/// Parameters of fewer than 4096 values, and those that are cut within blocks (by Layout::Rows, mostly), keep moments in float32. In host
-/// memory.
+/// AdamW with 8-bit moments, as bitsandbytes has it: two bytes for each value instead of eight, and two scales for each block of 256
+/// values. Parameters of fewer than 4096 values, and those that are cut within blocks (by Layout::Rows, mostly), keep moments in float32.
+/// In host memory.
 class AdamW8bit final : public Adam {
  public:
   AdamW8bit(std::vector<at::Tensor> parameters, AdamWOptions options);

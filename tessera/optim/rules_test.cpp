@@ -235,7 +235,8 @@ TEST(Lamb, SaysWhatItCanNotDo) {
 /// The loss of a regression after some hundred steps.
 double loss_with(const Make& make) {
   torch::manual_seed(1);
-  torch::nn::Sequential net(torch::nn::Linear(10, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
+  torch::nn::Sequential net(torch::nn::Linear(10, 64), torch::nn::Tanh(), torch::nn::Linear(64, 64), torch::nn::Tanh(),
+                            torch::nn::Linear(64, 1));
   const auto inputs = torch::randn({256, 10}), targets = (inputs.sum(1, true) * 0.7).sin();
   const auto optimizer = make(net->parameters());
   double loss = 0;

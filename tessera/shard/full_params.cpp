@@ -166,8 +166,7 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
   return full_tensor(found, found.group->own, ranks);
 }
 
-std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to,
-                                             Frozen frozen) {
+std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to, Frozen frozen) {
   const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);

@@ -73,8 +73,7 @@ TEST(Adapters, TrainOnXlaDevicesAsOnRanks) {
   for (const auto kind : {Quantization::Nf4, Quantization::Int8}) {
     for (const bool dora : {false, true}) {
       std::vector<double> expected;
-      testing::run_world({.transport = "threads", .ranks = 1},
-                         [&](const Communicator& alone) { expected = trained(alone, kind, dora); });
+      testing::run_world({.transport = "threads", .ranks = 1}, [&](const Communicator& alone) { expected = trained(alone, kind, dora); });
       const auto losses = trained(world(), kind, dora);
       for (size_t i = 0; i < losses.size(); i++) EXPECT_NEAR(losses[i], expected[i], 1e-5) << nn::name_of(kind) << " " << i;
     }

@@ -51,7 +51,8 @@ PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range) {
   return record_of(shape, strides, {.begin = range.begin / DynamicCode::kBlock, .numel = blocks_of(range.numel)});
 }
 
-std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state, const Communicator& world) {
+std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state,
+                                         const Communicator& world) {
   const auto info = shard_info(parameter);
   if (!info || state.dim() == 0) return whole_records(state.sizes(), world);
   if (!is_of_blocks(key)) return records_of_ranges(info->shape, info->strides, info->ranges);

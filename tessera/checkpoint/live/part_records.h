@@ -23,12 +23,13 @@ std::vector<PartRecord> records_of(const LocalPart& part);
 PartRecord whole_record(at::IntArrayRef shape);
 /// The same as records_of for a tensor that is not sharded: each rank has all of it.
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
-/// Whether a tensor of an optimizer's state has one value for each block of a DynamicCode: its name says so. And the part of it for a range of the parameter's
-/// values that begins with a block.
+/// Whether a tensor of an optimizer's state has one value for each block of a DynamicCode: its name says so. And the part of it for a range
+/// of the parameter's values that begins with a block.
 bool is_of_blocks(std::string_view key);
 PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range);
 /// The same for a tensor of the optimizer's state for a parameter, which may be sharded or not.
-std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state, const Communicator& world);
+std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state,
+                                         const Communicator& world);
 
 /// The values that each rank has of a tensor, without padding.
 std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<const PartRecord> records, const Communicator& world);

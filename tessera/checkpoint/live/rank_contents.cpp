@@ -34,8 +34,8 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   for (const auto& name : base) {
     const bool is_here = model.outside.contains(name) || std::ranges::find(model.parts, name, &LocalPart::name) != model.parts.end();
     if (is_here && !model.frozen.contains(name))
-      throw UsageError(fmt::format("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes", name,
-                                   contents.base->name));
+      throw UsageError(fmt::format("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes",
+                                   name, contents.base->name));
   }
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, base};
   std::erase_if(model.parts, [&](const LocalPart& part) { return base.contains(part.name); });

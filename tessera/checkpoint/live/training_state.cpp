@@ -53,8 +53,8 @@ class StateReader {
   bool reads_in_place(const std::string& name) const {
     const auto info = shard_info(parameter_);
     const auto& shape = stored_.info(name).shape;
-    return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape &&
-           world_.local_ranks().size() == 1 && world_.traits().device == parameter_.device();
+    return info && parameter_.numel() > 1 && !shape.empty() && at::IntArrayRef(info->shape) == shape && world_.local_ranks().size() == 1 &&
+           world_.traits().device == parameter_.device();
   }
 
   /// Of the memory into which the files are read.

@@ -72,9 +72,10 @@ class Composition {
       } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
       } else {  // in blocks of a rank's own values
-        throw UsageError(fmt::format("'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
-                                     "load it with the one that wrote it, or leave the optimizer out",
-                                     name, c10::multiply_integers(sizes), part.numel()));
+        throw UsageError(
+            fmt::format("'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
+                        "load it with the one that wrote it, or leave the optimizer out",
+                        name, c10::multiply_integers(sizes), part.numel()));
       }
     }
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
