@@ -15,6 +15,7 @@
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/weight_forms.h"
 #include "tessera/shard/wrap.h"
 #include "tessera/testing/net.h"
 
