@@ -50,7 +50,6 @@ void expect_close(const at::Tensor& ours, const at::Tensor& expected, const std:
   EXPECT_LT((ours - expected).abs().max().item<double>(), 1e-5) << what;
 }
 
-/// The name in peft of what the module has under this name.
 bool is_of_adapters(const std::string& name) {
   return name.find(".lora_") != std::string::npos;
 }
@@ -100,7 +99,7 @@ TEST(Peft, HasTheNumbersOfPython) {
   const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_PEFT_SCRIPT, folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package peft";
   ASSERT_EQ(written.status, 0) << written.output;
-  for (const auto* name : {"lora", "rslora", "dora", "layers", "whole"}) {
+  for (const auto* name : {"lora", "rslora", "dora", "layers", "biases", "pissa", "whole"}) {
     SCOPED_TRACE(name);
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });

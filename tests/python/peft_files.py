@@ -31,6 +31,8 @@ CASES = {
     "rslora": dict(r=4, lora_alpha=6, target_modules=["a"], use_rslora=True, bias="lora_only"),
     "dora": dict(r=3, lora_alpha=6, target_modules=["a", "b", "conv", "embed"], use_dora=True),
     "layers": dict(r=2, lora_alpha=2, target_modules=["conv", "embed", "head"], rank_pattern={"conv": 3}, alpha_pattern={"head": 5}),
+    "biases": dict(r=2, lora_alpha=2, target_modules=["a"], bias="all", init_lora_weights="gaussian"),
+    "pissa": dict(r=2, lora_alpha=4, target_modules=["a", "head"], init_lora_weights="pissa"),
     "whole": dict(r=2, lora_alpha=2, target_modules="a|b", modules_to_save=["head"]),
 }
 
