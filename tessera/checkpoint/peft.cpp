@@ -263,6 +263,13 @@ PlainAdapter read_adapter(const fs::path& folder) {
     if (adapter.options.use_dora && !weights.magnitude.defined())
       throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", file.path().string(), layer));
     weights.scaling = lora::scaling_of(adapter.options, layer);
+    auto as_stored = adapter.options;
+    as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
+    as_stored.rank_pattern.clear();
+    if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
+      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", file.path().string(), layer, as_stored.r,
+                                kConfig));
+    }
   }
   return adapter;
 }
@@ -316,6 +323,10 @@ class StoredAdapter {
     throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
                                  fmt::join(sizes, ", "), fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", ")));
   }
+  bool changes_embedding(const std::string& name) const {
+    const auto* const weights = weights_of(name);
+    return weights != nullptr && weights->of_embedding;
+  }
   /// What has fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
 
@@ -354,6 +365,15 @@ class StoredAdapter {
   std::set<std::string> left_;
 };
 
+/// Whether another name stands for the tensor, as files or the configuration of Hugging Face say.
+bool is_tied(const fs::path& base, const Catalog& catalog, const std::string& name) {
+  if (std::ranges::any_of(catalog.aliases, [&](const auto& alias) { return alias.second == name; })) return true;
+  const auto path = base / "config.json";
+  if (!is_there(path)) return false;
+  const auto config = Json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
+  return config.is_object() && config.value("tie_word_embeddings", Json()) == true;
+}
+
 }  // namespace
 
 std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapter, const fs::path& out, int64_t max_shard_size) {
@@ -367,6 +387,12 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   if (!stored.left().empty()) {
     throw UsageError(fmt::format("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter.string(),
                                  base.string(), some_of({stored.left().begin(), stored.left().end()})));
+  }
+  for (const auto& entry : entries) {
+    if (!stored.changes_embedding(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
+    throw UsageError(fmt::format("'{}' is the output layer, too, where the adapter does nothing: in the weight it would change both; use the "
+                                 "adapter beside the model",
+                                 entry.name));
   }
   auto metadata = model.catalog().aliases;
   metadata["format"] = "pt";
