@@ -208,13 +208,6 @@ class Folder {
   const Communicator world_;
 };
 
-/// A number that stands for a text.
-double sum_of(const std::string& text) {
-  double sum = 0;
-  for (const char c : text) sum = 0.5 * sum + c;
-  return sum;
-}
-
 struct Words : nn::Module {
   nn::Embedding words = register_module("words", nn::Embedding(7, 4));
   nn::Linear head = register_module("head", nn::Linear(nn::LinearOptions(4, 7).bias(false)));
@@ -246,21 +239,6 @@ at::Tensor preference(const at::Tensor& own, const at::Tensor& of_base) {
   const auto margin = [](const at::Tensor& scores) { return scores.log_softmax(1).select(1, 0) - scores.log_softmax(1).select(1, 1); };
   return -(0.5 * (margin(own) - margin(of_base))).sigmoid().log().mean();
 }
-
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-  ~Autocast() {
-    at::autocast::set_autocast_cache_enabled(true);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
 
 const Options kWords{.r = 2, .layers = {.target_modules = {"words"}}};
 const Options kConv{.r = 2, .lora_alpha = 1, .layers = {.target_modules = {"0"}}};

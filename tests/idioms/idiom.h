@@ -2,6 +2,7 @@
 // the same numbers or is refused with an error that says why. docs/idioms.md is generated from it.
 #pragma once
 
+#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
 #include <functional>
@@ -115,6 +116,29 @@ class Run {
   std::vector<torch::nn::Module*> models_;  // models whose gradients the plain run averages
   std::vector<at::Tensor> records_;
 };
+
+/// While it exists, operators of this thread compute in bfloat16 where autocast has them do so.
+class Autocast {
+ public:
+  Autocast() {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    at::autocast::set_autocast_cache_enabled(false);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+  ~Autocast() {
+    at::autocast::set_autocast_cache_enabled(true);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+};
+
+/// A number that stands for a text.
+inline double sum_of(const std::string& text) {
+  double sum = 0;
+  for (const char c : text) sum = 0.5 * sum + c;
+  return sum;
+}
 
 /// Values from a formula, the same on every rank and in every run.
 at::Tensor values(at::IntArrayRef sizes, double shift = 0);

@@ -25,21 +25,6 @@ at::Tensor linear(const Run& run, const nn::Linear& layer, const at::Tensor& x) 
   return torch::linear(used(run, x), used(run, layer->weight), used(run, layer->bias));
 }
 
-class Autocast {
- public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-  ~Autocast() {
-    at::autocast::set_autocast_cache_enabled(true);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
-
 void train_in(Run& run, at::ScalarType dtype) {
   const auto model = std::make_shared<Mlp>();
   model->to(dtype);

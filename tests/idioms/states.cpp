@@ -63,13 +63,6 @@ at::Tensor read(const std::string& saved) {
   return value;
 }
 
-/// A number that stands for a text.
-double sum_of(const std::string& text) {
-  double sum = 0;
-  for (const char c : text) sum = 0.5 * sum + c;
-  return sum;
-}
-
 struct Tied : nn::Module {
   nn::Embedding words = register_module("words", nn::Embedding(7, 4));
   nn::Linear head = register_module("head", nn::Linear(nn::LinearOptions(4, 7).bias(false)));
