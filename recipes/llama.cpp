@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 #include <tessera/base/atomic_write.h>
 #include <tessera/base/folder.h>
+#include <tessera/checkpoint/formats/hub.h>
 #include <tessera/llm/gguf_model.h>
 #include <tessera/models/generate.h>
 #include <tessera/tessera.h>
-#include <tessera/train/sharding_settings.h>
 #include <torch/torch.h>
 
 #include "llama_flags.h"
@@ -49,9 +49,16 @@ llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, c
   return {std::move(tokens), source.length, flags.packing};
 }
 
-/// Weights of a model come after it is sharded, and new ones are the same on all ranks.
-void set_start(const Flags& flags, ShardOptions& options) {
-  options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
+/// What a flag says as a key of the configuration, over which it wins.
+std::map<std::string, std::string> settings_of(const Flags& flags) {
+  if (flags.method.empty()) return {};
+  if (flags.method == "full") return {{"tessera_quantisation", "no"}, {"tessera_lora_r", "0"}};
+  return {{"tessera_quantisation", flags.method == "qlora" ? flags.quantisation : "no"},
+          {"tessera_lora_r", std::to_string(flags.rank)},
+          {"tessera_lora_alpha", fmt::format("{}", flags.alpha)},
+          {"tessera_lora_dropout", fmt::format("{}", flags.dropout)},
+          {"tessera_lora_dora", flags.method == "dora" ? "true" : "false"},
+          {"tessera_lora_target_modules", flags.target_modules}};
 }
 
 /// By --method, or by the configuration.
@@ -60,7 +67,7 @@ bool has_adapters(const Model& model) {
 }
 
 /// Throws ConfigError for flags that need adapters, or go without them.
-void expect_use(const Flags& flags, const Model& model) {
+void expect_use(const Flags& flags, const models::LlamaConfig& config, const Model& model) {
   if (!has_adapters(model)) {
     if (!flags.adapter.empty())
       throw ConfigError("--adapter FOLDER: nothing makes adapters, neither --method nor the configuration; write the model by --output");
@@ -72,30 +79,30 @@ void expect_use(const Flags& flags, const Model& model) {
     return;
   }
   if (flags.model.empty()) throw ConfigError("adapters are for a model that has been trained; give --model PATH");
-  if (!flags.output.empty() && flags.adapter.empty())
-    throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
+  if (flags.output.empty()) return;
+  if (flags.adapter.empty()) throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
+  for (const auto& layer : lora::layers_of(model)) {
+    if (config.tie_word_embeddings && layer.name.ends_with("embed_tokens"))
+      throw ConfigError(
+          fmt::format("--output: '{}' is the output layer, too, where its adapter does nothing, so it can't become a part of the weight; leave "
+                      "--output out, and use the adapter beside the model",
+                      layer.name));
+  }
 }
 
-/// Sharded before it has values, so that each rank draws or reads its own part of the weights and never has all of them.
-Model make_model(const Flags& flags, const Source& source, Trainer& trainer) {
-  trainer.set_seed(flags.seed);
-  auto model = deferred_init([&] { return Model(source.config); }, {.seed = flags.seed});
-  if (flags.method == "qlora") nn::quantize(model, {.quantization = nn::quantization_named(flags.quantisation)});
-  if (flags.method != "full") lora::apply(model, flags.lora);
+/// What is done to a model before it is sharded. Its weights come after that, or are drawn, the same on all ranks.
+void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, ShardOptions& options) {
+  options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
   const auto units = llm::units_named(flags.units);
-  if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") {
-    auto options = train::sharding_of(trainer.settings(), *model, trainer.world()).options;
-    set_start(flags, options);
-    llm::shard_ends(model, options, units);
-  }
-  trainer.prepare(model);
-  expect_use(flags, model);
-  if (flags.model.empty()) return model;
+  if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") llm::shard_ends(model, options, units);
+}
+
+/// Each rank reads its own part of the weights, and never has all of them.
+void load(Model& model, const Flags& flags, Trainer& trainer) {
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
-  if (!has_adapters(model)) return model;
+  if (!has_adapters(model)) return;
   lora::reset_magnitudes(model);
   if (!flags.run.prefix.empty()) trainer.refer_to_base(flags.model);
-  return model;
 }
 
 double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, Trainer& trainer) {
@@ -115,21 +122,22 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
 }
 
 /// Writes a trial, before there is anything to lose.
-void expect_places(const Flags& flags, const Trainer& trainer) {
-  if (!trainer.is_main_process()) return;
+void expect_places(const Flags& flags) {
   const auto expect_other = [](const char* flag, const std::filesystem::path& folder, const std::filesystem::path& used, const char* what) {
-    if (!used.empty() && std::filesystem::exists(used) && std::filesystem::equivalent(folder, used))
+    if (!used.empty() && std::filesystem::weakly_canonical(used) == std::filesystem::weakly_canonical(folder))
       throw ConfigError(fmt::format("{} {} is {}; give another folder", flag, folder.string(), what));
   };
   if (!flags.adapter.empty()) {
-    make_folder(flags.adapter);
     expect_other("--adapter", flags.adapter, flags.model, "the model that is trained on");
     expect_other("--adapter", flags.adapter, flags.output, "where the merged model goes");
-    const NewFile trial(flags.adapter / "adapter_config.json");
+    checkpoint::expect_no_model(flags.adapter);
+    make_folder(flags.adapter);
+    const NewFile trial(flags.adapter / checkpoint::kAdapterConfig);
   }
   if (flags.output.empty()) return;
-  make_folder(flags.output);
   expect_other("--output", flags.output, flags.model, "the model that is trained on");
+  checkpoint::expect_no_adapter(flags.output);
+  make_folder(flags.output);
   const NewFile trial(flags.output / "config.json");
   if (flags.gguf.empty()) return;
   if (flags.gguf.has_parent_path()) make_folder(flags.gguf.parent_path());
@@ -162,7 +170,7 @@ void show_text(Model& model, const Flags& flags, const Source& source, const at:
 }
 
 void save_adapter(const Model& model, const Flags& flags, const Trainer& trainer) {
-  checkpoint::save_adapter(model, flags.adapter, trainer.world(), {.base = flags.model});
+  checkpoint::save_adapter(model, flags.adapter, trainer.world(), {.base = flags.model, .task_type = "CAUSAL_LM"});
 }
 
 void write(Model& model, const Flags& flags, const Source& source, Trainer& trainer, train::Run& run) {
@@ -187,14 +195,23 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Flags& flags, const std::
 }
 
 int train_model(const Flags& flags) {
-  Trainer trainer({.adjust_sharding = [&](ShardOptions& options) { set_start(flags, options); }, .log_with = flags.metrics});
+  Model model = nullptr;
+  Trainer trainer({.settings = settings_of(flags),
+                   .adjust_sharding = [&](ShardOptions& options) { prepare_units(flags, trainer, model, options); },
+                   .log_with = flags.metrics});
   const Source source(flags);
   const auto rows = rows_of(flags.data, flags, source);
   const auto eval_rows = flags.eval_data.empty() ? std::nullopt : std::optional(rows_of(flags.eval_data, flags, source));
   const auto prompt = prompt_of(flags, source);
   if (!flags.gguf.empty()) llm::expect_gguf_place(source.config, source.tokenizer, source.path);
-  expect_places(flags, trainer);
-  auto model = make_model(flags, source, trainer);
+  trainer.set_seed(flags.seed);
+  model = deferred_init([&] { return Model(source.config); }, {.seed = flags.seed});
+  trainer.prepare(model);
+  expect_use(flags, source.config, model);
+  trainer.main_process_first([&] {
+    if (trainer.is_main_process()) expect_places(flags);
+  });
+  if (!flags.model.empty()) load(model, flags, trainer);
   data::Loader loader(
       trainer.make_sampler(
           {.size = rows.size(), .global_batch = flags.batch_size * trainer.num_processes(), .tail = data::Tail::Fill, .seed = flags.seed}),

@@ -5,7 +5,6 @@
 #include <tessera/cli/run_flags.h>
 #include <tessera/llm/packing.h>
 #include <tessera/llm/units.h>
-#include <tessera/nn/lora.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -15,8 +14,10 @@
 
 struct Flags {
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
-  std::string optimizer = "adamw", method = "full", quantisation = "nf4";
-  tessera::lora::Options lora = {.r = 8, .lora_alpha = 16};
+  std::string optimizer = "adamw";
+  std::string method, quantisation = "nf4", target_modules;  // with the next two: of adapters
+  int64_t rank = 8;
+  double alpha = 16, dropout = 0;
   tessera::train::RunOptions run = {.epochs = 1};
   int64_t batch_size = 4, length = 0, rows_at_once = 0;
   int workers = 1;
@@ -68,23 +69,22 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->check(from_to(0, 1000));
   app.add_option("--seed", flags.seed, "Of new weights, of the order of rows and of drawn texts")->capture_default_str();
   app.add_option("--method", flags.method,
-                 "What trains: full: all weights; lora, dora: adapters beside frozen weights; qlora: the same, of weights in few bits")
-      ->capture_default_str()
+                 "What trains: full: all weights; lora, dora: adapters beside frozen weights; qlora: the same, of weights in few bits; "
+                 "what the configuration says unless given")
       ->check(CLI::IsMember({"full", "lora", "dora", "qlora"}));
-  app.add_option("--rank", flags.lora.r, "Of adapters")->capture_default_str()->check(from_to(1, 100'000));
-  app.add_option("--alpha", flags.lora.lora_alpha, "What adapters add is multiplied by this and divided by the rank")
+  app.add_option("--rank", flags.rank, "Of adapters")->capture_default_str()->check(from_to(1, 100'000));
+  app.add_option("--alpha", flags.alpha, "What adapters add is multiplied by this and divided by the rank")
       ->capture_default_str()
       ->check(from_to(0.0, 1e6));
-  app.add_option("--dropout", flags.lora.lora_dropout, "Of what goes into adapters")->capture_default_str()->check(from_to(0.0, 0.999));
-  app.add_option("--target-modules", flags.lora.layers.target_modules,
-                 "The layers that get adapters, by the ends of their names, such as q_proj; all linear layers but the head unless given")
-      ->delimiter(',')
+  app.add_option("--dropout", flags.dropout, "Of what goes into adapters")->capture_default_str()->check(from_to(0.0, 0.999));
+  app.add_option("--target-modules", flags.target_modules,
+                 "The layers that get adapters, by the ends of their names: q_proj,v_proj; all linear layers but the head unless given")
       ->type_name("NAMES");
   app.add_option("--quantisation", flags.quantisation, "In what qlora holds weights")
       ->capture_default_str()
       ->check(CLI::IsMember({"nf4", "nf4_single", "int8", "fp8"}));
   app.add_option("--adapter", flags.adapter, "Where to write the adapters after each epoch, as peft reads them")->type_name("FOLDER");
-  app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
+  app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")->type_name("FOLDER");
   app.add_option("--gguf", flags.gguf, "Where to write it as a GGUF file, too")->type_name("FILE")->needs("--output");
   app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
       ->capture_default_str()
@@ -100,11 +100,10 @@ inline void declare(CLI::App& app, Flags& flags) {
     if (flags.model.empty() == flags.config.empty())
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
     for (const auto* name : {"--rank", "--alpha", "--dropout", "--target-modules"}) {
-      if (flags.method == "full" && app.count(name) > 0)
-        throw tessera::ConfigError(std::string(name) + " is of adapters, which --method full does not make; give another method");
+      if ((flags.method.empty() || flags.method == "full") && app.count(name) > 0)
+        throw tessera::ConfigError(std::string(name) + " is of adapters; give --method lora, dora or qlora, too");
     }
     if (flags.method != "qlora" && app.count("--quantisation") > 0)
-      throw tessera::ConfigError("--quantisation is of --method qlora; --method " + flags.method + " leaves weights as they are");
-    flags.lora.use_dora = flags.method == "dora";
+      throw tessera::ConfigError("--quantisation is of --method qlora; give that");
   });
 }

@@ -1,6 +1,8 @@
 #include "tessera/checkpoint/base.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <span>
 
@@ -9,6 +11,7 @@
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
+#include "tessera/shard/weight_forms.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -49,7 +52,12 @@ Base base_of(ConstModuleRef model, std::string name) {
   for (const auto& [key, tensor] : values.outside) {
     if (frozen.contains(key)) sum += hash_of(key, tensor);
   }
-  return {.name = std::move(name), .checksum = Checksum::text(sum), .parameters = std::move(frozen)};
+  std::set<std::string> forms;
+  for (const auto& [key, form] : values.forms) forms.insert(form->name);
+  return {.name = std::move(name),
+          .checksum = Checksum::text(sum),
+          .forms = fmt::format("{}", fmt::join(forms, ", ")),
+          .parameters = std::move(frozen)};
 }
 
 }  // namespace tessera::checkpoint

@@ -11,6 +11,7 @@ namespace tessera::checkpoint {
 struct Base {
   std::string name;      // where it comes from, for people
   std::string checksum;  // of its values, as they are held
+  std::string forms;     // in which weights are held: "nf4"
   std::set<std::string> parameters = {};
 };
 

@@ -14,6 +14,7 @@
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -82,6 +83,7 @@ std::string folder_of_model(const fs::path& checkpoint) {
 void expect_writable_as(const fs::path& out, Format format) {
   expect_no_run(out);
   expect_ending_of(out, format);
+  if (format == Format::Hub) expect_no_adapter(out);
 }
 
 void expect_storable(const fs::path& out, Format format) {
@@ -110,18 +112,18 @@ void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
 
 void expect_ending_of(const fs::path& out, Format format) {
   const auto extension = out.extension().string();
-  const bool is_torch = has_torch_extension(out), is_safetensors = extension == ".safetensors";
-  if (format != Format::Torch && format != Format::Safetensors) {
-    if (!is_torch && !is_safetensors) return;
+  const bool is_torch = has_torch_extension(out), is_safetensors = extension == ".safetensors", is_gguf = extension == ".gguf";
+  if (format != Format::Torch && format != Format::Safetensors && format != Format::Gguf) {
+    if (!is_torch && !is_safetensors && !is_gguf) return;
     throw UsageError(fmt::format("{} is the name of a file, but {} is a folder; leave '{}' out", out.string(), name_of(format), extension));
   }
-  if (format == Format::Torch ? is_torch : is_safetensors) return;
+  if (format == Format::Torch ? is_torch : format == Format::Gguf ? is_gguf : is_safetensors) return;
   // What begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = extension.size() < 2 || std::isdigit(static_cast<unsigned char>(extension[1])) != 0;
   if (is_none) return;
   throw UsageError(
-      fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or "
-                  ".bin",
+      fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
+                  "and those of GGUF in .gguf",
                   out.string()));
 }
 
@@ -166,8 +168,8 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
     const auto base = result.from == Format::Tessera ? read_manifest(checkpoint).base : BaseRecord();
     if (!base.parameters.empty()) {
       throw UsageError(
-          fmt::format("{} holds what trains alone, of a model that is otherwise {}; write the adapter by checkpoint::save_adapter, and "
-                      "make a model of the two by `tessera ckpt merge-adapter`",
+          fmt::format("{} holds what trains alone, of a model that is otherwise {}; go on with the run, and write its adapter "
+                      "(checkpoint::save_adapter, or --resume --adapter FOLDER), of which `tessera ckpt merge-adapter` makes a model",
                       checkpoint.string(), base.name));
     }
   }

@@ -56,15 +56,12 @@ struct Saved {
         const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
       : manifest(read_run(folder, known_names(model, contents, options))),
         stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(), names_in_base(folder, contents)) {
+        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(), names_in_base(folder, contents, options)) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
     expect_beside(contents, rows, manifest, options, folder.string());
     if (contents.optimizer) expect_class(folder, contents.optimizer);
-    if (const auto here = lora::description(*contents.model); !here.empty() && !manifest.adapters.empty() && here != manifest.adapters) {
-      throw UsageError(fmt::format("the checkpoint {} has the adapters {}, and the model {}", folder.string(), manifest.adapters, here));
-    }
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
     verify_share(stored, world, all);
@@ -76,17 +73,31 @@ struct Saved {
   }
 
   /// What the checkpoint leaves out. Throws UsageError unless the model here has the same.
-  const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents) const {
+  const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
+    expect_adapters(folder, lora::description(*contents.model), options);
     const auto& base = manifest.base;
     if (base.parameters.empty()) return base.parameters;
     const auto needs =
         fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
+    if (contents.base->forms != base.forms) {
+      const auto held = [](const std::string& forms) { return forms.empty() ? "as they are" : "as " + forms; };
+      throw UsageError(fmt::format("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms)));
+    }
     if (contents.base->checksum != base.checksum) {
       throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,
                                    contents.base->name, contents.base->checksum));
     }
     return base.parameters;
+  }
+
+  void expect_adapters(const fs::path& folder, const std::string& here, const LoadOptions& options) const {
+    const auto& there = manifest.adapters;
+    const bool may_differ = there.empty() ? !options.may_be_missing.empty() : here.empty() && !options.may_be_unknown.empty();
+    if (here == there || may_differ) return;
+    const auto named = [](const std::string& adapters) { return adapters.empty() ? "none" : adapters; };
+    throw UsageError(
+        fmt::format("the checkpoint {} has these adapters: {}; and the model here: {}", folder.string(), named(there), named(here)));
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {

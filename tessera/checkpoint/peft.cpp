@@ -17,6 +17,8 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -31,7 +33,7 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-constexpr auto kConfig = "adapter_config.json", kWeights = "adapter_model.safetensors", kPrefix = "base_model.model.";
+constexpr auto kPrefix = "base_model.model.";
 
 /// What an adapter begins with, where that is all it says: others change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
@@ -44,11 +46,11 @@ constexpr const char* kUnread[] = {"layers_to_transform",     "layers_pattern", 
                                    "fan_in_fan_out",          "layer_replication",       "use_bdlora",
                                    "alora_invocation_tokens", "trainable_token_indices", "target_parameters"};
 
-Json config_of(const lora::Options& options, const std::string& base) {
+Json config_of(const lora::Options& options, const AdapterFile& about) {
   const auto* bias = std::ranges::find(kBiases, options.bias, &std::pair<lora::Bias, const char*>::first)->second;
   Json json = {{"peft_type", "LORA"},
-               {"base_model_name_or_path", base},
-               {"task_type", nullptr},
+               {"base_model_name_or_path", about.base},
+               {"task_type", about.task_type.empty() ? Json() : Json(about.task_type)},
                {"inference_mode", true},
                {"r", options.r},
                {"lora_alpha", options.lora_alpha},
@@ -95,14 +97,15 @@ std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std
 }
 
 void write_files(const fs::path& folder, const std::map<std::string, at::Tensor>& values, const lora::Options& options,
-                 const std::string& base) {
+                 const AdapterFile& about) {
+  expect_no_model(folder);
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, value] : values) entries.push_back({.name = name, .dtype = value.scalar_type(), .sizes = value.sizes().vec()});
   make_folder(folder);
-  SafetensorsWriter writer(folder / kWeights, std::move(entries), {{"format", "pt"}});
+  SafetensorsWriter writer(folder / kAdapterWeights, std::move(entries), {{"format", "pt"}});
   for (const auto& [name, value] : values) writer.write(value);
   writer.close();
-  write_text(folder / kConfig, config_of(options, base).dump(2) + "\n");
+  write_text(folder / kAdapterConfig, config_of(options, about).dump(2) + "\n");
 }
 
 /// The parts of a layer's adapter, by the ends of their names in files.
@@ -145,54 +148,70 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
     if (own.layers.target_modules.empty() && own.layers.target_pattern.empty()) {
       for (const auto& layer : lora::layers_of(model, options.adapter)) own.layers.target_modules.push_back(layer.name);
     }
-    write_files(folder, values, own, options.base);
+    write_files(folder, values, own, options);
   });
 }
 
+void expect_no_model(const fs::path& folder) {
+  if (!is_hub_folder(folder) && !is_there(folder / "config.json")) return;
+  throw UsageError(fmt::format("{} has a model, over which programs would put an adapter that is there, too; write to another folder",
+                               folder.string()));
+}
+
 lora::Options read_adapter_config(const fs::path& folder) {
-  const auto path = folder / kConfig;
+  const auto path = folder / kAdapterConfig;
+  if (!is_there(path)) {
+    const bool is_gguf = is_there(folder) && is_gguf_file(folder);
+    throw UsageError(fmt::format("{} is no folder of peft, which has {}{}", folder.string(), kAdapterConfig,
+                                 is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` makes one of a GGUF file" : ""));
+  }
   const auto json = Json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", path.string()));
   const auto refuse = [&](const std::string& key) {
     throw ConfigError(fmt::format("{}: {}: {} is not read here", path.string(), key, json.value(key, Json()).dump()));
   };
+  std::string at_key;
   const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
   try {
     if (json.value("peft_type", "") != "LORA") refuse("peft_type");
     for (const auto* key : kUnread) {
       if (!is_nothing(json.value(key, Json()))) refuse(key);
     }
-    lora::Options options{.r = json.at("r").get<int64_t>(),
-                          .lora_alpha = json.at("lora_alpha").get<double>(),
-                          .use_rslora = json.value("use_rslora", false),
-                          .lora_dropout = json.value("lora_dropout", 0.0),
-                          .use_dora = json.value("use_dora", false)};
-    const auto init = json.value("init_lora_weights", Json(true));
+    lora::Options options;
+    const auto take = [&](const char* key, auto& value) {
+      at_key = key;
+      value = json.value(key, value);
+    };
+    take("r", options.r), take("lora_alpha", options.lora_alpha), take("use_rslora", options.use_rslora);
+    take("lora_dropout", options.lora_dropout), take("use_dora", options.use_dora);
+    const auto init = json.value(at_key = "init_lora_weights", Json(true));
     if (init == "pissa") {
       options.init_lora_weights = lora::Init::Pissa;
     } else if (init.is_string() && std::ranges::find(kPlainInits, init.get<std::string>()) == std::end(kPlainInits)) {
       refuse("init_lora_weights");
     }
-    const auto& targets = json.at("target_modules");
+    const auto& targets = json.at(at_key = "target_modules");
     if (targets.is_string() && targets != "all-linear") options.layers.target_pattern = targets.get<std::string>();
     if (targets.is_array()) options.layers.target_modules = targets.get<std::vector<std::string>>();
     const auto names = [&](const char* key) {
-      const auto value = json.value(key, Json());
+      const auto value = json.value(at_key = key, Json());
       if (value.is_string()) refuse(key);  // an expression
       return value.is_null() ? std::vector<std::string>() : value.get<std::vector<std::string>>();
     };
     options.layers.exclude_modules = names("exclude_modules");
     options.modules_to_save = names("modules_to_save");
-    const auto ranks = json.value("rank_pattern", Json::object()), alphas = json.value("alpha_pattern", Json::object());
-    for (const auto& [pattern, r] : ranks.items()) options.rank_pattern.emplace_back(pattern, r.get<int64_t>());
-    for (const auto& [pattern, alpha] : alphas.items()) options.alpha_pattern.emplace_back(pattern, alpha.get<double>());
-    const auto bias = json.value("bias", "none");
+    const auto take_patterns = [&](const char* key, auto& patterns) {
+      const auto given = json.value(at_key = key, Json::object());
+      for (const auto& [pattern, value] : given.items()) patterns.emplace_back(pattern, value);
+    };
+    take_patterns("rank_pattern", options.rank_pattern), take_patterns("alpha_pattern", options.alpha_pattern);
+    const auto bias = json.value(at_key = "bias", "none");
     const auto* known = std::ranges::find(kBiases, bias, [](const auto& each) { return std::string(each.second); });
     if (known == std::end(kBiases)) refuse("bias");
     options.bias = known->first;
     return options;
-  } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: {}", path.string(), error.what()));
+  } catch (const Json::exception&) {
+    throw IoError(fmt::format("{} is damaged: {} is missing, or of another form", path.string(), at_key));
   }
 }
 
@@ -218,7 +237,7 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
                     "(PiSSA); apply it with checkpoint::read_adapter_config",
                     folder.string(), adapter));
   }
-  const auto stored = SafetensorsFile(folder / kWeights).names();
+  const auto stored = SafetensorsFile(folder / kAdapterWeights).names();
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
     if (in_file.find(".lora_") != std::string::npos || std::ranges::find(stored, in_file) != stored.end()) continue;
@@ -240,12 +259,12 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
                      {"\\.(lora_[AB])\\.weight$", ".$1." + adapter + ".weight"},
                      {"\\.(lora_embedding_[AB])$", ".$1." + adapter},
                      {"\\.lora_magnitude_vector$", ".lora_magnitude_vector." + adapter + ".weight"}};
-  load_weights(model, folder / kWeights, options);
+  load_weights(model, folder / kAdapterWeights, options);
 }
 
 PlainAdapter read_adapter(const fs::path& folder) {
   PlainAdapter adapter{.options = read_adapter_config(folder)};
-  const SafetensorsFile file(folder / kWeights);
+  const SafetensorsFile file(folder / kAdapterWeights);
   constexpr std::string_view kBefore = kPrefix;
   for (const auto& name : file.names()) {
     const auto* part = std::ranges::find_if(kParts, [&](const Part& each) { return name.ends_with(each.end); });
@@ -262,19 +281,30 @@ PlainAdapter read_adapter(const fs::path& folder) {
       throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", file.path().string(), layer));
     if (adapter.options.use_dora && !weights.magnitude.defined())
       throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", file.path().string(), layer));
+    if (!adapter.options.use_dora && weights.magnitude.defined())
+      throw IoError(fmt::format("{} is damaged: it has the magnitudes of a DoRA for '{}', and {} says that it is none (use_dora)",
+                                file.path().string(), layer, kAdapterConfig));
     weights.scaling = lora::scaling_of(adapter.options, layer);
     auto as_stored = adapter.options;
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
     as_stored.rank_pattern.clear();
     if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
       throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", file.path().string(), layer, as_stored.r,
-                                kConfig));
+                                kAdapterConfig));
     }
   }
   return adapter;
 }
 
-void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const std::string& base) {
+void expect_on_whole_base(const PlainAdapter& adapter, const fs::path& folder) {
+  if (adapter.options.init_lora_weights != lora::Init::Pissa) return;
+  throw UsageError(
+      fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and merge there, by "
+                  "lora::merge",
+                  folder.string()));
+}
+
+void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const AdapterFile& about) {
   std::map<std::string, at::Tensor> values;
   for (const auto& [layer, weights] : adapter.layers) {
     for (const auto& part : kParts) {
@@ -284,7 +314,7 @@ void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const st
         values[fmt::format("{}{}{}", kPrefix, layer, part.end)] = value;
     }
   }
-  write_files(folder, values, adapter.options, base);
+  write_files(folder, values, adapter.options, about);
 }
 
 namespace {
@@ -292,13 +322,8 @@ namespace {
 /// An adapter in files, by the names of what it changes in a model.
 class StoredAdapter {
  public:
-  explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(folder / kWeights) {
-    if (adapter_.options.init_lora_weights == lora::Init::Pissa) {
-      throw UsageError(
-          fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and "
-                      "merge there, by lora::merge",
-                      folder.string()));
-    }
+  explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(folder / kAdapterWeights) {
+    expect_on_whole_base(adapter_, folder);
     left_.insert(adapter_.others.begin(), adapter_.others.end());
     for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
   }
@@ -377,12 +402,13 @@ bool is_tied(const fs::path& base, const Catalog& catalog, const std::string& na
 }  // namespace
 
 std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapter, const fs::path& out, int64_t max_shard_size) {
+  expect_writable_as(out, Format::Hub);
+  StoredAdapter stored(adapter);
   const CatalogReader model(read_model(base));
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors)
     entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});
   sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
-  StoredAdapter stored(adapter);
   for (const auto& entry : entries) stored.expect_fit(entry.name, entry.sizes);
   if (!stored.left().empty()) {
     throw UsageError(fmt::format("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter.string(),

@@ -14,10 +14,11 @@ namespace tessera::checkpoint {
 
 struct AdapterFile {
   std::string adapter = "default";
-  std::string base = {};  // base_model_name_or_path in adapter_config.json, for people and for peft
+  std::string base = {};       // base_model_name_or_path in adapter_config.json, for people and for peft
+  std::string task_type = {};  // what the model is for, such as "CAUSAL_LM"; then peft loads the base by itself
 };
 
-/// Writes an adapter, so that PeftModel.from_pretrained reads it. Collective.
+/// Writes an adapter, so that PeftModel.from_pretrained reads it. Throws UsageError for a folder with a model. Collective.
 void save_adapter(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world, const AdapterFile& options = {});
 
 /// The options of an adapter that somebody has written, for lora::apply. Throws ConfigError, which names the key, for what has no effect
@@ -35,11 +36,15 @@ struct PlainAdapter {
 };
 /// Throws as read_adapter_config, and IoError if a layer lacks a part.
 PlainAdapter read_adapter(const std::filesystem::path& folder);
-/// Writes its options and layers. `base`: as in AdapterFile.
-void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const std::string& base = {});
+/// Throws UsageError if it began as a part of the base, which lacks it since (PiSSA).
+void expect_on_whole_base(const PlainAdapter& adapter, const std::filesystem::path& folder);
+/// Writes its options and layers under the name "default". Throws UsageError for a folder with a model.
+void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const AdapterFile& about = {});
+/// Throws UsageError for a folder with a model, over which programs would put an adapter that is there, too.
+void expect_no_model(const std::filesystem::path& folder);
 
 /// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,
-/// and writes nothing, if the adapter is of another model.
+/// and writes nothing, if the adapter is of another model, or can't become a part of its weights.
 std::vector<std::filesystem::path> merge_adapter(const std::filesystem::path& base, const std::filesystem::path& adapter,
                                                  const std::filesystem::path& out, int64_t max_shard_size = 5'000'000'000);
 

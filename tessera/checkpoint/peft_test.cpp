@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/self/self.h"
@@ -25,6 +26,8 @@ namespace {
 
 using namespace checkpoint;  // NOLINT(google-build-using-namespace)
 namespace nn = torch::nn;
+
+using ::testing::HasSubstr;
 
 constexpr int kNoPackage = 3;  // exit status of the script
 
@@ -104,6 +107,31 @@ TEST(Peft, HasTheNumbersOfPython) {
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
+}
+
+TEST(Peft, RefusesWhatDoesNotFitTogether) {
+  const Folder folder;
+  Net net;
+  lora::apply(net, {.r = 2, .use_dora = true, .layers = {.target_modules = {"a"}}});
+  lora::reset_magnitudes(net);
+  save_adapter(net, folder / "adapter", self_world(), {.base = "base", .task_type = "CAUSAL_LM"});
+  const auto config = read_file(folder / "adapter/adapter_config.json");
+  EXPECT_THAT(config, HasSubstr(R"("task_type": "CAUSAL_LM")"));
+  const auto said_of = [&](const std::string& before, const std::string& after) {
+    auto text = config;
+    text.replace(text.find(before), before.size(), after);
+    write_file(folder / "adapter/adapter_config.json", text);
+    return message_of<IoError>([&] { read_adapter(folder / "adapter"); });
+  };
+  EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
+  EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
+  // Of a folder with both, peft and transformers take both.
+  checkpoint::save(folder / "model", {.model = Net().get()}, self_world(), {.format = Format::Hub});
+  EXPECT_THAT(message_of<UsageError>([&] { save_adapter(net, folder / "model", self_world()); }), HasSubstr("model has a model"));
+  const auto save_there = [&] { checkpoint::save(folder / "adapter", {.model = Net().get()}, self_world(), {.format = Format::Hub}); };
+  EXPECT_THAT(message_of<UsageError>(save_there), HasSubstr("adapter has an adapter"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "adapter/model.safetensors"));
 }
 
 }  // namespace

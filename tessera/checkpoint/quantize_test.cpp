@@ -19,7 +19,9 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
+#include "tessera/shard/weight_operator.h"
 #include "tessera/shard/wrap.h"
+#include "tessera/testing/allocations.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/run_program.h"
@@ -39,12 +41,20 @@ at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64
   return held.narrow(1, begin, bytes).contiguous().view({-1}).narrow(0, 0, numel);
 }
 
+struct Made : Folder, Ended {
+  Made() : Ended(run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_QUANTIZE_SCRIPT, *this / "file.safetensors"})) {}
+};
+/// For all tests: what bitsandbytes makes.
+const Made& of_bitsandbytes() {
+  static const Made made;
+  return made;
+}
+
 TEST(Quantize, HasTheBitsOfBitsandbytes) {
-  const Folder folder;
-  const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_QUANTIZE_SCRIPT, folder / "file.safetensors"});
-  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package bitsandbytes";
-  ASSERT_EQ(written.status, 0) << written.output;
-  const SafetensorsFile file(folder / "file.safetensors");
+  const auto& made = of_bitsandbytes();
+  if (made.status == kNoPackage) GTEST_SKIP() << "build/python has no package bitsandbytes";
+  ASSERT_EQ(made.status, 0) << made.output;
+  const SafetensorsFile file(made / "file.safetensors");
   for (const std::string name : {"square", "odd", "wide", "zeros", "narrow"}) {
     const auto weight = file.read(name);
     const auto blocks = (weight.numel() + 63) / 64;
@@ -81,11 +91,10 @@ TEST(Quantize, HasTheBitsOfBitsandbytes) {
 }
 
 TEST(AdamW8bit, HasTheBitsOfBitsandbytes) {
-  const Folder folder;
-  const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_QUANTIZE_SCRIPT, folder / "file.safetensors"});
-  if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package bitsandbytes";
-  ASSERT_EQ(written.status, 0) << written.output;
-  const SafetensorsFile file(folder / "file.safetensors");
+  const auto& made = of_bitsandbytes();
+  if (made.status == kNoPackage) GTEST_SKIP() << "build/python has no package bitsandbytes";
+  ASSERT_EQ(made.status, 0) << made.output;
+  const SafetensorsFile file(made / "file.safetensors");
   for (const int ranks : {1, 2, 4}) {
     with_ranks(ranks, [&](const Communicator& world) {
       torch::nn::Linear layer(101, 50);
@@ -262,6 +271,67 @@ TEST(Quantize, GoesThroughCheckpointsAndFilesOnAnyNumberOfRanks) {
       EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(other, folder / "run"); }), HasSubstr("int8"));
     });
   }
+}
+
+TEST(Quantize, HasTheValuesOfOneLayerAtATime) {
+  static constexpr int64_t kWidth = 256, kLayers = 6, kBytes = kWidth * kWidth * sizeof(float);
+  for (const int ranks : {1, 2}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      auto net = drawn(3, [] {
+        torch::nn::Sequential layers;
+        for (int64_t i = 0; i < kLayers; i++) layers->push_back(torch::nn::Linear(kWidth, kWidth));
+        return layers;
+      });
+      nn::quantize(net);
+      drawn(5, [&] { lora::apply(net, {.r = 2}); });
+      fully_shard(net, {.mesh = world}, wrap_classes({"Linear"}));
+      const auto x = at::ones({1, kWidth});
+      const Allocations allocated;
+      for (int step = 0; step < 2; step++) net->forward(x).sum().backward();
+      EXPECT_GT(allocated.bytes(), 3 * kLayers * kBytes);  // computed in forward and in backward
+      EXPECT_LT(allocated.peak(), 2 * kBytes);
+    });
+  }
+}
+
+/// A form of a user: the upper halves of floats.
+HeldForm upper_halves(const at::Tensor& weight) {
+  return {.name = "upper halves",
+          .sizes = weight.sizes().vec(),
+          .dtype = weight.scalar_type(),
+          .encode = [](const at::Tensor& values) { return values.to(at::kBFloat16).view({-1}); },
+          .decode = [sizes = weight.sizes().vec()](const at::Tensor& held, at::ScalarType dtype) { return held.to(dtype).view(sizes); },
+          .instead = {}};
+}
+
+TEST(HeldForm, MayBeOfAUser) {
+  const Folder folder;
+  auto expected = seeded();
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto* const block : {expected->first.get(), expected->second.get()}) block->up->weight.copy_(block->up->weight.to(at::kBFloat16));
+  }
+  const auto held_net = [&](const Communicator& world) {
+    auto net = seeded();
+    for (auto* const block : {net->first.get(), net->second.get()}) hold_in_form(*net, block->up->weight, upper_halves(block->up->weight));
+    fully_shard(net, {.mesh = world}, wrap_classes({"Block"}));
+    return net;
+  };
+  with_ranks(2, [&](const Communicator& world) {
+    auto net = held_net(world);
+    EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-6, 1e-6));
+    EXPECT_EQ(net->named_parameters()["first.up.weight"].scalar_type(), at::kBFloat16);
+    checkpoint::save(folder / "run", {.model = net.get()}, world);
+  });
+  with_ranks(3, [&](const Communicator& world) {
+    auto net = held_net(world);
+    checkpoint::load_weights(net, folder / "run");
+    EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-6, 1e-6));
+    auto other = seeded();
+    nn::quantize(other);
+    fully_shard(other, {.mesh = world});
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(other, folder / "run"); }), HasSubstr("BFloat16 of [960] there"));
+  });
 }
 
 TEST(Quantize, IsComputedWhereAModelHasNoValuesYet) {

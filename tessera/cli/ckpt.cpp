@@ -41,7 +41,7 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
 }
 
 int verify(const std::string& given, bool cheap) {
-  const auto place = resolve_checkpoint(given);
+  const auto place = resolve_tensors(given);
   const auto found = checkpoint::verify(place, {.cheap = cheap});
   for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", printable(fault));
   if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {}", place.string(), counted(std::ssize(found.faults), "place")));
@@ -59,7 +59,7 @@ int verify(const std::string& given, bool cheap) {
 }
 
 int inspect(const std::string& given, bool as_json) {
-  const auto found = checkpoint::inspect(resolve_checkpoint(given));
+  const auto found = checkpoint::inspect(resolve_tensors(given));
   std::cout << (as_json ? found + "\n" : checkpoint::to_table(found));
   return 0;
 }

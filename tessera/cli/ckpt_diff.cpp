@@ -22,7 +22,7 @@ struct DiffCommand {
 
   int run() const try {
     checkpoint::DiffOptions options{.memory = memory, .progress = megabyte_bar("comparing")};
-    const auto found = checkpoint::diff(resolve_checkpoint(one), resolve_checkpoint(other), options);
+    const auto found = checkpoint::diff(resolve_tensors(one), resolve_tensors(other), options);
     options.progress = {};
     std::cout << (as_json ? checkpoint::to_json(found) + "\n" : checkpoint::to_table(found));
     return found.is_none() ? 0 : kDiffers;

@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/train/progress.h"
@@ -52,6 +53,12 @@ std::string without_slashes(std::string path) {
 fs::path resolve_checkpoint(const std::string& given) {
   const auto path = without_slashes(given);
   return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
+}
+
+fs::path resolve_tensors(const std::string& given) {
+  const auto path = resolve_checkpoint(given);
+  const bool is_adapter = is_there(path / checkpoint::kAdapterConfig) && !checkpoint::is_hub_folder(path);
+  return is_adapter ? path / checkpoint::kAdapterWeights : path;
 }
 
 void expect_apart(const std::string& in, const std::string& out) {

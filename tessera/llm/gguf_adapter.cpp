@@ -14,6 +14,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/peft.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/gguf_parts.h"
@@ -30,7 +31,8 @@ using checkpoint::PlainAdapter;
 using lora::Weights;
 using models::LlamaConfig;
 
-constexpr auto kPeftConfig = "adapter_config.json", kEmbedding = "model.embed_tokens", kHead = "lm_head";
+constexpr auto kEmbedding = "model.embed_tokens", kHead = "lm_head";
+constexpr auto kTask = "CAUSAL_LM";  // what every model of llama.cpp is for
 constexpr auto kType = "adapter.type", kLora = "lora", kAlpha = "adapter.lora.alpha", kTokens = "adapter.alora.invocation_tokens";
 constexpr auto kHeads = ".attention.head_count", kSharedHeads = ".attention.head_count_kv";
 constexpr std::string_view kWeight = ".weight", kA = ".lora_a", kB = ".lora_b", kBaseLayer = ".base_layer.weight";
@@ -69,8 +71,7 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
       "merge it into the model (tessera ckpt merge-adapter MODEL ADAPTER OUT), and write that (tessera ckpt convert OUT FILE --to gguf)";
   const bool is_dora = std::ranges::any_of(adapter.layers, [](const auto& layer) { return layer.second.magnitude.defined(); });
   if (is_dora || adapter.options.use_dora) refuse("DoRA (use_dora) has no place there", kMerge);
-  if (adapter.options.init_lora_weights == lora::Init::Pissa)
-    refuse("it began as a part of the base (PiSSA), which lacks it since", "load the model with it, and merge there, by lora::merge");
+  checkpoint::expect_on_whole_base(adapter, folder);
   for (const auto& name : adapter.others) {
     // peft writes frozen weights of embeddings, too.
     if (!name.ends_with(kBaseLayer)) refuse(fmt::format("'{}' has no place there, because it is no narrow matrix", name), kMerge);
@@ -169,7 +170,7 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
 
 bool is_adapter(const fs::path& path) {
   if (!is_there(path)) return false;
-  if (is_folder(path)) return is_there(path / kPeftConfig) && !is_there(path / models::kConfigFile);
+  if (is_folder(path)) return is_there(path / checkpoint::kAdapterConfig) && !is_there(path / models::kConfigFile);
   return checkpoint::is_gguf_file(path) && GgufFile(path).is_adapter();
 }
 
@@ -211,6 +212,8 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
 
 void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::path& base) {
   checkpoint::expect_outside(folder, file);
+  checkpoint::expect_no_adapter(folder);
+  checkpoint::expect_no_model(folder);
   const GgufFile stored(file);
   if (!stored.is_adapter()) throw ConfigError(fmt::format("{} is no adapter, of which general.type is 'adapter'", file.string()));
   if (const auto type = stored.text(kType).value_or(""); type != kLora)
@@ -230,7 +233,7 @@ void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::
   PlainAdapter adapter{.layers = layers_of(stored, heads)};
   if (config) expect_fit(adapter, *config, file, base);
   adapter.options = options_of(adapter.layers, as_meant(stored.number(kAlpha).value_or(0)));
-  checkpoint::write_adapter(folder, adapter, base.string());
+  checkpoint::write_adapter(folder, adapter, {.base = base.string(), .task_type = kTask});
 }
 
 }  // namespace tessera::llm

@@ -25,12 +25,6 @@ using ::testing::HasSubstr;
 
 constexpr int kNoPackage = 3;  // exit status of the script
 
-Ended run_script(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return run_program(command);
-}
-
 /// An adapter with drawn values.
 void write_adapter(const std::filesystem::path& folder, const models::LlamaConfig& config, const lora::Options& options) {
   torch::manual_seed(3);
@@ -102,7 +96,7 @@ TEST(GgufAdapter, GoesThereAndBack) {
 
 TEST(GgufAdapter, AddsToWeightsInLlamaCppWhatMergingAddsHere) {
   const Folder folder;
-  std::vector<std::string> command = {"adapted"};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "adapted"};
   for (const auto& each : cases()) {
     const auto here = folder / each.name;
     write_model(here / "base", small_config(each.type));
@@ -114,7 +108,7 @@ TEST(GgufAdapter, AddsToWeightsInLlamaCppWhatMergingAddsHere) {
     llm::write_gguf(here / "merged", here / "merged.gguf", {.code = "F32"});
     command.push_back(here);
   }
-  const auto added = run_script(command);
+  const auto added = run_program(command);
   if (added.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
   ASSERT_EQ(added.status, 0) << added.output;
   for (const auto& each : cases()) {
@@ -135,7 +129,7 @@ TEST(GgufAdapter, IsReadAsLlamaCppConvertsIt) {
   const auto config = small_config("llama");
   config.write(folder / "base");
   write_adapter(folder / "adapter", config, {.r = 4, .lora_alpha = 2.1});
-  const auto converted = run_script({"adapter", folder / "adapter", "4", "2"});
+  const auto converted = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "adapter", folder / "adapter", "4", "2"});
   if (converted.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
   ASSERT_EQ(converted.status, 0) << converted.output;
   EXPECT_THAT(message_of<ConfigError>([&] { llm::write_peft_adapter(folder / "adapter.gguf", folder / "back"); }),

@@ -29,15 +29,9 @@ using ::testing::HasSubstr;
 
 constexpr int kNoPackage = 3;  // exit status of the script
 
-Ended run_script(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  return run_program(command);
-}
-
 TEST(Gguf, HasTheValuesOfPythonsGguf) {
   const Folder folder;
-  const auto written = run_script({"write", folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "write", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf and transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "codes.safetensors");
@@ -120,12 +114,12 @@ TEST(Gguf, IsReadByPythonsGguf) {
   const Folder folder;
   write_model(folder / "hub", small_config("llama"));
   write_file(folder / "hub/chat_template.jinja", "{{ messages }}");
-  std::vector<std::string> command = {"read"};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "read"};
   for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
     command.push_back(folder / code);
     llm::write_gguf(folder / "hub", command.back(), {.code = code, .name = "a model"});
   }
-  const auto read = run_script(command);
+  const auto read = run_program(command);
   if (read.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
   ASSERT_EQ(read.status, 0) << read.output;
   for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {

@@ -331,6 +331,8 @@ std::string description(ConstModuleRef model) {
     if (options.use_rslora) text += ", rsLoRA";
     if (options.use_dora) text += ", DoRA";
     if (options.init_lora_weights == Init::Pissa) text += ", PiSSA";
+    if (!options.layers.target_modules.empty()) text += fmt::format(", for {}", fmt::join(options.layers.target_modules, ", "));
+    if (!options.layers.target_pattern.empty()) text += fmt::format(", for {}", options.layers.target_pattern);
     all.push_back(text + ")");
   }
   return fmt::format("{}", fmt::join(all, ", "));

@@ -77,6 +77,12 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   for (const auto& group : groups) expect_rate(group.lr.value_or(0));
   expect_option("weight_decay", settings.weight_decay);
   for (const auto& group : groups) expect_option("weight_decay", group.weight_decay.value_or(0));
+  for (const auto* kinds : {&state_kinds_, &in_blocks_}) {
+    for (const auto& kind : *kinds) {
+      if (kind.name.ends_with("_scales") != (kind.block > 1))
+        throw UsageError(fmt::format("state '{}': names of what has one value for each block end in _scales, and no others do", kind.name));
+    }
+  }
   std::set<c10::TensorImpl*> seen;
   for (const auto& group : groups) parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
   for (const auto& parameter : parameters_) expect_leaf(parameter);
@@ -425,11 +431,12 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
       throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
     }
     const auto kinds = kinds_of(*section);
+    const auto* const hint = in_blocks_.empty() ? "was it saved with other options?"
+                                                : "was it saved with other options, or with a layout (tessera_layout) that cuts blocks otherwise?";
     for (const auto& kind : kinds) {
       const auto tensor = saved.find(kind.name);
       if (tensor == saved.end()) {
-        throw UsageError(
-            fmt::format("the state of '{}' has no '{}', which this optimizer needs; was it saved with other options?", name, kind.name));
+        throw UsageError(fmt::format("the state of '{}' has no '{}', which this optimizer needs; {}", name, kind.name, hint));
       }
       const auto expected = (known->second.numel() + kind.block - 1) / kind.block;
       if (tensor->second.numel() != expected || (kind.block == 1 && tensor->second.sizes() != known->second.sizes())) {
@@ -442,8 +449,7 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError(fmt::format("'{}' of '{}' is no number", kSteps, name));
     for (const auto& [key, tensor] : saved) {
       if (key == kSteps || std::ranges::any_of(kinds, [&](const StateKind& kind) { return kind.name == key; })) continue;
-      throw UsageError(
-          fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?", name, key));
+      throw UsageError(fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; {}", name, key, hint));
     }
   }
 }

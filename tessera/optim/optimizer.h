@@ -100,7 +100,7 @@ class Optimizer {
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
-  /// value for each `block` values of the parameter.
+  /// value for each `block` values of the parameter; then, and only then, its name ends in _scales, by which files tell it.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};

@@ -1,7 +1,5 @@
 #include "tessera/train/adapter_settings.h"
 
-#include <fmt/format.h>
-
 #include "tessera/nn/lora.h"
 #include "tessera/nn/quantize.h"
 #include "tessera/train/sharding_settings.h"
@@ -11,10 +9,10 @@ namespace tessera::train {
 void adapt(const config::Settings& settings, ModuleRef model) {
   const auto& quantisation = settings.text("tessera_quantisation");
   const auto rank = settings.integer("tessera_lora_r");
-  if (rank == 0) {
-    const auto without_effect = given_of(settings, std::span(kKeysOfAdapters).subspan(2));
-    if (!without_effect.empty()) throw ConfigError(fmt::format("{}there are no adapters; give tessera_lora_r", without_effect));
-  }
+  if (!settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
+    throw ConfigError("there are no adapters; give tessera_lora_r");
+  if (rank > 0 && !lora::adapters(model).empty())
+    throw ConfigError("the program has given the model adapters itself; leave tessera_lora_r out, or set it to 0");
   if (quantisation != "no") nn::quantize(model, {.quantization = nn::quantization_named(quantisation)});
   if (rank == 0) return;
   lora::apply(model, {.r = rank,

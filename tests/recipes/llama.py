@@ -185,9 +185,16 @@ class Adapters(Runs):
         self.assertIn("again/model.safetensors", said)
         self.assertEqual((self.folder / "again/model.safetensors").read_bytes(), (self.folder / "out-lora/model.safetensors").read_bytes())
         refused = self.train("--model", "base", "--method", "qlora", "--quantisation", "int8", "--rank", 4, "--alpha", 8, "--num-epochs", 3, "--ckpt-prefix", "run-qlora", "--resume", status=1)
-        self.assertIn("has other values", refused)
+        self.assertIn("with weights held as nf4, but here they are held as int8", refused)
+        refused = self.train("--model", "base", "--num-epochs", 3, "--ckpt-prefix", "run-dora", "--resume", status=1)
+        self.assertIn("these adapters: default (rank 4, alpha 8, DoRA); and the model here: none", refused)
         self.assertIn("no layer is named 'query'", self.train("--model", "base", "--method", "lora", "--target-modules", "query", status=1))
-        for arguments, why in ((("--model", "base", "--adapter", "x"), "nothing makes adapters"), (("--config", "model", "--method", "lora"), "give --model PATH")):
+        for arguments, why in (
+            (("--model", "base", "--adapter", "x"), "nothing makes adapters"),
+            (("--config", "model", "--method", "lora"), "give --model PATH"),
+            (("--model", "base", "--method", "lora", "--adapter", "out-lora"), "out-lora has a model"),
+            (("--model", "base", "--method", "lora", "--adapter", "x", "--output", "ad-lora"), "ad-lora has an adapter"),
+        ):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", *arguments, status=1))
         wrong = self.run_program(TESSERA, "ckpt", "merge-adapter", "model", "ad-lora", "wrong", status=1)
         self.assertFalse((self.folder / "wrong").exists(), wrong)
@@ -197,6 +204,12 @@ class Adapters(Runs):
         (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false") + "tessera_config: {quantisation: nf4, lora_r: 4, lora_alpha: 8}\n")
         self.train(*few, "by-config")
         self.assertEqual(*((self.folder / name / "adapter_model.safetensors").read_bytes() for name in ("by-flags", "by-config")))
+        # Flags win over it.
+        self.train(*few, "others", "--method", "lora", "--rank", 2, "--target-modules", "q_proj, v_proj")
+        config = json.loads((self.folder / "others/adapter_config.json").read_text())
+        self.assertEqual((config["r"], config["lora_alpha"], config["target_modules"], config["task_type"]), (2, 16, ["q_proj", "v_proj"], "CAUSAL_LM"))
+        self.train("--model", "base", "--method", "full", "--max-steps", 2, "--output", "whole")
+        self.assertNotEqual(*((self.folder / name / "model.safetensors").read_bytes() for name in ("base", "whole")))
 
 
 class Devices(Runs):

@@ -8,6 +8,7 @@ TESSERA_TEST_WRITE_PAGES is in the environment; otherwise nothing that was found
 """
 import argparse
 import copy
+import faulthandler
 import multiprocessing
 import os
 import pathlib
@@ -294,6 +295,7 @@ def operators():
 
 def work(bridge, names, whole, connection):
     """In a process of its own: says which operator comes, and what was found of it."""
+    faulthandler.enable()  # a crash says where it was
     all_operators = operators()
     device = Device(bridge)
     warnings.simplefilter("ignore")

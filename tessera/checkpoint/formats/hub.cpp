@@ -60,6 +60,12 @@ bool is_hub_folder(const fs::path& folder) {
   return is_hub_folder(folder, kHubSafetensors) || is_hub_folder(folder, kHubTorch);
 }
 
+void expect_no_adapter(const fs::path& folder) {
+  if (!is_there(folder / kAdapterConfig)) return;
+  throw UsageError(fmt::format("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder",
+                               folder.string(), kAdapterConfig));
+}
+
 bool is_hub_file(const std::string& name) {
   return is_of(kHubSafetensors, name) || is_of(kHubTorch, name);
 }

@@ -161,11 +161,11 @@ std::map<std::string, std::string> origin_here(std::string layout, std::string m
 }
 
 nlohmann::json to_json(const BaseRecord& base) {
-  return {{"name", base.name}, {"checksum", base.checksum}, {"parameters", base.parameters}};
+  return {{"name", base.name}, {"checksum", base.checksum}, {"forms", base.forms}, {"parameters", base.parameters}};
 }
 
 BaseRecord base_from_json(const nlohmann::json& json) {
-  return {.name = json.at("name"), .checksum = json.at("checksum"), .parameters = json.at("parameters")};
+  return {.name = json.at("name"), .checksum = json.at("checksum"), .forms = json.at("forms"), .parameters = json.at("parameters")};
 }
 
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {

@@ -38,7 +38,7 @@ struct PartRecord {
 
 /// What is left out of a checkpoint, because the model has it from elsewhere.
 struct BaseRecord {
-  std::string name = {}, checksum = {};  // those of a Base; empty if nothing is left out
+  std::string name = {}, checksum = {}, forms = {};  // those of a Base; empty if nothing is left out
   std::set<std::string> parameters = {};
 };
 nlohmann::json to_json(const BaseRecord& base);
