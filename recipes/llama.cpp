@@ -83,10 +83,10 @@ void expect_use(const Flags& flags, const models::LlamaConfig& config, const Mod
   if (flags.adapter.empty()) throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
   for (const auto& layer : lora::layers_of(model)) {
     if (config.tie_word_embeddings && layer.name.ends_with("embed_tokens"))
-      throw ConfigError(
-          fmt::format("--output: '{}' is the output layer, too, where its adapter does nothing, so it can't become a part of the weight; leave "
-                      "--output out, and use the adapter beside the model",
-                      layer.name));
+      throw ConfigError(fmt::format(
+          "--output: '{}' is the output layer, too, where its adapter does nothing, so it can't become a part of the weight; leave "
+          "--output out, and use the adapter beside the model",
+          layer.name));
   }
 }
 

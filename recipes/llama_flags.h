@@ -84,7 +84,8 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(CLI::IsMember({"nf4", "nf4_single", "int8", "fp8"}));
   app.add_option("--adapter", flags.adapter, "Where to write the adapters after each epoch, as peft reads them")->type_name("FOLDER");
-  app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")->type_name("FOLDER");
+  app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")
+      ->type_name("FOLDER");
   app.add_option("--gguf", flags.gguf, "Where to write it as a GGUF file, too")->type_name("FILE")->needs("--output");
   app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
       ->capture_default_str()

@@ -56,7 +56,8 @@ struct Saved {
         const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
       : manifest(read_run(folder, known_names(model, contents, options))),
         stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(), names_in_base(folder, contents, options)) {
+        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(),
+             names_in_base(folder, contents, options)) {
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -82,7 +83,8 @@ struct Saved {
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
     if (contents.base->forms != base.forms) {
       const auto held = [](const std::string& forms) { return forms.empty() ? "as they are" : "as " + forms; };
-      throw UsageError(fmt::format("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms)));
+      throw UsageError(
+          fmt::format("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms)));
     }
     if (contents.base->checksum != base.checksum) {
       throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,

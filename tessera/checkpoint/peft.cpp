@@ -154,8 +154,8 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
 
 void expect_no_model(const fs::path& folder) {
   if (!is_hub_folder(folder) && !is_there(folder / "config.json")) return;
-  throw UsageError(fmt::format("{} has a model, over which programs would put an adapter that is there, too; write to another folder",
-                               folder.string()));
+  throw UsageError(
+      fmt::format("{} has a model, over which programs would put an adapter that is there, too; write to another folder", folder.string()));
 }
 
 lora::Options read_adapter_config(const fs::path& folder) {
@@ -289,8 +289,8 @@ PlainAdapter read_adapter(const fs::path& folder) {
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
     as_stored.rank_pattern.clear();
     if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
-      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", file.path().string(), layer, as_stored.r,
-                                kAdapterConfig));
+      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", file.path().string(), layer,
+                                as_stored.r, kAdapterConfig));
     }
   }
   return adapter;
@@ -298,10 +298,10 @@ PlainAdapter read_adapter(const fs::path& folder) {
 
 void expect_on_whole_base(const PlainAdapter& adapter, const fs::path& folder) {
   if (adapter.options.init_lora_weights != lora::Init::Pissa) return;
-  throw UsageError(
-      fmt::format("the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and merge there, by "
-                  "lora::merge",
-                  folder.string()));
+  throw UsageError(fmt::format(
+      "the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and merge there, by "
+      "lora::merge",
+      folder.string()));
 }
 
 void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const AdapterFile& about) {

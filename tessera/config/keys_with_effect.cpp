@@ -132,7 +132,8 @@ std::vector<Key> keys_with_effect() {
        .most = 1},
       {"tessera_lora_dora", "false", "whether adapters are DoRA: the size of each row of a weight trains apart from its direction"},
       {"tessera_lora_target_modules", "",
-       "the layers that get adapters, by the ends of their names, with commas between them: q_proj,v_proj; all linear layers but the output "
+       "the layers that get adapters, by the ends of their names, with commas between them: q_proj,v_proj; all linear layers but the "
+       "output "
        "layer unless given"},
       {"tessera_offload",
        "none",

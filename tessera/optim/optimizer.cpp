@@ -431,8 +431,9 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
       throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
     }
     const auto kinds = kinds_of(*section);
-    const auto* const hint = in_blocks_.empty() ? "was it saved with other options?"
-                                                : "was it saved with other options, or with a layout (tessera_layout) that cuts blocks otherwise?";
+    const auto* const hint = in_blocks_.empty()
+                                 ? "was it saved with other options?"
+                                 : "was it saved with other options, or with a layout (tessera_layout) that cuts blocks otherwise?";
     for (const auto& kind : kinds) {
       const auto tensor = saved.find(kind.name);
       if (tensor == saved.end()) {
