@@ -130,6 +130,7 @@ void expect_places(const Flags& flags) {
   if (!flags.adapter.empty()) {
     expect_other("--adapter", flags.adapter, flags.model, "the model that is trained on");
     expect_other("--adapter", flags.adapter, flags.output, "where the merged model goes");
+    expect_other("--adapter", flags.adapter, flags.run.prefix, "the prefix of the checkpoints");
     checkpoint::expect_no_model(flags.adapter);
     make_folder(flags.adapter);
     const NewFile trial(flags.adapter / checkpoint::kAdapterConfig);
@@ -174,11 +175,7 @@ void save_adapter(const Model& model, const Flags& flags, const Trainer& trainer
 }
 
 void write(Model& model, const Flags& flags, const Source& source, Trainer& trainer, train::Run& run) {
-  if (!has_adapters(model)) {
-    trainer.save_model(model, flags.output);
-  } else {
-    save_adapter(model, flags, trainer);  // the run may have been resumed at its end
-  }
+  if (!has_adapters(model)) trainer.save_model(model, flags.output);
   if (trainer.is_main_process()) {
     if (has_adapters(model)) checkpoint::merge_adapter(flags.model, flags.adapter, flags.output);
     source.config.write(flags.output);
@@ -257,6 +254,10 @@ int train_model(const Flags& flags) {
     run.say(fmt::format("epoch {}: loss {:.4f}, perplexity {:.2f}", run.epoch(), loss, std::exp(loss)));
   }
   if (run.stopped()) return 0;
+  if (!flags.adapter.empty()) {
+    save_adapter(model, flags, trainer);  // again, because the run may have been resumed at its end
+    run.say(fmt::format("wrote the adapters to {}", flags.adapter.string()));
+  }
   if (!flags.output.empty()) write(model, flags, source, trainer, run);
   if (!flags.prompt.empty()) show_text(model, flags, source, prompt, trainer, run);
   return 0;

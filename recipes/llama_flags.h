@@ -102,9 +102,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
     for (const auto* name : {"--rank", "--alpha", "--dropout", "--target-modules"}) {
       if ((flags.method.empty() || flags.method == "full") && app.count(name) > 0)
-        throw tessera::ConfigError(std::string(name) + " is of adapters; give --method lora, dora or qlora, too");
+        throw tessera::ConfigError(std::string(name) + " goes with --method lora, dora or qlora, in place of keys of the configuration");
     }
     if (flags.method != "qlora" && app.count("--quantisation") > 0)
-      throw tessera::ConfigError("--quantisation is of --method qlora; give that");
+      throw tessera::ConfigError("--quantisation goes with --method qlora, in place of keys of the configuration");
   });
 }

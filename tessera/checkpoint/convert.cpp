@@ -14,6 +14,7 @@
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/save_torch_xla.h"
@@ -161,6 +162,9 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   if (options.from && *options.from != result.from) {
     throw UsageError(fmt::format("{} is {}, not {}", checkpoint.string(), name_of(result.from), name_of(*options.from)));
   }
+  if (result.from == Format::Gguf && GgufFile(checkpoint).is_adapter())
+    throw UsageError(fmt::format("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` makes a folder of peft of it",
+                                 checkpoint.string(), checkpoint.string()));
   const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
   if (options.to != Format::Tessera) {

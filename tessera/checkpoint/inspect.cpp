@@ -81,8 +81,9 @@ std::string to_table(const std::string& inspected) {
   }
   if (found.contains("base")) {
     const auto base = base_from_json(found["base"]);
-    text += printable(fmt::format("base: {} (checksum {}), which has {} that are not here", base.name, base.checksum,
-                                  counted(base.parameters.size(), "parameter"))) + '\n';
+    text += printable(fmt::format("base: {} (checksum {}{}), which has {} that are not here", base.name, base.checksum,
+                                  base.forms.empty() ? "" : ", held as " + base.forms, counted(base.parameters.size(), "parameter"))) +
+            '\n';
   }
   if (found.contains("adapters")) text += printable("adapters: " + found["adapters"].get<std::string>()) + '\n';
   for (const auto* key : {"notes", "values"}) {

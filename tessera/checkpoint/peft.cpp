@@ -153,6 +153,9 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
 }
 
 void expect_no_model(const fs::path& folder) {
+  if (is_complete(folder))
+    throw UsageError(
+        fmt::format("{} is a checkpoint, and an adapter there would stand before it; write to another folder", folder.string()));
   if (!is_hub_folder(folder) && !is_there(folder / "config.json")) return;
   throw UsageError(
       fmt::format("{} has a model, over which programs would put an adapter that is there, too; write to another folder", folder.string()));
@@ -161,7 +164,7 @@ void expect_no_model(const fs::path& folder) {
 lora::Options read_adapter_config(const fs::path& folder) {
   const auto path = folder / kAdapterConfig;
   if (!is_there(path)) {
-    const bool is_gguf = is_there(folder) && is_gguf_file(folder);
+    const bool is_gguf = is_there(folder) && !is_folder(folder) && is_gguf_file(folder);
     throw UsageError(fmt::format("{} is no folder of peft, which has {}{}", folder.string(), kAdapterConfig,
                                  is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` makes one of a GGUF file" : ""));
   }
@@ -264,6 +267,11 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
 
 PlainAdapter read_adapter(const fs::path& folder) {
   PlainAdapter adapter{.options = read_adapter_config(folder)};
+  if (!is_there(folder / kAdapterWeights))
+    throw UsageError(
+        fmt::format("{} has no {}; adapters in other files, such as adapter_model.bin, are not read: peft writes this one with "
+                    "safe_serialization=True",
+                    folder.string(), kAdapterWeights));
   const SafetensorsFile file(folder / kAdapterWeights);
   constexpr std::string_view kBefore = kPrefix;
   for (const auto& name : file.names()) {

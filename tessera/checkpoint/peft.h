@@ -40,7 +40,7 @@ PlainAdapter read_adapter(const std::filesystem::path& folder);
 void expect_on_whole_base(const PlainAdapter& adapter, const std::filesystem::path& folder);
 /// Writes its options and layers under the name "default". Throws UsageError for a folder with a model.
 void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const AdapterFile& about = {});
-/// Throws UsageError for a folder with a model, over which programs would put an adapter that is there, too.
+/// Throws UsageError for a folder with a model or a checkpoint, for which programs would take an adapter that is there, too.
 void expect_no_model(const std::filesystem::path& folder);
 
 /// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,

@@ -11,6 +11,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
@@ -138,8 +139,10 @@ struct ConvertCommand {
       return 0;
     }
     // What a folder has besides the weights, if there is something of it.
-    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json")))
+    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json"))) {
+      checkpoint::expect_no_adapter(target);
       llm::write_description(place, target, options.dtype);
+    }
     options.progress = megabyte_bar("converting");
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};

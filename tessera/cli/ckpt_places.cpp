@@ -57,7 +57,7 @@ fs::path resolve_checkpoint(const std::string& given) {
 
 fs::path resolve_tensors(const std::string& given) {
   const auto path = resolve_checkpoint(given);
-  const bool is_adapter = is_there(path / checkpoint::kAdapterConfig) && !checkpoint::is_hub_folder(path);
+  const bool is_adapter = is_there(path / checkpoint::kAdapterConfig) && !checkpoint::is_hub_folder(path) && !checkpoint::is_complete(path);
   return is_adapter ? path / checkpoint::kAdapterWeights : path;
 }
 

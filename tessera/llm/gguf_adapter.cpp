@@ -176,6 +176,8 @@ bool is_adapter(const fs::path& path) {
 
 void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::path& base) {
   for (const auto& in : {folder, base}) checkpoint::expect_outside(file, in);
+  if (is_there(file) && !is_adapter(file))
+    throw UsageError(fmt::format("{} is there already, and is no adapter; write to another file", file.string()));
   const auto config = read_config(base);
   const auto adapter = checkpoint::read_adapter(folder);
   expect_gguf_place(adapter, config, folder);
@@ -212,7 +214,9 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
 
 void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::path& base) {
   checkpoint::expect_outside(folder, file);
-  checkpoint::expect_no_adapter(folder);
+  if (is_adapter(folder))
+    throw UsageError(
+        fmt::format("{} has an adapter already, which may be the one that was trained; write to another folder", folder.string()));
   checkpoint::expect_no_model(folder);
   const GgufFile stored(file);
   if (!stored.is_adapter()) throw ConfigError(fmt::format("{} is no adapter, of which general.type is 'adapter'", file.string()));

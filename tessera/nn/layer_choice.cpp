@@ -13,6 +13,7 @@ namespace tessera::nn {
 namespace {
 
 constexpr std::string_view kOutputLayers[] = {"lm_head", "head"};
+const std::vector<std::string> kAllLinear = {"all-linear"};
 
 }  // namespace
 
@@ -45,12 +46,13 @@ std::string last_parts(const std::vector<std::string>& names) {
 bool LayerChoice::contains(const std::string& name, bool is_linear) const {
   if (is_in(name, exclude_modules)) return false;
   if (!target_pattern.empty()) return matches(name, target_pattern);
-  if (!target_modules.empty()) return is_in(name, target_modules);
+  if (!target_modules.empty() && target_modules != kAllLinear) return is_in(name, target_modules);
   return is_linear && std::ranges::none_of(kOutputLayers, [&](std::string_view output) { return is_named(name, output); });
 }
 
 void expect_choice(const LayerChoice& choice, const std::vector<std::string>& names, size_t chosen, std::string_view what) {
   for (const auto& wanted : choice.target_modules) {
+    if (choice.target_modules == kAllLinear) break;
     if (std::ranges::any_of(names, [&](const std::string& name) { return is_named(name, wanted); })) continue;
     throw UsageError(fmt::format("{}: no layer is named '{}'; layers for which it can be are named: {}", what, wanted, last_parts(names)));
   }

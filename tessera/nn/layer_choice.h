@@ -8,7 +8,7 @@
 namespace tessera::nn {
 
 struct LayerChoice {
-  /// Whole names, or their ends behind a point, such as "q_proj". Empty: all linear layers but the output layer.
+  /// Whole names, or their ends behind a point, such as "q_proj". Empty, or "all-linear": all linear layers but the output layer.
   std::vector<std::string> target_modules = {};
   std::string target_pattern = {};  // in place of that, an expression that whole names match
   std::vector<std::string> exclude_modules = {};

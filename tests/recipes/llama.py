@@ -198,6 +198,10 @@ class Adapters(Runs):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", *arguments, status=1))
         wrong = self.run_program(TESSERA, "ckpt", "merge-adapter", "model", "ad-lora", "wrong", status=1)
         self.assertFalse((self.folder / "wrong").exists(), wrong)
+        # A run that has ended writes its adapters again.
+        common[-1] = "ad-again"
+        self.assertIn("wrote the adapters to ad-again", self.train(*common, "--num-epochs", 2, "--resume"))
+        self.assertEqual(*((self.folder / name / "adapter_model.safetensors").read_bytes() for name in ("ad-qlora", "ad-again")))
         # By flags, or by the configuration alone.
         few = ["--model", "base", "--num-epochs", 1, "--max-steps", 2, "--optimizer", "adamw8bit", "--adapter"]
         self.train(*few, "by-flags", "--method", "qlora", "--rank", 4, "--alpha", 8)

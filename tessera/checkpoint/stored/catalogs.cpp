@@ -89,6 +89,9 @@ Format format_of(const fs::path& path) {
   if (in_folder || !is_there(path)) {
     if (!torch_xla_files(path).empty()) return Format::TorchXla;
     if (!in_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
+    if (is_there(path / kAdapterConfig))
+      throw UsageError(
+          fmt::format("{} is an adapter; `tessera ckpt merge-adapter MODEL {} OUT` makes a model with it", path.string(), path.string()));
     throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
                               what_is_in(path)));
   }
