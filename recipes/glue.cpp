@@ -135,8 +135,9 @@ int train_and_test(const Flags& flags) {
   if (!flags.output.empty()) {
     trainer.save_model(model, flags.output);
     if (trainer.is_main_process()) tokenizer.write(flags.output);
-    if (trainer.is_main_process()) config.write(flags.output);
-    run.say(fmt::format("wrote the model to {}", flags.output.string()));
+    const bool is_whole = lora::adapters(model).empty();
+    if (trainer.is_main_process() && is_whole) config.write(flags.output);
+    run.say(fmt::format("wrote the {} to {}", is_whole ? "model" : "adapters", flags.output.string()));
   }
   if (scores.accuracy < flags.target) run.say(fmt::format("that is below the target of {} %", flags.target));
   return scores.accuracy < flags.target ? kBelowTarget : 0;

@@ -49,16 +49,30 @@ llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, c
   return {std::move(tokens), source.length, flags.packing};
 }
 
-/// What a flag says as a key of the configuration, over which it wins.
-std::map<std::string, std::string> settings_of(const Flags& flags) {
-  if (flags.method.empty()) return {};
-  if (flags.method == "full") return {{"tessera_quantisation", "no"}, {"tessera_lora_r", "0"}};
-  return {{"tessera_quantisation", flags.method == "qlora" ? flags.quantisation : "no"},
-          {"tessera_lora_r", std::to_string(flags.rank)},
-          {"tessera_lora_alpha", fmt::format("{}", flags.alpha)},
-          {"tessera_lora_dropout", fmt::format("{}", flags.dropout)},
-          {"tessera_lora_dora", flags.method == "dora" ? "true" : "false"},
-          {"tessera_lora_target_modules", flags.target_modules}};
+using Settings = std::map<std::string, std::string>;
+
+/// Keys of the configuration over which flags win.
+Settings settings_of(const Flags& flags) {
+  Settings settings;
+  if (!flags.method.empty()) settings["tessera_lora_dora"] = flags.method == "dora" ? "true" : "false";
+  if (!flags.method.empty() && flags.method != "qlora") settings["tessera_quantisation"] = "no";
+  if (flags.method == "full") settings["tessera_lora_r"] = "0";
+  const auto set = [&](const char* key, const auto& flag) {
+    if (flag) settings[key] = fmt::format("{}", *flag);
+  };
+  set("tessera_quantisation", flags.quantisation);
+  set("tessera_lora_r", flags.rank);
+  set("tessera_lora_alpha", flags.alpha);
+  set("tessera_lora_dropout", flags.dropout);
+  set("tessera_lora_target_modules", flags.target_modules);
+  return settings;
+}
+
+/// Of keys that nobody sets.
+Settings defaults_of(const Flags& flags) {
+  if (flags.method == "qlora") return {{"tessera_quantisation", "nf4"}, {"tessera_lora_r", "8"}};
+  if (flags.method == "lora" || flags.method == "dora") return {{"tessera_lora_r", "8"}};
+  return {};
 }
 
 /// By --method, or by the configuration.
@@ -132,12 +146,16 @@ void expect_places(const Flags& flags) {
     expect_other("--adapter", flags.adapter, flags.output, "where the merged model goes");
     expect_other("--adapter", flags.adapter, flags.run.prefix, "the prefix of the checkpoints");
     checkpoint::expect_no_model(flags.adapter);
+  }
+  if (!flags.output.empty()) {
+    expect_other("--output", flags.output, flags.model, "the model that is trained on");
+    checkpoint::expect_no_adapter(flags.output);
+  }
+  if (!flags.adapter.empty()) {
     make_folder(flags.adapter);
     const NewFile trial(flags.adapter / checkpoint::kAdapterConfig);
   }
   if (flags.output.empty()) return;
-  expect_other("--output", flags.output, flags.model, "the model that is trained on");
-  checkpoint::expect_no_adapter(flags.output);
   make_folder(flags.output);
   const NewFile trial(flags.output / "config.json");
   if (flags.gguf.empty()) return;
@@ -194,6 +212,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Flags& flags, const std::
 int train_model(const Flags& flags) {
   Model model = nullptr;
   Trainer trainer({.settings = settings_of(flags),
+                   .defaults = defaults_of(flags),
                    .adjust_sharding = [&](ShardOptions& options) { prepare_units(flags, trainer, model, options); },
                    .log_with = flags.metrics});
   const Source source(flags);
@@ -225,6 +244,7 @@ int train_model(const Flags& flags) {
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
   auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of the passes of a step, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
+  bool is_kept = false;  // what the adapters are now
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
       const auto accumulation = trainer.accumulate();
@@ -248,6 +268,7 @@ int train_model(const Flags& flags) {
     }
     if (run.stopped()) return 0;
     if (!flags.adapter.empty()) save_adapter(model, flags, trainer);
+    is_kept = true;
     if (!eval_rows) continue;
     const auto loss = loss_over(model, *eval_rows, flags, trainer);
     trainer.log({{"eval_loss", loss}});
@@ -255,7 +276,7 @@ int train_model(const Flags& flags) {
   }
   if (run.stopped()) return 0;
   if (!flags.adapter.empty()) {
-    save_adapter(model, flags, trainer);  // again, because the run may have been resumed at its end
+    if (!is_kept) save_adapter(model, flags, trainer);  // of a run that is resumed at its end
     run.say(fmt::format("wrote the adapters to {}", flags.adapter.string()));
   }
   if (!flags.output.empty()) write(model, flags, source, trainer, run);

@@ -15,9 +15,11 @@
 struct Flags {
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
   std::string optimizer = "adamw";
-  std::string method, quantisation = "nf4", target_modules;  // with the next two: of adapters
-  int64_t rank = 8;
-  double alpha = 16, dropout = 0;
+  // Of adapters: keys of the configuration say what is not given.
+  std::string method;
+  std::optional<std::string> quantisation, target_modules;
+  std::optional<int64_t> rank;
+  std::optional<double> alpha, dropout;
   tessera::train::RunOptions run = {.epochs = 1};
   int64_t batch_size = 4, length = 0, rows_at_once = 0;
   int workers = 1;
@@ -72,16 +74,16 @@ inline void declare(CLI::App& app, Flags& flags) {
                  "What trains: full: all weights; lora, dora: adapters beside frozen weights; qlora: the same, of weights in few bits; "
                  "what the configuration says unless given")
       ->check(CLI::IsMember({"full", "lora", "dora", "qlora"}));
-  app.add_option("--rank", flags.rank, "Of adapters")->capture_default_str()->check(from_to(1, 100'000));
+  app.add_option("--rank", flags.rank, "Of adapters")->default_str("8")->check(from_to(1, 100'000));
   app.add_option("--alpha", flags.alpha, "What adapters add is multiplied by this and divided by the rank")
-      ->capture_default_str()
+      ->default_str("16")
       ->check(from_to(0.0, 1e6));
-  app.add_option("--dropout", flags.dropout, "Of what goes into adapters")->capture_default_str()->check(from_to(0.0, 0.999));
+  app.add_option("--dropout", flags.dropout, "Of what goes into adapters")->default_str("0")->check(from_to(0.0, 0.999));
   app.add_option("--target-modules", flags.target_modules,
                  "The layers that get adapters, by the ends of their names: q_proj,v_proj; all linear layers but the head unless given")
       ->type_name("NAMES");
   app.add_option("--quantisation", flags.quantisation, "In what qlora holds weights")
-      ->capture_default_str()
+      ->default_str("nf4")
       ->check(CLI::IsMember({"nf4", "nf4_single", "int8", "fp8"}));
   app.add_option("--adapter", flags.adapter, "Where to write the adapters after each epoch, as peft reads them")->type_name("FOLDER");
   app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")
@@ -101,10 +103,10 @@ inline void declare(CLI::App& app, Flags& flags) {
     if (flags.model.empty() == flags.config.empty())
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");
     for (const auto* name : {"--rank", "--alpha", "--dropout", "--target-modules"}) {
-      if ((flags.method.empty() || flags.method == "full") && app.count(name) > 0)
-        throw tessera::ConfigError(std::string(name) + " goes with --method lora, dora or qlora, in place of keys of the configuration");
+      if (flags.method == "full" && app.count(name) > 0)
+        throw tessera::ConfigError(std::string(name) + " is of adapters, which --method full does not make; give another method");
     }
-    if (flags.method != "qlora" && app.count("--quantisation") > 0)
-      throw tessera::ConfigError("--quantisation goes with --method qlora, in place of keys of the configuration");
+    if (!flags.method.empty() && flags.method != "qlora" && flags.quantisation)
+      throw tessera::ConfigError("--quantisation is of --method qlora; --method " + flags.method + " leaves weights as they are");
   });
 }

@@ -60,6 +60,7 @@ constexpr std::array kTable = {
     of_key("TESSERA_LORA_DROPOUT"),
     of_key("TESSERA_LORA_DORA"),
     of_key("TESSERA_LORA_TARGET_MODULES"),
+    of_key("TESSERA_LORA_MODULES_TO_SAVE"),
     of_key("TESSERA_OFFLOAD"),
     of_key("TESSERA_ACTIVATION_OFFLOAD"),
     of_key("TESSERA_OFFLOAD_FOLDER"),

@@ -21,6 +21,7 @@
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
+#include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -81,6 +82,12 @@ struct Saved {
     const auto needs =
         fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
+    for (const auto& [name, parameter] : named_parameters(*contents.model)) {
+      const bool trains = parameter.requires_grad();
+      if (trains != base.parameters.contains(name) || (!trains && !contents.base->parameters.contains(name))) continue;
+      throw UsageError(fmt::format("{}, but '{}', which {} in that run, {} here", needs, name, trains ? "is frozen" : "trains",
+                                   trains ? "trains" : "is frozen"));
+    }
     if (contents.base->forms != base.forms) {
       const auto held = [](const std::string& forms) { return forms.empty() ? "as they are" : "as " + forms; };
       throw UsageError(

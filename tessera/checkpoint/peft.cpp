@@ -42,9 +42,20 @@ const std::pair<lora::Bias, const char*> kBiases[] = {
     {lora::Bias::None, "none"}, {lora::Bias::All, "all"}, {lora::Bias::LoraOnly, "lora_only"}};
 
 /// What changes a model and is not there here: a value other than nothing is refused.
-constexpr const char* kUnread[] = {"layers_to_transform",     "layers_pattern",          "lora_bias",
-                                   "fan_in_fan_out",          "layer_replication",       "use_bdlora",
-                                   "alora_invocation_tokens", "trainable_token_indices", "target_parameters"};
+constexpr const char* kUnread[] = {"layers_to_transform",
+                                   "layers_pattern",
+                                   "lora_bias",
+                                   "fan_in_fan_out",
+                                   "layer_replication",
+                                   "use_bdlora",
+                                   "alora_invocation_tokens",
+                                   "trainable_token_indices",
+                                   "target_parameters",
+                                   "use_qalora",
+                                   "kasa_config",
+                                   "monteclora_config",
+                                   "arrow_config",
+                                   "velora_config"};
 
 Json config_of(const lora::Options& options, const AdapterFile& about) {
   const auto* bias = std::ranges::find(kBiases, options.bias, &std::pair<lora::Bias, const char*>::first)->second;
@@ -356,9 +367,12 @@ class StoredAdapter {
     throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
                                  fmt::join(sizes, ", "), fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", ")));
   }
-  bool changes_embedding(const std::string& name) const {
+  bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
+  /// An embedding, or the output layer.
+  bool changes_end(const std::string& name) const {
     const auto* const weights = weights_of(name);
-    return weights != nullptr && weights->of_embedding;
+    return (weights != nullptr && weights->of_embedding) ||
+           (nn::is_named(name, "lm_head.weight") && (changes(name) || !name_of_whole(name).empty()));
   }
   /// What has fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
@@ -398,6 +412,10 @@ class StoredAdapter {
   std::set<std::string> left_;
 };
 
+bool is_plain(at::ScalarType dtype) {
+  return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
+}
+
 /// Whether another name stands for the tensor, as files or the configuration of Hugging Face say.
 bool is_tied(const fs::path& base, const Catalog& catalog, const std::string& name) {
   if (std::ranges::any_of(catalog.aliases, [&](const auto& alias) { return alias.second == name; })) return true;
@@ -423,10 +441,14 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
                                  base.string(), some_of({stored.left().begin(), stored.left().end()})));
   }
   for (const auto& entry : entries) {
-    if (!stored.changes_embedding(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
-    throw UsageError(fmt::format("'{}' is the output layer, too, where the adapter does nothing: in the weight it would change both; use the "
-                                 "adapter beside the model",
-                                 entry.name));
+    if (stored.changes(entry.name) && !is_plain(entry.dtype))
+      throw UsageError(fmt::format("'{}' is {}, so {} is quantised, and can't take an adapter in; merge into the model that it was made of",
+                                   entry.name, c10::toString(entry.dtype), base.string()));
+    if (!stored.changes_end(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
+    throw UsageError(
+        fmt::format("'{}' is both the embeddings and the output layer, of which the adapter changes one: in the weight it would "
+                    "change both; use the adapter beside the model",
+                    entry.name));
   }
   auto metadata = model.catalog().aliases;
   metadata["format"] = "pt";

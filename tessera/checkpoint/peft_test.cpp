@@ -126,12 +126,40 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
   EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
   EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
+  {
+    auto text = config;
+    text.insert(1, R"("use_qalora": true,)");
+    write_file(folder / "adapter/adapter_config.json", text);
+    EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }), HasSubstr("use_qalora: true is not read here"));
+  }
   // Of a folder with both, peft and transformers take both.
   checkpoint::save(folder / "model", {.model = Net().get()}, self_world(), {.format = Format::Hub});
   EXPECT_THAT(message_of<UsageError>([&] { save_adapter(net, folder / "model", self_world()); }), HasSubstr("model has a model"));
   const auto save_there = [&] { checkpoint::save(folder / "adapter", {.model = Net().get()}, self_world(), {.format = Format::Hub}); };
   EXPECT_THAT(message_of<UsageError>(save_there), HasSubstr("adapter has an adapter"));
   EXPECT_FALSE(std::filesystem::exists(folder / "adapter/model.safetensors"));
+}
+
+/// The refusal to merge an adapter of one layer into a file with one tensor of it.
+std::string refusal_to_merge(const Folder& folder, const std::string& name, at::ScalarType dtype) {
+  torch::nn::Sequential net;
+  net->push_back(std::string(name), nn::Linear(12, 16));
+  lora::apply(net, {.r = 2, .layers = {.target_modules = {name}}});
+  save_adapter(net, folder / name, self_world());
+  std::filesystem::create_directories(folder / "base");
+  write_file(folder / "base/config.json", R"({"tie_word_embeddings": true})");
+  SafetensorsWriter writer(folder / "base/model.safetensors", {{.name = name + ".weight", .dtype = dtype, .sizes = {16, 12}}}, {});
+  writer.write(at::zeros({16, 12}, dtype));
+  writer.close();
+  const auto said = message_of<UsageError>([&] { merge_adapter(folder / "base", folder / name, folder / "out"); });
+  EXPECT_FALSE(std::filesystem::exists(folder / "out"));
+  return said;
+}
+
+TEST(Peft, MergesIntoNothingThatWouldLoseTheAdapter) {
+  const Folder folder;
+  EXPECT_THAT(refusal_to_merge(folder, "a", at::kChar), HasSubstr("'a.weight' is Char, so"));
+  EXPECT_THAT(refusal_to_merge(folder, "lm_head", at::kFloat), HasSubstr("both the embeddings and the output layer"));
 }
 
 }  // namespace

@@ -11,7 +11,6 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
-#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
@@ -138,14 +137,12 @@ struct ConvertCommand {
                  counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
       return 0;
     }
-    // What a folder has besides the weights, if there is something of it.
-    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json"))) {
-      checkpoint::expect_no_adapter(target);
-      llm::write_description(place, target, options.dtype);
-    }
     options.progress = megabyte_bar("converting");
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};
+    // What a folder has besides the weights, if there is something of it.
+    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json")))
+      llm::write_description(place, target, options.dtype);
     for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
     fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
                counted(done.bytes, "byte"));

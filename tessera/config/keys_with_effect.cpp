@@ -135,6 +135,8 @@ std::vector<Key> keys_with_effect() {
        "the layers that get adapters, by the ends of their names, with commas between them: q_proj,v_proj; all linear layers but the "
        "output "
        "layer unless given"},
+      {"tessera_lora_modules_to_save", "",
+       "modules that train as a whole beside adapters, with commas between their names, such as a new classifier"},
       {"tessera_offload",
        "none",
        "where shards and gradients lie between their uses: host is for ranks on devices, and disk for those on CPUs",

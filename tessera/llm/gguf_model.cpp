@@ -341,8 +341,8 @@ void write_description(const fs::path& model, const fs::path& folder, std::optio
 }
 
 void write_hub(const fs::path& file, const fs::path& folder) {
-  write_description(file, folder);
   checkpoint::convert(file, folder, {.to = checkpoint::Format::Hub});
+  write_description(file, folder);
 }
 
 }  // namespace tessera::llm

@@ -77,13 +77,24 @@ std::vector<Target> layers_in(Module& model) {
   return all;
 }
 
+bool fits(const std::string& name, const std::string& pattern) {
+  return nn::matches(name, "(.*\\.)?(" + pattern + ")");
+}
+
 /// The first that matches, as in peft.
 template <class Value>
 Value by_pattern(const std::string& name, const ByPattern<Value>& patterns, Value otherwise) {
   for (const auto& [pattern, value] : patterns) {
-    if (nn::matches(name, "(.*\\.)?(" + pattern + ")")) return value;
+    if (fits(name, pattern)) return value;
   }
   return otherwise;
+}
+
+std::vector<std::string> patterns_of(const Options& options) {
+  std::vector<std::string> patterns;
+  for (const auto& [pattern, r] : options.rank_pattern) patterns.push_back(pattern);
+  for (const auto& [pattern, alpha] : options.alpha_pattern) patterns.push_back(pattern);
+  return patterns;
 }
 
 /// Whether a module or one that it is in has one of these names.
@@ -116,7 +127,8 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
   for (const auto& layer : result) {
     // An embedding and the head of a model may have one weight, because an adapter of the one does nothing in the other.
     const auto same = std::ranges::find_if(layers, [&](const Target& other) {
-      return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other));
+      const bool is_changed = options.init_lora_weights == Init::Pissa;  // the weight itself
+      return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other) || is_changed);
     });
     if (same != layers.end())
       throw UsageError(fmt::format("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name));
@@ -297,6 +309,7 @@ double scaling_of(const Options& options, const std::string& layer) {
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
   if (!nn::matches(adapter, "[A-Za-z0-9_-]+"))
     throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter));
+  expect_unmerged(model);
   expect_whole_modules(*model, options.modules_to_save);
   const auto targets = chosen(layers_in(*model), options);
   const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };
@@ -305,6 +318,10 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
     const auto adapted = adapted_of(*layer.module);
     if (adapted && adapted->adapters.contains(adapter))
       throw UsageError(fmt::format("lora: '{}' has an adapter '{}' already", layer.name, adapter));
+  }
+  for (const auto& pattern : patterns_of(options)) {
+    if (std::ranges::none_of(targets, [&](const Target& layer) { return fits(layer.name, pattern); }))
+      log(LogLevel::Warning, fmt::format("lora: no layer with an adapter is named as '{}', of rank_pattern or alpha_pattern", pattern));
   }
   std::vector<std::string> narrow;
   for (const auto& layer : targets) {
@@ -331,8 +348,6 @@ std::string description(ConstModuleRef model) {
     if (options.use_rslora) text += ", rsLoRA";
     if (options.use_dora) text += ", DoRA";
     if (options.init_lora_weights == Init::Pissa) text += ", PiSSA";
-    if (!options.layers.target_modules.empty()) text += fmt::format(", for {}", fmt::join(options.layers.target_modules, ", "));
-    if (!options.layers.target_pattern.empty()) text += fmt::format(", for {}", options.layers.target_pattern);
     all.push_back(text + ")");
   }
   return fmt::format("{}", fmt::join(all, ", "));
@@ -345,6 +360,7 @@ void expect_unmerged(ConstModuleRef model) {
 }
 
 void reset_magnitudes(ModuleRef model, const std::string& adapter) {
+  expect_unmerged(model);
   for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
     if (!adapted->adapters.at(adapter).options.use_dora) continue;
     const auto all = full_params(*layer.module, Access::Write);

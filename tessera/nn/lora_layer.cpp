@@ -127,7 +127,7 @@ at::Tensor LayerAdapters::with_adapters(std::span<const c10::IValue> arguments) 
     auto added = low_rank(dropped, name, arguments) * scaling;
     if (options.use_dora) {
       const auto scale = for_outputs(magnitudes->tensors.at(name).flatten() / row_norms(name, weight), kind_);
-      added = (scale - 1) * (drops ? plain(dropped, arguments, {}) : base) + scale * added;
+      added = (scale - 1) * (drops ? plain(dropped, arguments, {}) : result) + scale * added;  // of those before it, too, as in peft
     }
     result = result + added;
   }

@@ -65,6 +65,7 @@ HeldForm held_form_of(Quantization quantization, const at::Tensor& weight) {
 }  // namespace
 
 void quantize(ModuleRef model, const QuantizeOptions& options) {
+  lora::expect_unmerged(model);
   std::vector<std::string> names;
   std::vector<at::Tensor> weights;
   for (const auto& item : model->named_modules({}, /*include_self=*/false)) {

@@ -9,7 +9,7 @@ namespace tessera::train {
 void adapt(const config::Settings& settings, ModuleRef model) {
   const auto& quantisation = settings.text("tessera_quantisation");
   const auto rank = settings.integer("tessera_lora_r");
-  if (!settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
+  if (rank == 0 && !settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
     throw ConfigError("there are no adapters; give tessera_lora_r");
   if (rank > 0 && !lora::adapters(model).empty())
     throw ConfigError("the program has given the model adapters itself; leave tessera_lora_r out, or set it to 0");
@@ -19,7 +19,8 @@ void adapt(const config::Settings& settings, ModuleRef model) {
                       .lora_alpha = settings.number("tessera_lora_alpha"),
                       .lora_dropout = settings.number("tessera_lora_dropout"),
                       .use_dora = settings.is_true("tessera_lora_dora"),
-                      .layers = {.target_modules = comma_separated(settings.text("tessera_lora_target_modules"))}});
+                      .layers = {.target_modules = comma_separated(settings.text("tessera_lora_target_modules"))},
+                      .modules_to_save = comma_separated(settings.text("tessera_lora_modules_to_save"))});
 }
 
 }  // namespace tessera::train

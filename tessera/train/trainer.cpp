@@ -14,6 +14,7 @@
 #include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/peft.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
@@ -31,6 +32,7 @@ namespace {
 
 config::Settings settings_of(const TrainerOptions& options) {
   config::Settings settings;
+  for (const auto& [key, value] : options.defaults) settings.set(key, value, config::Origin::Default, "TrainerOptions::defaults");
   const auto file = options.config_file.empty() ? env("TESSERA_CONFIG_FILE").value_or("") : options.config_file.string();
   if (!file.empty()) settings.read_file(file);
   settings.read_environment();
@@ -443,6 +445,7 @@ checkpoint::StateDict Trainer::get_state_dict(ConstModuleRef model) const {
 }
 
 void Trainer::save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
+  if (!lora::adapters(model).empty()) return checkpoint::save_adapter(model, folder, world_);
   checkpoint::save(folder, {.model = &*model}, world_, {.format = checkpoint::Format::Hub, .max_shard_size = options.max_shard_size});
 }
 

@@ -49,6 +49,7 @@ namespace tessera {
 struct TrainerOptions {
   std::optional<Communicator> world = {};            // init() unless given
   std::map<std::string, std::string> settings = {};  // keys of the configuration, such as {"mixed_precision", "bf16"}; they win over all
+  std::map<std::string, std::string> defaults = {};  // of keys that nobody sets
   /// A file of the configuration. What launch has set wins over it. TESSERA_CONFIG_FILE unless given.
   std::filesystem::path config_file = {};
   std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes what the settings give, for each model
@@ -194,7 +195,7 @@ class Trainer {
   /// The whole state dict on rank 0, and an empty one on the others. Collective.
   checkpoint::StateDict get_state_dict(ConstModuleRef model) const;
   /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank
-  /// writes its part, so all must see the same files. Collective.
+  /// writes its part, so all must see the same files. Of a model with adapters, these are written, as Python's peft reads them. Collective.
   void save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
 
   /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.

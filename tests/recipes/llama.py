@@ -211,7 +211,7 @@ class Adapters(Runs):
         # Flags win over it.
         self.train(*few, "others", "--method", "lora", "--rank", 2, "--target-modules", "q_proj, v_proj")
         config = json.loads((self.folder / "others/adapter_config.json").read_text())
-        self.assertEqual((config["r"], config["lora_alpha"], config["target_modules"], config["task_type"]), (2, 16, ["q_proj", "v_proj"], "CAUSAL_LM"))
+        self.assertEqual((config["r"], config["lora_alpha"], config["target_modules"], config["task_type"]), (2, 8, ["q_proj", "v_proj"], "CAUSAL_LM"))
         self.train("--model", "base", "--method", "full", "--max-steps", 2, "--output", "whole")
         self.assertNotEqual(*((self.folder / name / "model.safetensors").read_bytes() for name in ("base", "whole")))
 

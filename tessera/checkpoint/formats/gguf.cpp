@@ -9,6 +9,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/gguf_parts.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
@@ -147,10 +148,9 @@ GgufTensor read_tensor(HeaderReader& header) {
 
 /// The values of a tensor, whose rows are whole blocks that lie in the file.
 void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
-  int64_t values = 1;
-  for (const auto size : tensor.sizes) {
-    if (__builtin_mul_overflow(values, size, &values)) header.refuse(fmt::format("'{}' has no size", tensor.name));
-  }
+  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // as it is read
+  if (!wide) header.refuse(fmt::format("'{}' has no size", tensor.name));
+  const auto values = *wide / static_cast<int64_t>(sizeof(float));
   const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
   if (row % tensor.code->values != 0)
     header.refuse(fmt::format("'{}' has rows of {} values, which are no whole blocks of {}", tensor.name, row, tensor.code->values));
