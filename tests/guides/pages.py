@@ -1,7 +1,8 @@
 """Keeps the guides true: their listings come from the examples, and their command lines are run.
 
 pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/ or of a file in tests/extending/, and those of the README
-                                  are whole programs; every diff is a part of a patch there; files that pages name are there
+                                  are whole programs; every diff is a part of a patch there, and in the README leads to lines of a program, in their order;
+                                  files that pages name are there
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
@@ -78,7 +79,11 @@ def check_listings(root):
             seen += 1
             listing = bare(match.group(2)) if language == "cpp" else match.group(2).splitlines()
             line = text[: match.start()].count("\n") + 2
-            if page.name == "README.md":
+            if page.name == "README.md" and language == "diff":
+                kept = bare("\n// ...\n".join(part[1:] for part in listing if not part.startswith("-")))
+                if not any(is_part(kept, program) for program in programs.values()):
+                    wrong.append(f"README.md:{line}: what this diff leads to is no part of a program in examples/")
+            elif page.name == "README.md":
                 if whole(listing) not in programs.values():
                     wrong.append(f"README.md:{line}: this listing is no program in examples/")
             elif not any(is_part(listing, program) for program in parts[language]):
