@@ -2,6 +2,7 @@
 
 screens.py            all pictures
 screens.py wizard     only this one
+screens.py recording  a job in half a minute, which moves: a rank is killed, and later another number of ranks goes on
 
 Runs the programs in build/bin on a real terminal (a pty), presses keys, and draws what then stands on the screen. Needs the Python
 package pyte, and what ./quickstart makes and installs.
@@ -14,8 +15,11 @@ import pty
 import re
 import select
 import sys
+import signal
+import subprocess
 import tempfile
 import termios
+import time
 from dataclasses import dataclass, field
 
 try:
@@ -61,21 +65,23 @@ SCENES = [
 
 
 class Terminal:
-    """A command line that runs on a screen of its own."""
+    """Command lines that run on a screen of their own, one after the other."""
 
     PROMPT = b"\x1b[32m$\x1b[0m "
 
-    def __init__(self, scene, folder):
-        self.screen = pyte.Screen(COLUMNS, ROWS)
+    def __init__(self, rows=ROWS):
+        self.screen = pyte.Screen(COLUMNS, rows)
         self.stream = pyte.ByteStream(self.screen)
-        self.stream.feed(self.PROMPT + scene.command.encode() + b"\r\n")
+
+    def start(self, command, folder):
+        self.stream.feed(self.PROMPT + command.encode() + b"\r\n")
         self.child, self.fd = pty.fork()
         if self.child == 0:
-            termios.tcsetwinsize(0, (ROWS, COLUMNS))
+            termios.tcsetwinsize(0, (self.screen.lines, COLUMNS))
             os.chdir(folder)
             # Neither the settings nor the paths of the person who makes the pictures belong into them.
             environment = {"PATH": f"{ROOT}/build/bin:/usr/bin:/bin", "HOME": folder, "TERM": "xterm-256color", "LANG": "C.UTF-8"}
-            os.execve("/bin/sh", ["sh", "-c", scene.command], environment)
+            os.execve("/bin/sh", ["sh", "-c", command], environment)
 
     def text(self):
         return "\n".join(line.rstrip() for line in self.screen.display)
@@ -105,7 +111,8 @@ class Terminal:
 def play(scene, folder):
     for name, content in scene.files.items():
         pathlib.Path(folder, name).write_text(content)
-    terminal = Terminal(scene, folder)
+    terminal = Terminal()
+    terminal.start(scene.command, folder)
     for wanted, keys in scene.keys:
         terminal.run(until=wanted)
         os.write(terminal.fd, keys)
@@ -164,31 +171,112 @@ def draw_row(cells, y):
         x += len(text) * WIDTH
 
 
-def draw(scene, screen):
-    """The rows that are used, in the frame of a window, which is dark on light pages too: programs choose their colours for that."""
-    cursor = screen.cursor
-    rows = 1 + max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
+def frame(title, rows):
+    """The window, which is dark on light pages too: programs choose their colours for that. What is in it comes behind these lines."""
     width, height = COLUMNS * WIDTH + 2 * LEFT, rows * HEIGHT + TOP + BOTTOM
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(scene.title)}">',
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(title)}">',
         f"<style>{STYLE}</style>",
         f'<rect x=".5" y=".5" width="{width - 1}" height="{height - 1}" rx="9" fill="{PAPER}" stroke="#5a6372"/>',
         *(f'<circle cx="{24 + 20 * i}" cy="22" r="6" fill="{fill}"/>' for i, fill in enumerate(("#ed6a5e", "#f4bf4f", "#61c554"))),
     ]
+
+
+def row_of(screen, y):
+    return "".join(draw_row([screen.buffer[y][x] for x in range(COLUMNS)], TOP + y * HEIGHT))
+
+
+def draw(scene, screen):
+    """The rows that are used."""
+    cursor = screen.cursor
+    rows = 1 + max(y for y, line in enumerate(screen.display) if line.strip() or (y == cursor.y and not cursor.hidden))
+    lines = frame(scene.title, rows)
     if not cursor.hidden:
         lines.append(rectangle(LEFT + cursor.x * WIDTH, TOP + cursor.y * HEIGHT, WIDTH, "#7f8a9c"))
-    for y in range(rows):
-        lines += draw_row([screen.buffer[y][x] for x in range(COLUMNS)], TOP + y * HEIGHT)
-    return "\n".join([*lines, "</svg>", ""])
+    return "\n".join([*lines, *(row_of(screen, y) for y in range(rows)), "</svg>", ""])
 
 
-if unknown := set(sys.argv[1:]) - {scene.name for scene in SCENES}:
-    sys.exit(f"there is no picture {min(unknown)}; there are {', '.join(scene.name for scene in SCENES)}")
-for scene in SCENES:
-    if scene.name in sys.argv[1:] or len(sys.argv) == 1:
+# --- the recording -----------------------------------------------------------------------------------------------------------------
+
+TRAIN = "tessera launch -n {} --max-restarts 1 mnist --num-epochs {} --ckpt-prefix run/mnist --save-steps 500 --no-ckpt-consolidation"
+RECORDED_ROWS, SPEED, LAST = 22, 4, 4.0  # rows; how much faster it goes; seconds that its end stays
+TICK = 0.25
+
+
+class Recording:
+    """What each row shows, from when on."""
+
+    def __init__(self, terminal):
+        self.terminal, self.now, self.before = terminal, 0.0, time.monotonic()
+        self.rows = [[] for _ in range(RECORDED_ROWS)]  # pairs: time, what is drawn
+
+    def take(self, pause=None):
+        real = time.monotonic()
+        self.now += (real - self.before) / SPEED if pause is None else pause
+        self.before = real
+        for y, row in enumerate(self.rows):
+            shown = row_of(self.terminal.screen, y)
+            if not row or row[-1][1] != shown:
+                row.append((self.now, shown))
+
+    def run(self, command, folder, act=None):
+        """`act` is called with the text on the screen until it returns True."""
+        for end in range(0, len(command) + 1, 4):  # as somebody types it
+            self.terminal.stream.feed(b"\r" + Terminal.PROMPT + command[:end].encode())
+            self.take(pause=0.06)
+        self.terminal.stream.feed(b"\r")
+        self.terminal.start(command, folder)
+        drawn = 0
+        while self.terminal.receive():
+            if act and act(self.terminal.text()):
+                act = None
+            if time.monotonic() - drawn > TICK:
+                self.take()
+                drawn = time.monotonic()
+        os.waitpid(self.terminal.child, 0)
+        os.close(self.terminal.fd)
+        self.take()
+
+    def picture(self, title):
+        end = self.now + LAST
+        lines = frame(title, RECORDED_ROWS)
+        # The clock that begins anew when it ends.
+        lines.append(f'<rect width="0" height="0"><animate id="clock" attributeName="x" from="0" to="0" begin="0s;clock.end" dur="{end:.2f}s"/></rect>')
+        for row in self.rows:
+            for i, (begin, shown) in enumerate(row):
+                until = row[i + 1][0] if i + 1 < len(row) else end
+                if shown and until > begin:
+                    lines.append(f'<g visibility="hidden"><set attributeName="visibility" to="visible" begin="clock.begin+{begin:.2f}s" '
+                                 f'dur="{until - begin:.2f}s"/>{shown}</g>')
+        return "\n".join([*lines, "</svg>", ""])
+
+
+def kill_a_rank(text):
+    """Once half of an epoch is done."""
+    if not re.search(r"epoch 1/2 +[45]\d%", text):
+        return False
+    ranks = subprocess.run(["pgrep", "-x", "mnist"], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    return True
+
+
+def record(folder):
+    recording = Recording(Terminal(RECORDED_ROWS))
+    recording.run(TRAIN.format(2, 2), folder, kill_a_rank)
+    recording.run(TRAIN.format(3, 3) + " --resume", folder)
+    if folder in recording.terminal.text():
+        sys.exit("the name of the folder is nobody else's business")
+    return recording.picture("a job on two ranks: one is killed, all start again from the last checkpoint; later it goes on on three ranks")
+
+
+PICTURES = {scene.name: lambda folder, scene=scene: play(scene, folder) for scene in SCENES} | {"recording": record}
+if unknown := set(sys.argv[1:]) - set(PICTURES):
+    sys.exit(f"there is no picture {min(unknown)}; there are {', '.join(PICTURES)}")
+for name, make in PICTURES.items():
+    if name in sys.argv[1:] or len(sys.argv) == 1:
         with tempfile.TemporaryDirectory() as folder:
-            picture = play(scene, folder)
-        path = ROOT / "docs/screens" / f"{scene.name}.svg"
+            picture = make(folder)
+        path = ROOT / "docs/screens" / f"{name}.svg"
         path.parent.mkdir(exist_ok=True)
         path.write_text(picture)
         print(f"wrote {path.relative_to(ROOT)}")
