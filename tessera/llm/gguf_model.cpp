@@ -67,6 +67,7 @@ LlamaConfig config_of(const fs::path& path) {
   const auto needed = [&](std::string_view name) {
     const auto value = file.integer(key(name));
     if (!value) throw ConfigError(fmt::format("{} has no {}", path.string(), key(name)));
+    if (*value < 1) throw ConfigError(fmt::format("{}: {} is {}, and not at least 1", path.string(), key(name), *value));
     return *value;
   };
   const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
