@@ -74,7 +74,6 @@ class Terminal:
         self.stream = pyte.ByteStream(self.screen)
 
     def start(self, command, folder):
-        self.stream.feed(self.PROMPT + command.encode() + b"\r\n")
         self.child, self.fd = pty.fork()
         if self.child == 0:
             termios.tcsetwinsize(0, (self.screen.lines, COLUMNS))
@@ -112,6 +111,7 @@ def play(scene, folder):
     for name, content in scene.files.items():
         pathlib.Path(folder, name).write_text(content)
     terminal = Terminal()
+    terminal.stream.feed(Terminal.PROMPT + scene.command.encode() + b"\r\n")
     terminal.start(scene.command, folder)
     for wanted, keys in scene.keys:
         terminal.run(until=wanted)
@@ -221,10 +221,11 @@ class Recording:
 
     def run(self, command, folder, act=None):
         """`act` is called with the text on the screen until it returns True."""
-        for end in range(0, len(command) + 1, 4):  # as somebody types it
-            self.terminal.stream.feed(b"\r" + Terminal.PROMPT + command[:end].encode())
+        self.terminal.stream.feed(Terminal.PROMPT)
+        for begin in range(0, len(command), 4):  # as somebody types it
+            self.terminal.stream.feed(command[begin:begin + 4].encode())
             self.take(pause=0.06)
-        self.terminal.stream.feed(b"\r")
+        self.terminal.stream.feed(b"\r\n")
         self.terminal.start(command, folder)
         drawn = 0
         while self.terminal.receive():
