@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/optim/sgd.h"
@@ -293,6 +294,25 @@ struct TiedImpl : torch::nn::Module {
   }
 };
 TORCH_MODULE(Tied);
+
+TEST(TrainerRanks, SaveTheAdaptersOfAModelForOthers) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    auto options = options_for(world);
+    options.settings = {{"tessera_lora_target_modules", "a"}, {"tessera_lora_modules_to_save", "b"}};
+    options.defaults = {{"tessera_lora_r", "2"}};  // of what the settings leave open
+    Trainer trainer(options);
+    auto net = seeded_net();
+    trainer.prepare(net);
+    trainer.save_model(net, folder / "adapter");
+  });
+  const auto adapter = checkpoint::read_adapter(folder / "adapter");
+  EXPECT_EQ(adapter.options.r, 2);
+  EXPECT_EQ(adapter.layers.size(), 1);
+  EXPECT_THAT(adapter.options.modules_to_save, ::testing::ElementsAre("b"));
+  EXPECT_FALSE(adapter.others.empty());
+  EXPECT_FALSE(std::filesystem::exists(folder / "adapter/model.safetensors"));
+}
 
 TEST(TrainerRanks, SaveAModelForOthers) {
   const Folder folder;
