@@ -107,6 +107,16 @@ TEST(Peft, HasTheNumbersOfPython) {
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
+  // A LoRA and a DoRA that act together.
+  const SafetensorsFile mixed(folder / "mixed.safetensors");
+  Net net;
+  load_weights(net, folder / "base.safetensors");
+  for (const std::string adapter : {"mixed-lora", "mixed-dora"}) {
+    lora::apply(net, read_adapter_config(folder / adapter), adapter);
+    load_adapter(net, folder / adapter, adapter);
+  }
+  lora::set_adapters(net, {"mixed-lora", "mixed-dora"});
+  expect_close(net(mixed.read("tokens")), mixed.read("out"), "mixed");
 }
 
 TEST(Peft, RefusesWhatDoesNotFitTogether) {

@@ -59,3 +59,16 @@ for name, options in CASES.items():
     for key, value in model.merge_and_unload().state_dict().items():
         found["merged." + key] = value
     save_file({key: value.contiguous() for key, value in found.items()}, f"{folder}/{name}.safetensors")
+
+# A LoRA and a DoRA that act together.
+net = Net()
+net.load_state_dict(base)
+model = peft.get_peft_model(net, peft.LoraConfig(r=2, lora_alpha=4, target_modules=["a", "b"]), "mixed-lora")
+model.add_adapter("mixed-dora", peft.LoraConfig(r=3, lora_alpha=6, target_modules=["a", "b"], use_dora=True))
+with torch.no_grad():
+    for key, parameter in model.named_parameters():
+        if ".lora_" in key:
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+model.save_pretrained(folder, selected_adapters=["mixed-lora", "mixed-dora"])
+model.base_model.set_adapter(["mixed-lora", "mixed-dora"])
+save_file({"tokens": tokens, "out": model(tokens).detach()}, f"{folder}/mixed.safetensors")
