@@ -74,7 +74,7 @@ struct Saved {
     expect_training_state(contents, training, manifest);
   }
 
-  /// What the checkpoint leaves out. Throws UsageError unless the model here has the same.
+  /// What the checkpoint leaves out. Throws UsageError unless the model here has the same adapters, and the same below them.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
     expect_adapters(folder, lora::description(*contents.model), options);
     const auto& base = manifest.base;

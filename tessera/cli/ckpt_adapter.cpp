@@ -22,7 +22,7 @@ struct MergeAdapterCommand {
     const auto place = resolve_checkpoint(base);
     const std::filesystem::path target = without_slashes(out);
     const auto files = checkpoint::merge_adapter(place, without_slashes(adapter), target, max_shard_size);
-    if (is_there(place / "config.json") || checkpoint::format_of(place) == checkpoint::Format::Gguf) llm::write_description(place, target);
+    if (llm::has_description(place)) llm::write_description(place, target);
     fmt::print("{} + {} -> {}\n", place.string(), adapter, files.size() == 1 ? files.front().string() : target.string());
     return 0;
   }

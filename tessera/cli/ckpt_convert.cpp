@@ -141,8 +141,7 @@ struct ConvertCommand {
     const auto done = checkpoint::convert(place, target, options);
     options.progress = {};
     // What a folder has besides the weights, if there is something of it.
-    if (options.to == Format::Hub && (checkpoint::format_of(place) == Format::Gguf || is_there(place / "config.json")))
-      llm::write_description(place, target, options.dtype);
+    if (options.to == Format::Hub && llm::has_description(place)) llm::write_description(place, target, options.dtype);
     for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
     fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
                counted(done.bytes, "byte"));

@@ -325,6 +325,10 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   writer.close();
 }
 
+bool has_description(const fs::path& model) {
+  return is_folder(model) ? is_there(model / models::kConfigFile) : is_there(model) && checkpoint::is_gguf_file(model);
+}
+
 void write_description(const fs::path& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (!is_folder(model)) {
     const auto config = config_of(model);

@@ -28,6 +28,8 @@ void write_gguf(const std::filesystem::path& folder, const std::filesystem::path
 /// Throws ConfigError, which names `model`, if something of the model has no place in such a file.
 void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
 
+/// Whether there is something for write_description: a GGUF file, or a folder with config.json.
+bool has_description(const std::filesystem::path& model);
 /// What a folder has besides the weights: config.json and the files of the tokenizer, of a GGUF file or of another folder, whatever model
 /// that describes. `dtype`: that of the weights beside them.
 void write_description(const std::filesystem::path& model, const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = {});
