@@ -126,13 +126,13 @@ target_compile_definitions(test_models PRIVATE
 target_compile_definitions(test_llm PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_GGUF_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/gguf_files.py"
   TESSERA_TEST_ADAPTER_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/adapter_steps.py")
-target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md"
+target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration-keys.md"
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_ranks.py"
   TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"
   TESSERA_TEST_TENSORBOARD_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/tensorboard_files.py")
 target_compile_definitions(test_config PRIVATE
   TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_files.py"
-  TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration.md")
+  TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration-keys.md")
 foreach(_name IN ITEMS checkpoint config shard train)
   target_link_libraries(test_${_name} PRIVATE fmt::fmt-header-only)
 endforeach()
@@ -431,7 +431,7 @@ if(MPIRUN AND Libtorch_PYTHON)
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
-# The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
+# The worked examples of docs/extending*.md. What has its place only in the library's own files is a patch: the program has these files with it in
 # place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
 if(NOT TESSERA_SANITIZE)
   set(_extending "${PROJECT_SOURCE_DIR}/tests/extending")

@@ -175,7 +175,9 @@ at::Tensor prompt_of(const Flags& flags, const Source& source) {
   return at::tensor(std::vector<int64_t>(prompt.begin(), prompt.end()), at::kLong).unsqueeze(0);
 }
 
-void show_text(Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, const Trainer& trainer, train::Run& run) {
+void show_text(const char* when, Model& model, const Flags& flags, const Source& source, const at::Tensor& tokens, const Trainer& trainer,
+               train::Run& run) {
+  if (flags.prompt.empty()) return;
   const auto all = models::generate(*model, tokens.to(trainer.world().traits().device),
                                     {.most = flags.new_tokens,
                                      .temperature = flags.temperature,
@@ -185,7 +187,8 @@ void show_text(Model& model, const Flags& flags, const Source& source, const at:
                                      .ends = source.config.eos_token_ids})
                        .flatten()
                        .to(at::kCPU, at::kInt);
-  run.say(source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())}));
+  const auto text = source.tokenizer.decode({all.const_data_ptr<int32_t>(), static_cast<size_t>(all.numel())});
+  run.say(fmt::format("{} training: {}", when, text));
 }
 
 void save_adapter(const Model& model, const Flags& flags, const Trainer& trainer) {
@@ -244,6 +247,7 @@ int train_model(const Flags& flags) {
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
   auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of the passes of a step, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
+  if (!flags.model.empty()) show_text("before", model, flags, source, prompt, trainer, run);
   bool is_kept = false;  // what the adapters are now
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
@@ -280,7 +284,7 @@ int train_model(const Flags& flags) {
     run.say(fmt::format("wrote the adapters to {}", flags.adapter.string()));
   }
   if (!flags.output.empty()) write(model, flags, source, trainer, run);
-  if (!flags.prompt.empty()) show_text(model, flags, source, prompt, trainer, run);
+  show_text("after", model, flags, source, prompt, trainer, run);
   return 0;
 }
 

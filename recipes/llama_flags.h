@@ -92,7 +92,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
       ->capture_default_str()
       ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
-  app.add_option("--prompt", flags.prompt, "A text that the trained model goes on with");
+  app.add_option("--prompt", flags.prompt, "A text that the model goes on with, before training and after");
   app.add_option("--max-new-tokens", flags.new_tokens, "How far it goes on")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));
   app.add_option("--top-p", flags.top_p, "Draws from the likeliest tokens that together have this probability")

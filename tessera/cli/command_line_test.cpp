@@ -47,7 +47,7 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"launch", "-n", "1", "--rdzv-endpoint", "a:1", "--main-process-ip", "b", "true"},
        "--rdzv-endpoint contradicts --main-process-ip; leave one of them out"},
       {{"launch", "-n", "many", "true"}, "--nproc-per-node 'many' is no number of ranks; write a number, or cpu for a rank on each of the"},
-      {{"launch", "-n", "gpu", "true"}, "--nproc-per-node 'gpu' is not possible yet: ranks train on CPUs today"},
+      {{"launch", "-n", "gpu", "true"}, "--nproc-per-node 'gpu' is not counted here"},
       {{"launch", "--standalone", "--nnodes", "2", "-n", "1", "true"}, "--standalone is for one node, but num_machines is 2"},
       {{"launch", "--standalone", "--rdzv-endpoint", "a:1", "-n", "1", "true"}, "contradicts"},
       {{"launch", "--nnodes", "1:4", "-n", "1", "true"},

@@ -59,7 +59,7 @@ struct LaunchFlags {
     if (const auto read = std::from_chars(text.data(), end, ranks); read.ec == std::errc() && read.ptr == end) return;
     const bool is_device = text == "gpu" || text == "xpu" || text == "npu" || text == "mtia";
     throw ConfigError(fmt::format("--nproc-per-node '{}' is {}; write a number, or cpu for a rank on each of the {} here", printable(text),
-                                  is_device ? "not possible yet: ranks train on CPUs today" : "no number of ranks",
+                                  is_device ? "not counted here" : "no number of ranks",
                                   counted(cores(), "core")));
   }
 };

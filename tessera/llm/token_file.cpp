@@ -31,7 +31,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that are done at once
 constexpr uint64_t kBlock = 1 << 20;
-constexpr int kVersion = 1;  // of the way in which lines become tokens
+constexpr int kVersion = 2;  // of the way in which files become tokens
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
@@ -56,7 +56,24 @@ std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& option
   return render(*options.chat, messages);
 }
 
-/// A part of a file of lines: those that begin in it.
+/// Whether a file is one document, and no lines of JSON.
+bool is_text(const fs::path& path) {
+  return path.extension() == ".txt" || path.extension() == ".md";
+}
+
+std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::Tokenizer& tokenizer, data::Ends begin,
+                               std::optional<int32_t> end) {
+  std::vector<int32_t> tokens;
+  for (const auto& segment : segments) {
+    const auto before = std::ssize(tokens);
+    tokenizer.encode(segment.text, tokens, &segment == &segments.front() ? begin : data::Ends::Bare);
+    if (!segment.trained) std::transform(tokens.begin() + before, tokens.end(), tokens.begin() + before, only_read);
+  }
+  if (end && (tokens.empty() || token_of(tokens.back()) != *end)) tokens.push_back(*end);
+  return tokens;
+}
+
+/// A part of a file of lines: those that begin in it. A text is one part.
 struct Part {
   size_t file = 0;
   uint64_t begin = 0, end = 0;
@@ -108,7 +125,16 @@ struct Documents {
   std::vector<int64_t> ends;
 };
 
+Documents document_of(const InputFile& file, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const Segment text[] = {{.text = file.read_all(), .trained = true}};
+  if (data::invalid_utf8(text->text)) throw IoError(fmt::format("{}: it is no UTF-8", file.path().string()));
+  auto tokens = tokens_of(text, tokenizer, data::Ends::Added, options.end);
+  const auto end = std::ssize(tokens);
+  return {.tokens = std::move(tokens), .ends = {end}};
+}
+
 Documents documents_of(const InputFile& file, const Part& part, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
+  if (is_text(file.path())) return document_of(file, tokenizer, options);
   const auto [text, first_byte] = lines_of(file, part);
   Documents result;
   for (size_t begin = 0; begin < text.size();) {
@@ -207,7 +233,8 @@ fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
 std::vector<Part> parts_of(const std::vector<InputFile>& files) {
   std::vector<Part> parts;
   for (size_t i = 0; i < files.size(); i++) {
-    for (uint64_t begin = 0; begin < files[i].size(); begin += kPart) parts.push_back({i, begin, std::min(begin + kPart, files[i].size())});
+    const auto size = is_text(files[i].path()) ? std::max(files[i].size(), uint64_t{1}) : kPart;
+    for (uint64_t begin = 0; begin < files[i].size(); begin += size) parts.push_back({i, begin, std::min(begin + size, files[i].size())});
   }
   return parts;
 }
@@ -273,19 +300,10 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
   const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) throw UsageError(data::invalid_utf8(line) ? "it is no UTF-8" : "it is no JSON object");
   const auto segments = segments_of(json, options);
-  std::vector<int32_t> tokens;
-  for (size_t i = 0; i < segments.size(); i++) {
-    const auto begin = tokens.size();
-    // A template that has marks writes the beginning itself.
-    const bool begins = i == 0 && (!json.contains("messages") || marks_of(*options.chat).empty());
-    tokenizer.encode(segments[i].text, tokens, begins ? data::Ends::Added : data::Ends::Bare);
-    if (!segments[i].trained)
-      std::transform(tokens.begin() + static_cast<ptrdiff_t>(begin), tokens.end(), tokens.begin() + static_cast<ptrdiff_t>(begin),
-                     only_read);
-  }
-  const bool ends_itself = json.contains("messages") && !end_of_turn(*options.chat).empty();
-  if (options.end && !ends_itself && (tokens.empty() || token_of(tokens.back()) != *options.end)) tokens.push_back(*options.end);
-  return tokens;
+  // A template that has marks writes the beginning itself, and one with an end of turns the end.
+  const bool chats = json.contains("messages");
+  const auto begin = chats && !marks_of(*options.chat).empty() ? data::Ends::Bare : data::Ends::Added;
+  return tokens_of(segments, tokenizer, begin, chats && !end_of_turn(*options.chat).empty() ? std::nullopt : options.end);
 }
 
 Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const data::Tokenizer& tokenizer,

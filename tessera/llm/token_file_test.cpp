@@ -159,6 +159,21 @@ TEST(TokenFiles, LoseNothing) {
   EXPECT_EQ(llm::tokenize(inputs, folder / "y", data::Tokenizer(other)).found, 0);
 }
 
+TEST(TokenFiles, HaveATextAsOneDocument) {
+  const Folder folder;
+  write_file(folder / "a.txt", "a\nb\n");
+  write_file(folder / "empty.txt", "");
+  write_file(folder / "b.jsonl", "{\"text\": \"c\"}\n");
+  const std::vector<std::filesystem::path> inputs = {folder / "a.txt", folder / "empty.txt", folder / "b.jsonl"};
+  llm::tokenize(inputs, folder / "x", tokenizer(), {.end = kEnd});
+  const llm::TokenFile tokens(folder / "x");
+  EXPECT_EQ(text_of(tokens.tokens()), "<s>a\nb\n</s><s>c</s>");
+  EXPECT_THAT(tokens.ends(), ElementsAre(6, 9));
+  write_file(folder / "latin.md", "\xe9");
+  const std::vector<std::filesystem::path> latin = {folder / "latin.md"};
+  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(latin, folder / "y", tokenizer()); }), HasSubstr("latin.md: it is no UTF-8"));
+}
+
 TEST(TokenFiles, NameTheLineThatIsWrong) {
   const Folder folder;
   write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));

@@ -138,6 +138,9 @@ TEST(FullySharded, PrintsItsOptionsAndTheModule) {
     std::ostringstream root;
     root << outer << inner;
     EXPECT_THAT(root.str(), AllOf(HasSubstr("reshard_after_forward=false"), HasSubstr("reshard_after_forward=true")));
+    std::ostringstream resharded;
+    resharded << FullyShardedDataParallel(nn::Sequential(inner.module()), world, {.disable_reshard_on_root = false});
+    EXPECT_THAT(resharded.str(), HasSubstr("reshard_after_forward=true"));
   });
 }
 

@@ -10,7 +10,7 @@
 namespace tessera {
 
 enum class Training { Frozen, Trained };
-/// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next forward pass.
+/// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next operator that uses one.
 void set_requires_grad(ModuleRef module, Training training);
 
 /// A rank calls it in place of an optimizer step that other ranks take with an optimizer of torch::optim. It covers the units in which a

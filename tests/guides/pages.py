@@ -56,10 +56,10 @@ def is_part(listing, program):
 
 
 def missing_files(root, page):
-    """What a page names and is not there: files and folders that it links to, and on the page for authors also those that it names in other ways."""
+    """What a page names and is not there: files and folders that it links to, and on the pages for authors also those that it names in other ways."""
     text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text()))
     names = {(page.parent / name).resolve() for name in re.findall(r"\]\((?!\w+:)([^)#]+)[^)]*\)", text)}
-    if page.name == "extending.md":
+    if page.name.startswith("extending"):
         names |= {root / name for name in re.findall(r"(?:^|[` ])((?:tessera|tests|docs|recipes|examples)/[\w./-]+)", page.read_text(), re.M) if "NAME" not in name}
     return sorted(f"{page.relative_to(root)} names {name}, which is not there" for name in names if not name.exists())
 
@@ -95,8 +95,8 @@ def check_listings(root):
         for header in re.findall(r'#include "tessera/(.*)"', (root / umbrella).read_text()):
             if header.rsplit("/", 1)[1] not in table:
                 wrong.append(f"docs/reference.md does not name {header}")
-    authors = (root / "docs/extending.md").read_text()
-    wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
+    authors = "".join(page.read_text() for page in (root / "docs").glob("extending*.md"))
+    wrong += [f"docs/extending*.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     for name in programs:
         if not any(f"examples/{name}" in page.read_text() for page in pages_of(root)):
             wrong.append(f"no page names examples/{name}")

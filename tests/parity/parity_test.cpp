@@ -132,6 +132,7 @@ std::string page() {
   std::ostringstream text;
   text
       << "# Parity with PyTorch\n\n"
+         "How closely training with Tessera agrees with PyTorch's FSDP2 and with replicated libtorch, feature by feature.\n\n"
          "Each row is trained three times, from the same weights and batches: by Tessera, by PyTorch's own FSDP2 (gloo, on CPUs), and in\n"
          "plain libtorch with a copy of the model on each rank, whose gradients are averaged. Losses, norms of gradients, and the weights\n"
          "after three steps must agree. `same bits` holds for losses and weights; norms are sums over shards, and agree to 1e-6. A number\n"
