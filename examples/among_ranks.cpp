@@ -1,5 +1,5 @@
-// What a Trainer has for its ranks beside training: one of them prepares what all read, each takes a part, the answers come together, and a
-// trace shows what took how long.
+// One rank prepares what all read, each takes a part, and the answers come together: tessera launch -n 3 among_ranks
+// Also leaves a trace that shows what took how long.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

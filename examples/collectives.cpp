@@ -1,4 +1,4 @@
-// Ranks add up a number.
+// The mean of a number over all ranks: tessera launch -n 2 collectives
 #include <ATen/ATen.h>
 #include <tessera/tessera.h>
 

@@ -1,4 +1,5 @@
-// Ranks that look at each other's batches: batch norm and a loss over all of them, and whole gradients between backward and the step.
+// Batch norm and a loss over the batches of all ranks: tessera launch -n 2 exchange
+// Also changes whole gradients between backward and the step.
 #include <tessera/nn/collectives.h>
 #include <tessera/nn/sync_batch_norm.h>
 #include <tessera/tessera.h>

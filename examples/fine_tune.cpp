@@ -1,5 +1,5 @@
-// Takes weights from one file, trains only the head of the model with torch's own optimizer, and writes one file again:
-// fine_tune WEIGHTS.safetensors RESULT.safetensors
+// Trains the head of a model from one file, and writes one: tessera launch -n 2 fine_tune WEIGHTS.safetensors RESULT.safetensors
+// The optimizer is one of torch's own.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// The program of the README.
+// A whole program, that of the README: tessera launch -n 2 first
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 

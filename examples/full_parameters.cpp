@@ -1,4 +1,4 @@
-// Whole parameters, when a program needs them: to look at, to change, and to write to one file.
+// Whole parameters, to look at, to change, and to write to one file: tessera launch -n 2 full_parameters
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

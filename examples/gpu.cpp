@@ -1,5 +1,5 @@
-// Trains on the GPU of the rank's number, or without one on the CPU. Several ranks can share a GPU: their data then goes through host
-// memory.
+// Trains on the GPU of the rank's number, or without one on the CPU: tessera launch -n 2 gpu
+// Several ranks can share a GPU: their data then goes through host memory.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

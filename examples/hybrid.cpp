@@ -1,4 +1,4 @@
-// Shards over the ranks of a row and replicates over the rows (HSDP), here with threads as ranks.
+// Shards over the ranks of a row and replicates over the rows (HSDP), with threads as ranks: hybrid
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -18,11 +18,13 @@ int main() {
     model(x).pow(2).mean().backward();
     optimizer.step();
 
-    const auto weight = full_parameter(model->head->weight);  // the whole one, on every rank
-    const auto own = shard_info(model->head->weight)->numel;
+    int own = 0, all = 0;
+    for (const auto& parameter : parameters(*model)) {
+      own += static_cast<int>(shard_info(parameter)->numel);
+      all += static_cast<int>(full_parameter(parameter).numel());  // the whole one, on every rank
+    }
     if (world.rank() == 0) {
-      std::printf("rank 0 of %d is in a row of %d and holds %lld of %lld values of the head\n", world.size(), mesh.shard().size(),
-                  static_cast<long long>(own), static_cast<long long>(weight.numel()));
+      std::printf("rank 0 of %d is in a row of %d and holds %d of %d values\n", world.size(), mesh.shard().size(), own, all);
     }
   });
 }

@@ -1,4 +1,4 @@
-// What the choice of units costs a rank that trains a Llama: embeddings, norm and head with the rest, each apart, or norm and head together.
+// What four ways to divide a Llama into units cost a rank in one training step: llama_units
 #include <tessera/llm/units.h>
 #include <tessera/models/llama.h>
 #include <tessera/tessera.h>

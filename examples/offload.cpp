@@ -1,4 +1,4 @@
-// Keeps the shards and the optimizer's state on disk, and a moving average of the weights for the evaluation.
+// Shards and optimizer state on disk, and a moving average of the weights: tessera launch -n 2 offload
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// Trains adapters beside weights in 4 bits: qlora WEIGHTS ADAPTER, where WEIGHTS is a file or folder of any format, and ADAPTER a new folder
-// that Python's peft reads.
+// Trains adapters beside weights in 4 bits: tessera launch -n 2 qlora WEIGHTS ADAPTER
+// WEIGHTS is a file or folder of any format, ADAPTER a new folder that Python's peft reads.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -12,6 +12,7 @@ int main(int argc, char** argv) {
   const auto world = init();
   if (argc != 3) throw UsageError("usage: qlora WEIGHTS ADAPTER");
 
+  torch::manual_seed(1);  // the same adapters on every rank
   auto model = deferred_init([] { return models::Mlp(models::MlpOptions{.width = 32, .layers = 2, .classes = 4}); });
   nn::quantize(model, {.quantization = nn::Quantization::Nf4});
   lora::apply(model, {.r = 4, .lora_alpha = 8});
@@ -19,6 +20,7 @@ int main(int argc, char** argv) {
   checkpoint::load_weights(model, argv[1], {.may_be_missing = {".*\\.lora_.*"}});
   optim::AdamW optimizer(parameters(model), {.lr = 1e-2});
 
+  torch::manual_seed(2 + world.rank());  // different batches on every rank
   for (int step = 0; step < 20; step++) {
     const auto x = torch::randn({16, 32});
     const auto loss = torch::cross_entropy_loss(model(x), x.slice(1, 0, 4).argmax(1));

@@ -1,4 +1,5 @@
-// Goes on after an exception in one rank's pass, and after a batch that is no number: all ranks leave that batch out.
+// All ranks leave out a batch that fails on one of them: tessera launch -n 2 recover
+// One batch ends in an exception, another has NaN in it.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

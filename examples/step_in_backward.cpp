@@ -1,4 +1,4 @@
-// Updates each unit while backward runs, so that no rank keeps gradients.
+// Updates each unit while backward runs, so that no rank keeps gradients: tessera launch -n 2 step_in_backward
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// A language model of single characters, in bfloat16: trains on its own source and continues a text.
+// A language model of characters that continues a text, in bfloat16: tessera launch -n 2 tiny_gpt [TEXT]
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

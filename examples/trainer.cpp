@@ -1,4 +1,4 @@
-// A training loop over a Trainer: what is sharded, and how, comes from the configuration. Started again, it goes on: trainer [EPOCHS]
+// A loop over a Trainer, which shards as the configuration says, and resumes: tessera launch -n 2 trainer [EPOCHS]
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

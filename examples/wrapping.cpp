@@ -1,4 +1,4 @@
-// What four ways to divide a transformer into units cost a rank: collectives, traffic and memory of one training step.
+// What four ways to divide a transformer into units cost a rank in one training step: wrapping
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -10,49 +10,37 @@
 using namespace tessera;
 using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 
-void blocks(models::Gpt& model, const ShardOptions& options) {
-  for (auto& block : *model->blocks) fully_shard(block, options);
-}
-
 void blocks_and_the_rest(models::Gpt& model, const ShardOptions& options) {
-  blocks(model, options);
-  fully_shard(model, options);  // embeddings, norm and head are one unit
+  for (auto& block : *model->blocks) fully_shard(block, options);
+  fully_shard(model, options);  // what is left is one unit: embeddings, norm and head
 }
 
 void each_apart(models::Gpt& model, const ShardOptions& options) {
-  blocks(model, options);
   for (const auto& module : Modules{model->tokens.ptr(), model->positions.ptr(), model->norm.ptr(), model->head.ptr()}) {
     fully_shard(module, options);
   }
-  fully_shard(model, options);  // nothing is left: no unit, but the units now belong to one model
+  blocks_and_the_rest(model, options);  // nothing is left: no unit, but the units now belong to one model
 }
 
 void lists(models::Gpt& model, const ShardOptions& options) {
   fully_shard(Modules{model->tokens.ptr(), model->positions.ptr()}, options);
-  blocks(model, options);
   fully_shard(Modules{model->norm.ptr(), model->head.ptr()}, options);
-  fully_shard(model, options);
-}
-
-void lists_that_stay(models::Gpt& model, const ShardOptions& given) {
-  auto options = given;
-  options.reshard_after_forward = false;
-  lists(model, options);
+  blocks_and_the_rest(model, options);
 }
 
 /// Trains, and prints what the last step cost rank 0.
-void measure(const char* name, void (*divide)(models::Gpt&, const ShardOptions&), const Communicator& world) {
+void measure(const char* name, void (*divide)(models::Gpt&, const ShardOptions&), const ShardOptions& options, int rank) {
   models::Gpt model(models::GptOptions{.vocabulary = 2000, .width = 64, .layers = 4, .heads = 4, .longest = 32});
-  divide(model, {.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered});
+  divide(model, options);
   optim::SGD optimizer(parameters(*model), {.lr = 0.1});
-  const auto tokens = torch::arange(64).view({2, 32}) + 100 * world.rank();
+  const auto tokens = torch::arange(64).view({2, 32}) + 100 * rank;
   for (int step = 0; step < 4; step++) {
     if (step == 3) reset_counters(*model);  // the order of uses is known by now
     model(tokens).pow(2).mean().backward();
     optimizer.step();
     optimizer.zero_grad();
   }
-  if (world.rank() != 0) return;
+  if (rank != 0) return;
   const auto cost = counters(*model);
   std::printf("%-24s %2d all-gathers  %2d reductions  %5.2f MB received  %5.2f MB unsharded at most\n", name,
               static_cast<int>(cost.gathers), static_cast<int>(cost.reductions), static_cast<double>(cost.gathered_bytes) / 1e6,
@@ -61,9 +49,11 @@ void measure(const char* name, void (*divide)(models::Gpt&, const ShardOptions&)
 
 int main() {
   run_ranks(2, [](const Communicator& world) {
-    measure("blocks, and the rest", blocks_and_the_rest, world);
-    measure("each apart", each_apart, world);
-    measure("lists", lists, world);
-    measure("lists that stay", lists_that_stay, world);
+    ShardOptions options{.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered};
+    measure("blocks, and the rest", blocks_and_the_rest, options, world.rank());
+    measure("each apart", each_apart, options, world.rank());
+    measure("lists", lists, options, world.rank());
+    options.reshard_after_forward = false;
+    measure("lists that stay", lists, options, world.rank());
   });
 }

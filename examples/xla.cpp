@@ -1,4 +1,4 @@
-// An unmodified module on XLA devices.
+// An unmodified module on an XLA device: xla
 #include <tessera/xla/init.h>
 #include <torch/torch.h>
 

@@ -1,4 +1,4 @@
-// An unmodified module on four XLA devices, each with a quarter of the batch.
+// An unmodified module on four XLA devices, each with a quarter of the batch: xla_replicas
 #include <tessera/xla/init.h>
 #include <torch/torch.h>
 
@@ -12,8 +12,8 @@ int main() {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   for (int step = 0; step < 100; step++) {
     optimizer.zero_grad();  // gradients that are kept would be results of the program
-    const auto x = torch::randn({16, 32}), y = x.sum(1, true);
-    const auto loss = (model->forward(world.from_replicas(x.chunk(world.size()))) - world.from_replicas(y.chunk(world.size()))).pow(2).mean();
+    const auto x = world.from_replicas(torch::randn({16, 32}).chunk(world.size()));
+    const auto loss = (model->forward(x) - x.sum(1, true)).pow(2).mean();
     loss.backward();
     for (const auto& parameter : model->parameters()) world.all_reduce(parameter.grad(), {.op = tessera::Reduce::Mean}).wait();
     optimizer.step();

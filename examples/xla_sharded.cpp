@@ -1,4 +1,5 @@
-// A model of which each of four XLA devices holds a quarter: parameters, gradients and optimizer state. One program a step gathers, trains and frees.
+// A module of which each of four XLA devices holds a quarter: xla_sharded
+// Parameters, gradients and optimizer state; one program a step gathers, trains and frees.
 #include <tessera/tessera.h>
 #include <tessera/xla/init.h>
 #include <torch/torch.h>
@@ -8,13 +9,14 @@
 int main() {
   const auto world = tessera::xla::init({.devices = 4});  // before the first backward pass
   torch::manual_seed(1);
-  torch::nn::Sequential model(torch::nn::Linear(32, 256), torch::nn::GELU(), torch::nn::Linear(256, 256), torch::nn::GELU(), torch::nn::Linear(256, 1));
+  torch::nn::Sequential model(torch::nn::Linear(32, 256), torch::nn::GELU(), torch::nn::Linear(256, 256), torch::nn::GELU(),
+                              torch::nn::Linear(256, 1));
   tessera::xla::to_device(*model);  // Module::to knows only libtorch's own devices
   fully_shard(*model, {.mesh = world}, tessera::wrap_always());
   tessera::optim::AdamW optimizer(tessera::parameters(*model), {.lr = 3e-3});
   for (int step = 0; step < 100; step++) {
-    const auto x = torch::randn({16, 32}), y = x.sum(1, true);
-    const auto loss = (model->forward(world.from_replicas(x.chunk(world.size()))) - world.from_replicas(y.chunk(world.size()))).pow(2).mean();
+    const auto x = world.from_replicas(torch::randn({16, 32}).chunk(world.size()));
+    const auto loss = (model->forward(x) - x.sum(1, true)).pow(2).mean();
     loss.backward();
     optimizer.clip_grad_norm(1.0);
     optimizer.step();

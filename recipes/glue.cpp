@@ -147,9 +147,8 @@ int train_and_test(const Flags& flags) {
 
 int main(int argc, char** argv) {
   cli::Program app(
-      "Fine-tunes a BERT to tell whether two sentences mean the same (MRPC). On several ranks: tessera launch --config-file FILE "
-      "PATH/TO/glue ...",
-      "glue");
+      "Fine-tunes a BERT to tell whether two sentences mean the same (MRPC). How it is sharded comes from the configuration.", "glue",
+      {"tessera launch -n 2 glue --model bert-base-cased --data MRPC --output tuned", "glue --model bert-base-cased --data MRPC"});
   Flags flags;
   declare(app, flags);
   app.add_device_flags();

@@ -291,7 +291,10 @@ int train_model(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  cli::Program app("Trains a language model like Llama. On several ranks: tessera launch --config-file FILE PATH/TO/llama ...", "llama");
+  cli::Program app("Trains a language model like Llama. How it is sharded comes from the configuration.", "llama",
+                   {"tessera data tokenize notes.txt --tokenizer SmolLM2 --out notes.tokens",
+                    "tessera launch -n 2 llama --model SmolLM2 --data notes.tokens --output tuned",
+                    "llama --model SmolLM2 --data notes.tokens --method qlora --adapter adapter"});
   Flags flags;
   declare(app, flags);
   app.add_device_flags();

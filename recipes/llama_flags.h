@@ -45,14 +45,14 @@ inline void declare(CLI::App& app, Flags& flags) {
          "--packing",
          [&](const std::string& name) { flags.packing = name == "whole" ? tessera::llm::Packing::Whole : tessera::llm::Packing::Cut; },
          "cut: documents follow each other, and are cut at the end of a row; whole: rows of whole documents, with padding")
-      ->check(CLI::IsMember({"cut", "whole"}))
+      ->check(tessera::cli::one_of({"cut", "whole"}))
       ->default_str("cut");
   app.add_option("--batch-size", flags.batch_size, "Rows per rank and pass")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate")->capture_default_str()->check(from_to(0.0, 1000.0));
   app.add_option("--optimizer", flags.optimizer,
                  "adamw8bit has moments of large parameters in eight bits: two bytes for a value, not eight")
       ->capture_default_str()
-      ->check(CLI::IsMember({"adamw", "adamw8bit"}));
+      ->check(tessera::cli::one_of({"adamw", "adamw8bit"}));
   app.add_option("--warmup", flags.warmup, "The share of steps in which it rises; then it falls, as a cosine")
       ->capture_default_str()
       ->check(from_to(0.0, 1.0));
@@ -65,7 +65,7 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->check(from_to(0, 1'000'000'000));
   app.add_option("--units", flags.units, "Units besides the layers: root, apart or head-with-norm")
       ->capture_default_str()
-      ->check(CLI::IsMember({"root", "apart", "head-with-norm"}));
+      ->check(tessera::cli::one_of({"root", "apart", "head-with-norm"}));
   app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
       ->capture_default_str()
       ->check(from_to(0, 1000));
@@ -73,7 +73,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--method", flags.method,
                  "What trains: full: all weights; lora, dora: adapters beside frozen weights; qlora: the same, of weights in few bits; "
                  "what the configuration says unless given")
-      ->check(CLI::IsMember({"full", "lora", "dora", "qlora"}));
+      ->check(tessera::cli::one_of({"full", "lora", "dora", "qlora"}));
   app.add_option("--rank", flags.rank, "Of adapters")->default_str("8")->check(from_to(1, 100'000));
   app.add_option("--alpha", flags.alpha, "What adapters add is multiplied by this and divided by the rank")
       ->default_str("16")
@@ -84,14 +84,14 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("NAMES");
   app.add_option("--quantisation", flags.quantisation, "In what qlora holds weights")
       ->default_str("nf4")
-      ->check(CLI::IsMember({"nf4", "nf4_single", "int8", "fp8"}));
+      ->check(tessera::cli::one_of({"nf4", "nf4_single", "int8", "fp8"}));
   app.add_option("--adapter", flags.adapter, "Where to write the adapters after each epoch, as peft reads them")->type_name("FOLDER");
   app.add_option("--output", flags.output, "Where to write the trained model, with adapters in its weights, as a Hugging Face folder")
       ->type_name("FOLDER");
   app.add_option("--gguf", flags.gguf, "Where to write it as a GGUF file, too")->type_name("FILE")->needs("--output");
   app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
       ->capture_default_str()
-      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+      ->check(tessera::cli::one_of({"F32", "F16", "BF16", "Q8_0"}));
   app.add_option("--prompt", flags.prompt, "A text that the model goes on with, before training and after");
   app.add_option("--max-new-tokens", flags.new_tokens, "How far it goes on")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));

@@ -111,10 +111,8 @@ int train_and_test(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  cli::Program app(
-      "Trains the MNIST network of the PyTorch/XLA example. Start it on several ranks with: tessera launch --nproc-per-node 2 "
-      "PATH/TO/mnist ...",
-      "mnist");
+  cli::Program app("Trains the MNIST network of the PyTorch/XLA example.", "mnist",
+                   {"tessera launch -n 2 mnist --use-nested-fsdp --ckpt-prefix run/mnist", "mnist --fake-data --num-epochs 1"});
   Flags flags;
   declare(app, flags);
   app.add_device_flags();

@@ -5,10 +5,17 @@ usage() {
   cat <<'TEXT'
 scripts/fresh.sh [12 | 13]... [--folder FOLDER] [--keep] [-- COMMAND...]
   12 13            the versions of Debian; both if none is named
-  --folder FOLDER  where the Debians are made, 6 GB each; a temporary folder if none is given
+  --folder FOLDER  where the Debians are made, 6 GB each; a temporary folder
+                   if none is given
   --keep           leave them there; otherwise they are removed
-  COMMAND          what to run, one line an argument: ./quickstart and then ./check if none is given
-Needs root. Takes the package mirror of this machine's apt, and the proxies and package indexes of its apt, pip and environment.
+  COMMAND          what to run, one line an argument: ./quickstart and then
+                   ./check if none is given
+Needs root. Takes the package mirror of this machine's apt, and the proxies and
+package indexes of its apt, pip and environment.
+
+Examples:
+  scripts/fresh.sh
+  scripts/fresh.sh 13 -- ./quickstart
 TEXT
 }
 set -euo pipefail

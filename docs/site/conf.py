@@ -19,7 +19,7 @@ breathe_default_project = "tessera"
 cpp_maximum_signature_line_length = 100
 primary_domain = "cpp"
 highlight_language = "none"
-suppress_warnings = ["misc.highlighting_failure"]
+suppress_warnings = ["misc.highlighting_failure", "duplicate_declaration.cpp"]
 
 html_theme = "furo"
 html_title = "Tessera"
@@ -43,11 +43,12 @@ def add_contents(app, docname, source):
     if docname == "README":
         groups = [(title, [f"docs/{page}" for page in pages]) for title, pages in groups_of((folder / "docs/README.md").read_text())]
         groups[0][1].insert(0, "docs/README.md")
-        groups.insert(2, ("API", sorted(f"api/{page.name}" for page in folder.glob("api/*.rst"))))
+        if headers := sorted(f"api/{page.name}" for page in folder.glob("api/*.rst")):
+            groups.insert(2, ("API", headers))
         groups.append(("Project", sorted(page.name for page in folder.glob("*.md") if page.name != "README.md") + ["examples/README.md"]))
         for title, pages in groups:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n" + "\n".join(pages) + "\n```\n"
-    if docname == "docs/reference":
+    if docname == "docs/reference" and any(folder.glob("api/*.rst")):
         source[0] = re.sub(r"^\| `(\w+)/", r"| [\1](../api/\1.rst) `\1/", source[0], flags=re.M)
 
 

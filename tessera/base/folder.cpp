@@ -70,7 +70,9 @@ void make_folder(const fs::path& folder) {
   if (stored(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), error.message()));
+  if (error)
+    throw IoError(
+        fmt::format("can't create the folder {}: {}; choose a place where this user may write", folder.string(), error.message()));
 }
 
 bool is_folder(const fs::path& path) {

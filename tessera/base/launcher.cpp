@@ -36,11 +36,13 @@ std::optional<Identity> identity_by(const Launcher& launcher) {
   const auto size = env_int(launcher.size, 1, kMost);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
-    throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process", rank ? launcher.rank : launcher.size,
-                                  rank ? launcher.size : launcher.rank));
+    throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process; tessera launch sets them by itself",
+                                  rank ? launcher.rank : launcher.size, rank ? launcher.size : launcher.rank));
   }
   if (*rank >= *size) {
-    throw ConfigError(fmt::format("{}={} does not exist in a world of {}={}", launcher.rank, *rank, launcher.size, *size));
+    throw ConfigError(fmt::format(
+        "{}={} does not exist in a world of {}={}, whose ranks are 0 to {}; unset both, and start the program with tessera launch -n {}",
+        launcher.rank, *rank, launcher.size, *size, *size - 1, *size));
   }
   return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
 }

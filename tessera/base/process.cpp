@@ -43,6 +43,27 @@ Pipe::Pipe() {
   write = Fd(ends[1]);
 }
 
+namespace {
+
+/// With the way out.
+std::string why_not_started(const std::string& program, int reason) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  const bool is_script = program.ends_with(".py"), is_here = fs::exists(program, ignored),
+             has_path = program.find('/') != std::string::npos;
+  if (fs::is_directory(program, ignored)) return "it is a folder; name the program in it";
+  if (reason == EACCES && is_here)
+    return is_script ? "it is not executable; start it as python3 " + program : "it is not executable; chmod +x " + program;
+  if (reason == ENOENT && is_here && !has_path)
+    return "it is here, but not in PATH; write " + std::string(is_script ? "python3 " : "./") + program;
+  if (reason != ENOENT) return std::strerror(reason);
+  if (program.find(' ') != std::string::npos) return "there is no program of this name; leave out the quotes around it and its arguments";
+  return has_path ? "there is no such file; is it built, and is the path right?"
+                  : "it is not in PATH; write where it is, such as build/" + program;
+}
+
+}  // namespace
+
 Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output,
                  const std::function<void()>& prepare) {
   auto variables = merged_environment(environment);
@@ -76,7 +97,7 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
   while (told < 0 && errno == EINTR);
   if (told == sizeof reason) {
     wait(std::chrono::seconds(5));
-    throw IoError(fmt::format("can't start '{}': {}", command.front(), std::strerror(reason)));
+    throw IoError(fmt::format("can't start '{}': {}", command.front(), why_not_started(command.front(), reason)));
   }
   if (captured) output_ = ::fcntl(captured->read.get(), F_DUPFD_CLOEXEC, 0);
 }

@@ -20,6 +20,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kLongestValue = 60;
+/// Of what values may be, and how the table says it.
+constexpr std::pair<const char*, const char*> kKinds[] = {
+    {"parameters", "parameters"}, {"buffers", "buffers"}, {"optimizer", "the optimizer's state"}, {"beside", "tensors beside them"}};
 
 std::string shown(const Json& value) {
   auto text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -29,6 +32,12 @@ std::string shown(const Json& value) {
 
 std::string dtype_of(const StoredTensor& tensor) {
   return c10::toString(tensor.dtype);
+}
+
+std::string kind_of(const std::string& name, const Manifest& run) {
+  if (run.catalog.buffers.contains(name)) return "buffers";
+  if (is_optimizer_state(name, run)) return "optimizer";
+  return is_of_model(name, run) ? "parameters" : "beside";
 }
 
 }  // namespace
@@ -50,6 +59,7 @@ std::string inspect(const fs::path& path) {
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
+  std::map<std::string, int64_t> kinds;  // of what there are how many values, where the format tells
   result["tensors"] = Json::object();
   for (const auto& [name, tensor] : catalog.tensors) {
     const auto values = c10::multiply_integers(tensor.shape);
@@ -57,6 +67,7 @@ std::string inspect(const fs::path& path) {
     result["tensors"][name] = {{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}};
     numel += values;
     bytes += size;
+    if (format == Format::Tessera) kinds[kind_of(name, run)] += values;
   }
   result["aliases"] = catalog.aliases;
   result["values"] = catalog.values;
@@ -64,13 +75,14 @@ std::string inspect(const fs::path& path) {
   result["files"] = Json::object();
   for (const auto& file : catalog.files) result["files"][file.filename().string()] = size_of_file(file).value_or(0);
   result["total"] = {{"tensors", catalog.tensors.size()}, {"numel", numel}, {"bytes", bytes}, {"checksums", catalog.checksums.size()}};
+  if (!kinds.empty()) result["total"]["kinds"] = kinds;
   return result.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string to_table(const std::string& inspected) {
   const auto found = Json::parse(inspected);
   auto text = fmt::format("{}: {}", found["path"].get<std::string>(), found["format"].get<std::string>());
-  if (found.contains("ranks")) text += fmt::format(" of {} ranks", found["ranks"].get<int>());
+  if (found.contains("ranks")) text += " of " + counted(found["ranks"].get<int64_t>(), "rank");
   text += '\n';
   if (found.contains("optimizer") && found["optimizer"] != "")
     text += fmt::format("optimizer: {}\n", printable(found["optimizer"].get<std::string>()));
@@ -110,6 +122,13 @@ std::string to_table(const std::string& inspected) {
   const auto& total = found["total"];
   text += fmt::format("{}, {}, {} in {}\n", counted(total["tensors"], "tensor"), counted(total["numel"], "value"),
                       counted(total["bytes"], "byte"), counted(std::ssize(found["files"]), "file"));
+  if (total.contains("kinds")) {
+    std::vector<std::string> words;
+    for (const auto& [kind, where] : kKinds) {
+      if (total["kinds"].contains(kind)) words.push_back(fmt::format("{} in {}", total["kinds"][kind].get<int64_t>(), where));
+    }
+    text += fmt::format("of the values, {}\n", fmt::join(words, ", "));
+  }
   return text;
 }
 

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "tessera/testing/folder.h"
 #include "tessera/testing/launched.h"
 
@@ -95,6 +97,30 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
     EXPECT_EQ(ended.status, 2) << ::testing::PrintToString(line);
     EXPECT_THAT(ended.err, HasSubstr(line.says)) << ::testing::PrintToString(line);
   }
+}
+
+/// Of a command and of those below it. Returns how many these are.
+int expect_readable_help(const Command& command) {
+  auto line = command;
+  line.emplace_back("--help");
+  std::istringstream help(tessera(line).out);
+  int count = 1;
+  bool of_commands = false, has_example = false;
+  for (std::string text; std::getline(help, text);) {
+    EXPECT_LE(text.size(), 80U) << text;
+    has_example |= text == "Examples:";
+    of_commands = text == "Commands:" || (of_commands && !text.empty());
+    if (!of_commands || !text.starts_with("  ") || text.starts_with("   ")) continue;
+    line.back() = text.substr(2, text.find(' ', 2) - 2);
+    if (line.back() == "help") continue;  // which is that of the program
+    count += expect_readable_help(line);
+  }
+  EXPECT_TRUE(has_example) << ::testing::PrintToString(command);
+  return count;
+}
+
+TEST(CommandLine, HasHelpOfEightyColumnsWithExamples) {
+  EXPECT_GE(expect_readable_help({}), 25);
 }
 
 TEST(CommandLine, HasHelpAndVersionAsCommands) {

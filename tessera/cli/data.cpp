@@ -75,8 +75,8 @@ void add_data_command(CLI::App& app, std::function<int()>& chosen) {
   flags->add_option("--chat", tokenize->chat, "How messages are written")->check(CLI::IsMember({"chatml", "llama3", "alpaca"}));
   flags->add_option("--end", tokenize->end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
   flags->add_option("--threads", tokenize->options.threads, "As many as there are cores unless given")->check(from_to(1, 4096));
-  flags->footer(Help::footer_of({"tessera data tokenize texts.jsonl --tokenizer SmolLM2-135M --out texts.tokens",
-                                 "tessera data tokenize chats.jsonl --tokenizer model.gguf --chat chatml --out chats.tokens"}));
+  flags->footer(Help::footer_of({"tessera data tokenize notes.txt --tokenizer SmolLM2-135M --out notes.tokens",
+                                 "tessera data tokenize *.jsonl --tokenizer my.gguf --chat chatml --out x.tokens"}));
   flags->callback([&chosen, tokenize] { chosen = [=] { return tokenize->run(); }; });
 }
 

@@ -49,6 +49,10 @@ inline std::string words_of(const CLI::App& command, const CLI::ParseError& erro
     const auto* missing = command.get_option_no_throw(text.substr(0, text.find(' ')));
     return missing != nullptr && missing->get_positional() ? missing->get_name(true) + after(missing->get_name()) : text;
   }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    const auto left = command.remaining();
+    if (std::ranges::find(left, "--") != left.end()) return "'--' stands before a program, and there is none here; leave it out";
+  }
   if (dynamic_cast<const CLI::ConversionError*>(&error) == nullptr) return text;
   const auto value = after(" = ");  // Could not convert: --seed = x
   const auto name = text.substr(text.find("--"), text.find(" = ") - text.find("--"));
@@ -75,9 +79,11 @@ inline bool read_flags(CLI::App& app, std::vector<std::string> arguments, const 
 /// A program with a command line.
 class Program : public CLI::App {
  public:
-  Program(const std::string& description, const std::string& name) : CLI::App(description, name) {
+  /// With the command lines that its help shows.
+  Program(const std::string& description, const std::string& name, const std::vector<std::string>& examples = {})
+      : CLI::App(description, name) {
     formatter(std::make_shared<Help>());
-    footer(Help::kExitStatus);
+    footer(Help::footer_of(examples));
     set_help_flag("-h,--help", "Print this help and exit");
   }
 

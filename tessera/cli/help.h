@@ -45,7 +45,10 @@ class Help : public CLI::Formatter {
     if (option->get_required()) text += " (required)";
     for (const auto* other : option->get_needs()) text += " (needs " + other->get_name() + ")";
     const auto names = CLI::detail::find_and_replace(option->get_name(is_positional, !is_positional), ",", ", ");
-    return lines("  " + names + value(*option), text, kIndent);
+    const auto left = "  " + names + value(*option);
+    if (left.size() <= kWidth) return lines(left, text, kIndent);
+    // Many choices stand above the text.
+    return lines("  " + names, CLI::detail::find_and_replace(value(*option).substr(1), ",", ", ") + '\n' + text, kIndent);
   }
 
  private:

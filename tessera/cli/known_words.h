@@ -115,7 +115,8 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
     if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
   }
   text += nearest.empty() ? file : " (did you mean " + nearest + "?)";
-  return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", "));
+  const auto* const program = command.get_parent() == nullptr ? "; a program is started by tessera launch -n 2 PROGRAM" : "";
+  return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", ") + program);
 }
 
 /// The arguments with dashes in place of the underscores in flags, and "help" as the flag that it stands for. Throws ConfigError for what no

@@ -244,7 +244,7 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen) {
       "  tessera launch --nproc-per-node 2 tessera test\n"
       "  tessera launch --nproc-per-node 4 --max-restarts 3 ./train --resume\n"
       "  tessera launch --config-file run.yaml --mixed-precision bf16 ./train\n"
-      "  tessera launch -n 8 --nnodes 2 --node-rank 1 --rdzv-endpoint node0:29500 ./train\n"
+      "  tessera launch -n 8 --nnodes 2 --node-rank 1 --master-addr node0 ./train\n"
       "\ntorchrun --no-python, mpirun and srun start the same programs.\n\n"
       "Exit status: 0 if that of all ranks is 0, or else that of the rank that failed first; 1 if launch itself failed, 2 if the command "
       "line is wrong, 128 + n after signal n.");

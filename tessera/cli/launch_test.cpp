@@ -31,6 +31,15 @@ TEST(Launch, PutsTheRankBeforeEachLineAndKeepsTheStreamsApart) {
   EXPECT_THAT(lines(ended.err), UnorderedElementsAre(HasSubstr("launch: 2 ranks"), "[rank 0] err of 0", "[rank 1] err of 1"));
 }
 
+TEST(Launch, ShowsOnceWhatAllRanksPrintAsAnError) {
+  const std::string paragraph =
+      "the data set is neither here nor where the program looked for it\\nso give it by the flag that is for data sets";
+  const auto ended = run("3", shell("printf '" + paragraph + "\\n' >&2; printf '" + paragraph + "\\n'"));
+  EXPECT_THAT(lines(ended.out), ::testing::SizeIs(6));
+  EXPECT_THAT(lines(ended.err), ::testing::SizeIs(1 + 2 + 2)) << ended.err;
+  EXPECT_THAT(lines(ended.err), ::testing::Contains(MatchesRegex("\\[rank [0-2]\\] the same as rank [0-2]")).Times(2));
+}
+
 TEST(Launch, TearsNoLine) {
   const auto ended = run("3", shell("for i in $(seq 100); do printf %03000d $RANK; printf %03000d $RANK; echo; done"));
   const auto printed = lines(ended.out);

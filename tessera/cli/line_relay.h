@@ -2,7 +2,9 @@
 // ranks do not mix.
 #pragma once
 
+#include <chrono>
 #include <deque>
+#include <optional>
 #include <string>
 
 #include "tessera/base/fd.h"
@@ -11,11 +13,26 @@
 
 namespace tessera::cli {
 
+/// The long lines that ranks have printed of late, so that what all of them say stands there once.
+class RecentLines {
+ public:
+  /// Another rank that has just printed this line. If there is none, the line is kept.
+  std::optional<int> printed_by_another(int rank, const std::string& line);
+
+ private:
+  struct Line {
+    int rank;
+    std::string text;
+    std::chrono::steady_clock::time_point when;
+  };
+  std::deque<Line> lines_;
+};
+
 class LineRelay {
  public:
   /// Reads from a pipe. Of a line that was overwritten after carriage returns, only the last state is copied. Without a target, lines only
-  /// go to the log.
-  LineRelay(Fd source, Output* target, std::string prefix, LogFile log);
+  /// go to the log. With `recent`, lines that another rank has just printed are not copied.
+  LineRelay(Fd source, Output* target, std::string prefix, LogFile log, int rank, RecentLines* recent = nullptr);
 
   /// The descriptor to poll for input; -1 after the end, and while enough lines wait for the target. The rank then waits in its own pipe.
   int source() const { return has_room() ? source_.get() : -1; }
@@ -45,6 +62,9 @@ class LineRelay {
   std::string line_;   // the current line so far
   std::string ready_;  // complete lines, to be written
   std::deque<std::string> last_lines_;
+  int rank_;
+  RecentLines* recent_;
+  bool repeats_ = false;  // what another rank has printed
 };
 
 }  // namespace tessera::cli

@@ -90,8 +90,10 @@ void LocalJob::start(int place) {
   auto& output = console_.out();
   auto& errors = console_.err();
   const bool shows_out = job_.tee == Tee::Out || job_.tee == Tee::Both, shows_err = job_.tee == Tee::Err || job_.tee == Tee::Both;
-  if (!direct) started.output.emplace_back(std::move(out.read), shows_out ? &output : nullptr, prefix(rank, output), std::move(out_log));
-  started.output.emplace_back(std::move(err.read), shows_err ? &errors : nullptr, prefix(rank, errors), std::move(err_log));
+  if (!direct)
+    started.output.emplace_back(std::move(out.read), shows_out ? &output : nullptr, prefix(rank, output), std::move(out_log), rank);
+  started.output.emplace_back(std::move(err.read), shows_err ? &errors : nullptr, prefix(rank, errors), std::move(err_log), rank,
+                              &recent_errors_);
 }
 
 Ending LocalJob::run() {

@@ -113,6 +113,7 @@ class LocalJob {
   LaunchRecord record_;
   std::list<MemoryFile> error_files_;  // where there are no logs
   size_t first_relay_ = 0;             // whose turn it is to write first
+  RecentLines recent_errors_;
   std::vector<Rank> ranks_;
   std::vector<Step> plan_;  // when to send which signal to the ranks that still run
   std::optional<int> interrupted_;

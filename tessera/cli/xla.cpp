@@ -231,7 +231,7 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   compiler->add_option("--effort", flags->effort, "How hard a TPU's compiler tries, from 9 to 39; its own choice unless given")->check(from_to(9, 39));
   add_places(*compiler, *flags);
   compiler->footer(Help::footer_of({"tessera xla compile step.mlir --topology v5p:4x4x8,wrap=1,1,1 --effort 9",
-                                    "tessera xla compile --topology v4:4x4x4,chip_config_name=megacore,wrap=1,1,1 -- ./train --layers 32"},
+                                    "tessera xla compile --topology v5p:4x4x8,wrap=1,1,1 -- ./train --layers 32"},
                                    "The status is 3 if the program does not fit."));
   compiler->callback([&chosen, flags] {
     chosen = [flags] { return run_apart(flags->environment(), [flags] { return compile(*flags); }); };

@@ -34,6 +34,11 @@ struct Connection {
   std::unique_ptr<Transport> transport = nullptr;  // unset: sums in host memory, over the link
 };
 
+/// Of engines that can always be had.
+inline std::string no_reason() {
+  return {};
+}
+
 struct Engine {
   enum class Reach { OneRank, OneHost, Hosts };
   using Program = std::function<void(Communicator world)>;
@@ -45,7 +50,7 @@ struct Engine {
   c10::DeviceType device = c10::kCPU;
   bool automatic = false;  // whether `auto` chooses it, if it is the first that can be had
   /// Why it can't be had in this process; empty if it can.
-  std::string (*why_not)() = [] { return std::string(); };
+  std::string (*why_not)() = no_reason;
   /// Collective: connects processes that have met. Unset: its ranks are not processes.
   Connection (*connect)(const Meeting& meeting) = nullptr;
   /// Makes the world of a process that is all ranks by itself. Unset: a process is one rank.

@@ -71,6 +71,16 @@ class DeepSpeedFile {
     return std::ranges::find(kMaps, name) != std::end(kMaps);
   }
 
+  /// The name at the top that a misspelt one was meant to be; empty if none is like it.
+  static std::string name_like(const std::string& name) {
+    constexpr size_t kSameLetters = 5;  // DeepSpeed has many more names, which need not be like these by accident
+    std::vector<std::string> known;
+    for (const auto* each : {"zero_optimization", "bfloat16", "gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
+                             "train_micro_batch_size_per_gpu"})
+      if (name.starts_with(std::string_view(each).substr(0, kSameLetters))) known.emplace_back(each);
+    return nearest_name(name, known, "zero_");
+  }
+
   /// What nothing takes becomes a remark.
   void read_map(Value map, Name above) {
     for (size_t i = 0; i < map.names.size(); i++) {
@@ -89,6 +99,8 @@ class DeepSpeedFile {
         read_map(value, name + ".");
       } else if (const auto take = taker_of(name)) {
         (this->*take)(name, value);
+      } else if (const auto meant = above.empty() ? name_like(name) : ""; !meant.empty()) {
+        throw ConfigError(fmt::format("{}: DeepSpeed has no key '{}' (did you mean {}?)", value.where, name, meant));
       } else if (!is_none) {
         remark(value, fmt::format("{} of DeepSpeed has no counterpart here", name));
       }

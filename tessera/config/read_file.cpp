@@ -140,7 +140,8 @@ class AccelerateFile {
     const auto* type = root_.find("distributed_type");
     const auto* fsdp = root_.find(section_name(Section::Fsdp));
     if (type == nullptr || fsdp == nullptr || fsdp->is_empty() || type->text == "FSDP") return;
-    result_.remarks.push_back(fmt::format("{}: fsdp_config shards nothing: distributed_type is {}", fsdp->where, printable(type->text)));
+    result_.remarks.push_back(
+        fmt::format("{}: fsdp_config shards nothing: distributed_type is {}; write FSDP there", fsdp->where, printable(type->text)));
   }
 
   const YamlValue& root_;

@@ -57,6 +57,19 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
   return scaling;
 }
 
+/// Throws ConfigError with the way out for what is neither a folder nor a GGUF file.
+void expect_model_place(const fs::path& path) {
+  if (is_folder(path) || checkpoint::is_gguf_file(path)) return;
+  if (!is_there(path))
+    throw ConfigError(fmt::format(
+        "{}: there is no such folder or GGUF file; of a model on the Hugging Face Hub, give the folder that it was downloaded to",
+        path.string()));
+  const auto folder = path.parent_path().empty() ? fs::path(".") : path.parent_path();
+  const bool has_config = is_there(folder / "config.json");
+  throw ConfigError(fmt::format("{} is no GGUF file; give {}", path.string(),
+                                has_config ? "its folder, " + folder.string() : "one, or a folder with config.json and tokenizer.json"));
+}
+
 LlamaConfig config_of(const fs::path& path) {
   const GgufFile file(path);
   if (file.is_adapter())
@@ -255,10 +268,12 @@ std::string known_architecture(const GgufFile& file) {
 }
 
 LlamaConfig read_config(const fs::path& path) {
+  expect_model_place(path);
   return is_folder(path) ? LlamaConfig::read(path) : config_of(path);
 }
 
 data::Tokenizer read_tokenizer(const fs::path& path) {
+  expect_model_place(path);
   return is_folder(path) ? data::Tokenizer::read(path) : tokenizer_of(path);
 }
 

@@ -9,10 +9,13 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <mutex>
 #include <set>
 
 #include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
+#include "tessera/base/launcher.h"
+#include "tessera/base/log.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradients.h"
@@ -48,6 +51,18 @@ at::Tensor zeros_on_disk(const at::Tensor& like, const at::TensorOptions& option
 int64_t whole_numel(const at::Tensor& parameter) {
   const auto info = shard_info(parameter);
   return info ? c10::multiply_integers(info->shape) : parameter.numel();
+}
+
+/// Warns, once in a process, if this is one of several ranks, and nothing averages the gradients of what the optimizer updates.
+void warn_of_ranks_apart(std::span<const at::Tensor> parameters) {
+  const auto identity = identity_from_environment();
+  if (!identity || identity->world_size == 1 || identity->rank != 0 || std::ranges::all_of(parameters, is_ignored)) return;
+  static std::once_flag once;
+  std::call_once(once, [&] {
+    log(LogLevel::Warning, fmt::format("an optimizer was given no parameter of a sharded model, so each of the {} ranks trains by itself; call "
+                                       "tessera::fully_shard(model, {{.mesh = world}}) before the optimizer is made, or tessera::average_gradients before its step",
+                                       identity->world_size));
+  });
 }
 
 bool has_whole_blocks(const at::Tensor& parameter, const ShardPlace& place) {
@@ -103,6 +118,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
                        .sections = sections_of(std::move(group.parameters))});
   }
   if (seen.empty()) throw UsageError("an optimizer was given no parameters");
+  if (worlds_.empty()) warn_of_ranks_apart(parameters_);
 }
 
 std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> parameters) const {

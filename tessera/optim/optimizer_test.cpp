@@ -14,6 +14,7 @@
 #include "tessera/testing/allocations.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/residences.h"
+#include "tessera/testing/warnings.h"
 
 namespace tessera::testing::optimizer_test {
 namespace {
@@ -312,6 +313,24 @@ TEST(Optimizers, RefuseWhatIsNoParameter) {
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf, leaf}, {}); }), ::testing::HasSubstr("twice"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD(std::vector<at::Tensor>(), {}); }), ::testing::HasSubstr("no parameters"));
+}
+
+TEST(Optimizers, WarnOnceIfEachRankTrainsByItself) {
+  for (const auto* name : {"RANK", "WORLD_SIZE"}) ASSERT_EQ(::setenv(name, name[0] == 'R' ? "0" : "2", 1), 0);
+  const Warnings warnings;
+  const auto make = [](bool shards) {
+    with_ranks(1, [&](const Communicator& world) {
+      auto net = shards ? sharded_net(world) : seeded_net();
+      optim::AdamW(parameters(*net), {});
+    });
+  };
+  make(true);
+  EXPECT_TRUE(warnings.texts.empty());
+  make(false);
+  make(false);
+  for (const auto* name : {"RANK", "WORLD_SIZE"}) ::unsetenv(name);
+  ASSERT_EQ(warnings.texts.size(), 1);
+  EXPECT_THAT(warnings.texts.front(), ::testing::HasSubstr("each of the 2 ranks trains by itself; call tessera::fully_shard"));
 }
 
 }  // namespace

@@ -288,7 +288,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
-    if (!units_of(*modules[i]).empty()) throw UsageError(fmt::format("module {} is sharded already", class_name(*modules[i])));
+    if (!units_of(*modules[i]).empty())
+      throw UsageError(fmt::format("module {} is sharded already; remove the second call", class_name(*modules[i])));
     names.push_back(class_name(*modules[i]));
   }
   expect_named_once(modules, options);

@@ -39,7 +39,7 @@ void expect_module(const Module* module, bool has_forward) {
                     name));
   }
   if (boundary_of(*module).is_sharded) {
-    throw UsageError(fmt::format("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already", name));
+    throw UsageError(fmt::format("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already; wrap it once", name));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <set>
 
+#include "tessera/base/words.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
@@ -15,15 +16,16 @@ namespace tessera {
 namespace {
 
 std::string size_text(uint64_t bytes) {
+  if (bytes == 0) return "-";
   if (bytes < 10'000) return fmt::format("{} B", bytes);
   if (bytes < 10'000'000) return fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);
   return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
 }
 
 /// A row of the table of units.
-constexpr size_t kColumns = 9;
+constexpr size_t kColumns = 8;
 using Row = std::array<std::string, kColumns>;
-constexpr std::string_view kAlignments = "<>>><<>>>";  // words begin at the left of their columns, numbers end at the right
+constexpr std::string_view kAlignments = "<>>><<>>";  // words begin at the left of their columns, numbers end at the right
 
 std::string table_of(const std::vector<Row>& rows) {
   std::array<size_t, kColumns> widths{};
@@ -48,26 +50,31 @@ std::string shown_name(const std::string& name, size_t depth) {
   return std::string(2 * depth, ' ') + shown;
 }
 
+int64_t numel_of(const Unit& unit) {
+  int64_t numel = 0;
+  for (const auto& group : unit.groups()) {
+    for (const auto& parameter : group.parameters) numel += parameter.span.numel;
+  }
+  return numel;
+}
+
 Row row_of(Unit& unit, size_t depth) {
   const auto lock = unit.schedule()->lock();
   const auto& memory = unit.memory();
   std::set<std::string> dtypes;
-  int64_t numel = 0;
   uint64_t shard_bytes = 0;
   for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) numel += parameter.span.numel;
     shard_bytes += group.own.nbytes();
     dtypes.insert(c10::toString(group.unsharded_dtype));
   }
   const auto& counters = unit.counters();
   return {shown_name(unit.name(), depth),
-          fmt::format("{}", numel),
+          fmt::format("{}", numel_of(unit)),
           size_text(memory.unsharded_bytes(unit.buffers())),
           size_text(shard_bytes),
           fmt::format("{}", fmt::join(dtypes, "+")),
           fmt::format("{}{}", memory.residence, memory.disk ? ", disk" : ""),
           fmt::format("{}", counters.gathers),
-          size_text(counters.gathered_bytes),
           fmt::format("{}", counters.reductions)};
 }
 
@@ -130,11 +137,17 @@ void reset_counters(ModuleRef module) {
 }
 
 std::string describe(ConstModuleRef module) {
-  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "gathered", "reduced"}};
+  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "reduced"}};
   for (const auto& unit : in_tree_order(units(module))) rows.push_back(row_of(*unit.unit, unit.depth));
   const auto total = counters(module);
-  return table_of(rows) + fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n",
-                                      size_text(total.peak_unsharded_bytes), total.misses, total.cancelled);
+  int64_t parameters = 0, buffers = 0;
+  for (const auto& unit : units(module)) parameters += numel_of(*unit);
+  for (const auto& buffer : module->buffers()) buffers += buffer.numel();
+  return table_of(rows) +
+         fmt::format("{} in {}, {} in buffers; received {}\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
+                     counted(buffers, "value"), size_text(total.gathered_bytes)) +
+         fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
+                     total.misses, total.cancelled);
 }
 
 }  // namespace tessera

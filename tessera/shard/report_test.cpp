@@ -23,6 +23,15 @@ TEST(Describe, HasALineForEachUnitAndThePeak) {
   });
 }
 
+TEST(Describe, CountsParametersApartFromBuffers) {
+  with_ranks(2, [](const Communicator& world) {
+    torch::nn::Sequential model(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3));
+    fully_shard(model[0], {.mesh = world});
+    fully_shard(model, {.mesh = world});
+    EXPECT_THAT(describe(*model), ::testing::HasSubstr("\n27 parameters in 2 units, 7 values in buffers; received -\n"));
+  });
+}
+
 TEST(Describe, ShortensTheNameOfAUnitOfManyModules) {
   with_ranks(1, [](const Communicator& world) {
     torch::nn::ModuleList layers;
@@ -58,7 +67,7 @@ TEST(Describe, KeepsItsColumnsWithLongNamesAndDtypes) {
     std::istringstream text(describe(*model));
     std::vector<std::string> lines;
     for (std::string line; std::getline(text, line);) lines.push_back(line);
-    ASSERT_EQ(lines.size(), 4);  // with the heading and the peak
+    ASSERT_EQ(lines.size(), 5);  // with the heading, the totals and the peak
     EXPECT_THAT(lines[2], ::testing::HasSubstr("BFloat16+ComplexDouble+Double"));
     for (const auto& line : {lines[1], lines[2]}) {
       EXPECT_EQ(line.size(), lines[0].size());

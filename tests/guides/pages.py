@@ -2,7 +2,8 @@
 
 pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/ or of a file in tests/extending/, and those of the README
                                   are whole programs; every diff is a part of a patch there, and in the README leads to lines of a program, in their order;
-                                  files that pages name are there
+                                  files that pages name are there; examples/README.md names each example, which has at most 60 lines, and says in the first
+                                  how it is run
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
@@ -20,11 +21,12 @@ import tempfile
 import termios
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+LONGEST_EXAMPLE = 60
 NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def pages_of(root):
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / "README.md", root / "CONTRIBUTING.md", root / "examples/README.md", *sorted((root / "docs").glob("*.md"))]
 
 
 # --- listings --------------------------------------------------------------------------------------------------------------------------
@@ -64,6 +66,14 @@ def missing_files(root, page):
     return sorted(f"{page.relative_to(root)} names {name}, which is not there" for name in names if not name.exists())
 
 
+def faults_of_example(path):
+    lines = path.read_text().splitlines()
+    if len(lines) > LONGEST_EXAMPLE:
+        yield f"examples/{path.name} has {len(lines)} lines; at most {LONGEST_EXAMPLE} are easy to read"
+    if not re.match(rf"// .+: (.* )?{path.stem}( |;|$)", lines[0]):
+        yield f"examples/{path.name}: the first line must say what it shows and how it is run, `// ...: tessera launch -n 2 {path.stem}`"
+
+
 def check_listings(root):
     programs = {path.name: whole(bare(path.read_text())) for path in sorted((root / "examples").glob("*.cpp"))}
     own = sorted(path for path in (root / "tests/extending").rglob("*") if path.suffix in {".h", ".cpp", ".patch"})
@@ -97,9 +107,11 @@ def check_listings(root):
                 wrong.append(f"docs/reference.md does not name {header}")
     authors = "".join(page.read_text() for page in (root / "docs").glob("extending*.md"))
     wrong += [f"docs/extending*.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
+    index = (root / "examples/README.md").read_text()
     for name in programs:
-        if not any(f"examples/{name}" in page.read_text() for page in pages_of(root)):
-            wrong.append(f"no page names examples/{name}")
+        if f"]({name})" not in index:
+            wrong.append(f"examples/README.md does not name {name}")
+        wrong += faults_of_example(root / "examples" / name)
     return wrong
 
 
@@ -158,7 +170,7 @@ def run_commands(root, build, page):
     count = 0
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        for name, target in {"build": build, "examples": root / "examples", "docs": root / "docs"}.items():
+        for name, target in {"build": build, **{name: root / name for name in ("examples", "docs", "README.md")}}.items():
             (folder / name).symlink_to(target)
         # As a reader has it: ctest sets some variables for tests.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "TESSERA_"))}

@@ -130,7 +130,9 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
     faults.emplace_back("what may differ can be named in may_be_missing and may_be_unknown of the options");
   faults.insert(faults.end(), misfits_.begin(), misfits_.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits_), 5));
   if (misfits_.size() > 5) faults.push_back(fmt::format("and {} more do not fit", misfits_.size() - 5));
-  if (!faults.empty()) throw UsageError(fmt::format("{} is of another model: {}", where, fmt::join(faults, "; ")));
+  if (!faults.empty())
+    throw UsageError(fmt::format("{} is of another model: {}; make the model as it was saved, or choose another checkpoint", where,
+                                 fmt::join(faults, "; ")));
   for (const auto& part : model.parts) expect_parts(part.name, records_of(part));
   for (const auto& [name, tensor] : model.outside) expect_parts(name, std::array{whole_record(tensor.sizes())});
   for (const auto& [name, tensor] : model.buffers) expect_parts(name, std::array{whole_record(tensor.sizes())});

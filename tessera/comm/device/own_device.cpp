@@ -53,9 +53,11 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
   const auto type = wanted.type();
   const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
-    throw ConfigError(fmt::format(
-        "device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA",
-        name));
+    throw ConfigError(
+        fmt::format("device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch "
+                    "with CUDA, or "
+                    "train on the CPU: unset TESSERA_DEVICE, or give --device cpu",
+                    name));
   }
   const int count = devices_here(type);
   if (count == 0)

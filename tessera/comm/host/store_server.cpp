@@ -63,7 +63,9 @@ Fd try_to_listen(const addrinfo& where) {
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end) {
   const auto refuse = [&](const std::string& why) {
     return CommError(
-        fmt::format("rank 0 can't serve the store at {}:{}: {}; MASTER_ADDR and MASTER_PORT name another place", host, port, why));
+        fmt::format("rank 0 can't serve the store at {}:{}: {}; give another place by MASTER_ADDR and MASTER_PORT, or to tessera launch by "
+                    "--main-process-port",
+                    host, port, why));
   };
   const auto asked = addresses_of(host, port, SOCK_STREAM, end);
   if (!asked.first) throw refuse(asked.why_not);

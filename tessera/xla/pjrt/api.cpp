@@ -43,7 +43,9 @@ std::shared_ptr<const Api> Api::load(const std::filesystem::path& file) {
   static auto& loaded = *new std::map<std::filesystem::path, std::shared_ptr<const Api>>;
   std::error_code missing;
   const auto path = std::filesystem::canonical(file, missing);
-  if (missing) throw ConfigError(fmt::format("there is no PJRT plugin {}: {}", file.string(), missing.message()));
+  if (missing)
+    throw ConfigError(fmt::format("there is no PJRT plugin {}: {}; TESSERA_PJRT_PLUGIN takes cpu, tpu, cuda or the path of a library",
+                                  file.string(), missing.message()));
   const std::lock_guard lock(mutex);
   auto& api = loaded[path];
   if (!api) api.reset(new Api(path));

@@ -1,0 +1,64 @@
+"""Draws docs/screens/curves.svg: the losses of examples/same_losses.cpp on one, two
+and three ranks and in plain libtorch, and how far they are apart.
+
+Needs what `cmake --build build --target same_losses tessera_cli` builds.
+"""
+import math
+import os
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PROGRAM, TEXT = ROOT / "build/examples/same_losses", ROOT / "docs/architecture.md"
+LIMIT = 1e-3  # more than rounding can be
+WIDTH, HEIGHT, LEFT, TOP = 300, 200, 50, 40
+GAP = 110
+# Wide lines first, so that those that lie on them can be seen.
+STYLES = {"plain libtorch": ("#b9c4c9", 9, ""), "1 rank": ("#2a7f62", 5, ""), "2 ranks": ("#e0a030", 2.5, ""), "3 ranks": ("#303a40", 1.2, "4 4")}
+
+
+def losses(ranks):
+    command = [PROGRAM, TEXT, "plain"] if not ranks else [ROOT / "build/bin/tessera", "launch", "--quiet", "-n", str(ranks), PROGRAM, TEXT]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+    return [float(line.split()[-1]) for line in printed.splitlines()]
+
+
+def line(values, low, high, left, style):
+    colour, width, dashes = style
+    points = " ".join(f"{left + WIDTH * i / (len(values) - 1):.1f},{TOP + HEIGHT * (high - value) / (high - low):.1f}" for i, value in enumerate(values))
+    return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}" stroke-linejoin="round"/>'
+
+
+def axes(title, marks, low, high, left):
+    yield f'<text x="{left}" y="22" class="head">{title}</text><path d="M{left} {TOP}V{TOP + HEIGHT}H{left + WIDTH}" class="axis"/>'
+    for value, name in marks:
+        y = TOP + HEIGHT * (high - value) / (high - low)
+        yield f'<text x="{left - 6}" y="{y + 4:.1f}" class="mark">{name}</text>'
+
+
+def main():
+    curves = dict(zip(STYLES, map(losses, range(len(STYLES)))))
+    plain = curves["plain libtorch"]
+    apart = {name: [abs(a - b) for a, b in zip(values, plain, strict=True)] for name, values in curves.items() if values is not plain}
+    worst = max(map(max, apart.values()))
+    if worst > LIMIT:
+        raise SystemExit(f"the losses are apart by {worst}, which is more than rounding")
+    low, high, right = math.floor(min(plain)), math.ceil(max(plain)), LEFT + WIDTH + GAP
+    shapes = [*axes("loss of each step", [(value, value) for value in range(low, high + 1)], low, high, LEFT)]
+    shapes += [line(values, low, high, LEFT, STYLES[name]) for name, values in curves.items()]
+    shapes += axes("apart from plain libtorch", [(power, f"1e{power}") for power in (-8, -6, -4, -2)], -9, -1, right)
+    shapes += [line([math.log10(max(value, 1e-9)) for value in values], -9, -1, right, STYLES[name]) for name, values in apart.items()]
+    for i, (name, (colour, width, dashes)) in enumerate(STYLES.items()):
+        x, y = LEFT + WIDTH - 110, TOP + 16 + 18 * i
+        shapes.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/><text x="{x + 32}" y="{y}">{name}</text>')
+    shapes.append(f'<text x="{LEFT}" y="{TOP + HEIGHT + 22}">{len(plain)} steps of a small gpt; at most {worst:.0e} apart, which is rounding</text>')
+    style = ("text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.mark{text-anchor:end}.axis{fill:none;stroke:#999}"
+             "@media (prefers-color-scheme: dark){text{fill:#ddd}polyline[stroke='#303a40'],path[stroke='#303a40']{stroke:#fff}}")
+    picture = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + WIDTH + 20} {TOP + HEIGHT + 34}" role="img" '
+               f'aria-label="Losses on one, two and three ranks and in plain libtorch lie on each other">\n<style>{style}</style>\n' + "\n".join(shapes) + "\n</svg>\n")
+    (ROOT / "docs/screens/curves.svg").write_text(picture)
+    print(f"wrote docs/screens/curves.svg: at most {worst:.1e} apart")
+
+
+if __name__ == "__main__":
+    main()
