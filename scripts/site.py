@@ -88,7 +88,8 @@ if __name__ == "__main__":
     parser.add_argument("--install", action="store_true", help="only install the generators")
     options = parser.parse_args()
     if options.install:
-        sys.exit(install() is None)
+        install()
+        sys.exit()
     build(of_headers=not options.pages)
     if options.serve:
-        http.server.test(functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE / "html"))
+        http.server.test(functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE / "html"), bind="127.0.0.1")

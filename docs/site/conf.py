@@ -10,10 +10,8 @@ extensions = ["myst_parser", "breathe"]
 root_doc = "README"
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 include_patterns = ["*.md", "docs/*.md", "examples/*.md", "api/*.rst"]
-exclude_patterns = ["CITATION.md"]
 
 myst_heading_anchors = 3  # as code hosts make them
-myst_enable_extensions = []
 breathe_projects = {"tessera": os.environ["TESSERA_REFERENCE"] + "/xml"}
 breathe_default_project = "tessera"
 cpp_maximum_signature_line_length = 100

@@ -45,21 +45,20 @@ Pipe::Pipe() {
 
 namespace {
 
-/// With the way out.
+/// Why a program was not started, with the way out.
 std::string why_not_started(const std::string& program, int reason) {
-  namespace fs = std::filesystem;
   std::error_code ignored;
-  const bool is_script = program.ends_with(".py"), is_here = fs::exists(program, ignored),
-             has_path = program.find('/') != std::string::npos;
-  if (fs::is_directory(program, ignored)) return "it is a folder; name the program in it";
+  const bool is_here = std::filesystem::exists(program, ignored), has_path = program.find('/') != std::string::npos;
+  const auto* const python = program.ends_with(".py") ? "python3 " : nullptr;
+  const std::string why = std::strerror(reason);
+  if (std::filesystem::is_directory(program, ignored)) return why + "; it is a folder: name the program in it";
   if (reason == EACCES && is_here)
-    return is_script ? "it is not executable; start it as python3 " + program : "it is not executable; chmod +x " + program;
-  if (reason == ENOENT && is_here && !has_path)
-    return "it is here, but not in PATH; write " + std::string(is_script ? "python3 " : "./") + program;
-  if (reason != ENOENT) return std::strerror(reason);
-  if (program.find(' ') != std::string::npos) return "there is no program of this name; leave out the quotes around it and its arguments";
-  return has_path ? "there is no such file; is it built, and is the path right?"
-                  : "it is not in PATH; write where it is, such as build/" + program;
+    return why + (python != nullptr ? "; start it as python3 " : "; make it executable: chmod +x ") + program;
+  if (reason != ENOENT) return why;
+  if (is_here && has_path) return why + "; is the interpreter there that its first line names?";
+  if (is_here) return why + " in PATH; write " + (python != nullptr ? python : "./") + program;
+  if (program.find(' ') != std::string::npos) return why + "; leave out the quotes around the program and its arguments";
+  return why + (has_path ? "; is it built, and is the path right?" : " in PATH; write the path of the program");
 }
 
 }  // namespace

@@ -39,13 +39,15 @@ std::string shortened(const std::string& text) {
 std::string report(const Ending& ending) {
   const bool silent = ending.last_words.empty() && !ending.error;
   auto text = fmt::format("rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
-  if (silent)
-    text += " and said nothing on standard error; to see where it ends, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
+  if (silent) text += " and said nothing on standard error";
   if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
   if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
   if (ending.elsewhere) text += fmt::format("; it failed because of rank {}, on another node", *ending.elsewhere);
   if (ending.still_ran) text += fmt::format("; it failed because of rank {}, which still ran", *ending.still_ran);
   if (!ending.stopped.empty()) text += fmt::format(" (stopped {})", name_ranks(ending.stopped));
+  const auto signal = ending.status - 128;
+  if (silent && (signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE))
+    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
   if (silent) return text + "\n";
   text += ending.error ? "; its error:\n" : "; its last words:\n";
   auto lines = ending.last_words;

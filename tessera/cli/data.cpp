@@ -72,7 +72,7 @@ void add_data_command(CLI::App& app, std::function<int()>& chosen) {
       ->type_name("PATH")
       ->required();
   flags->add_option("--out", tokenize->out, "The file to write")->type_name("FILE")->required();
-  flags->add_option("--chat", tokenize->chat, "How messages are written")->check(CLI::IsMember({"chatml", "llama3", "alpaca"}));
+  flags->add_option("--chat", tokenize->chat, "How messages are written")->check(one_of({"chatml", "llama3", "alpaca"}));
   flags->add_option("--end", tokenize->end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
   flags->add_option("--threads", tokenize->options.threads, "As many as there are cores unless given")->check(from_to(1, 4096));
   flags->footer(Help::footer_of({"tessera data tokenize notes.txt --tokenizer SmolLM2-135M --out notes.tokens",

@@ -13,18 +13,17 @@ namespace {
 constexpr size_t kLastLines = 5;
 constexpr size_t kLongestLine = 1 << 20;  // a longer line is split
 constexpr size_t kMostReady = 1 << 18;
-constexpr size_t kLongLine = 40;  // shorter ones say too little to be the same by more than chance
+constexpr size_t kLongLine = 40;
 constexpr size_t kMostRecent = 64;
 constexpr auto kRecent = std::chrono::seconds(2);
 
 }  // namespace
 
-std::optional<int> RecentLines::printed_by_another(int rank, const std::string& line) {
+std::optional<int> RecentLines::printed_by_another(int rank, const std::string& line, bool goes_on) {
   const auto now = std::chrono::steady_clock::now();
   while (!lines_.empty() && (lines_.size() > kMostRecent || now - lines_.front().when > kRecent)) lines_.pop_front();
-  if (line.size() < kLongLine) return {};
-  const auto known = std::ranges::find(lines_, line, &Line::text);
-  if (known != lines_.end()) return known->rank == rank ? std::nullopt : std::optional(known->rank);
+  const auto known = std::ranges::find_if(lines_, [&](const Line& other) { return other.rank != rank && other.text == line; });
+  if (known != lines_.end() && (goes_on || line.size() >= kLongLine)) return known->rank;
   lines_.push_back({.rank = rank, .text = line, .when = now});
   return {};
 }
@@ -91,10 +90,10 @@ void LineRelay::take(std::string_view text) {
 void LineRelay::end_line() {
   while (line_.ends_with('\r')) line_.pop_back();
   if (target_ != nullptr) {
-    const auto other = recent_ == nullptr ? std::optional<int>() : recent_->printed_by_another(rank_, line_);
+    const auto other = recent_ == nullptr ? std::optional<int>() : recent_->printed_by_another(rank_, line_, repeats_.has_value());
     if (!other) ready_ += prefix_ + line_ + '\n';
-    if (other && !repeats_) ready_ += prefix_ + "the same as rank " + std::to_string(*other) + '\n';
-    repeats_ = other.has_value();
+    if (other && other != repeats_) ready_ += prefix_ + "the same as rank " + std::to_string(*other) + '\n';
+    repeats_ = other;
   }
   // The stack trace in an error of libtorch would push its message out of the last lines.
   if (!line_.starts_with("frame #") && !line_.starts_with("Exception raised from ")) last_lines_.push_back(std::move(line_));

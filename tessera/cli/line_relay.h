@@ -13,11 +13,12 @@
 
 namespace tessera::cli {
 
-/// The long lines that ranks have printed of late, so that what all of them say stands there once.
+/// The lines that ranks have printed of late, so that what all of them say stands there once.
 class RecentLines {
  public:
-  /// Another rank that has just printed this line. If there is none, the line is kept.
-  std::optional<int> printed_by_another(int rank, const std::string& line);
+  /// Another rank that has just printed this line. If there is none, the line is kept. Lines that are the same by chance are short: one is
+  /// only looked up behind a longer one that was the same.
+  std::optional<int> printed_by_another(int rank, const std::string& line, bool goes_on);
 
  private:
   struct Line {
@@ -64,7 +65,7 @@ class LineRelay {
   std::deque<std::string> last_lines_;
   int rank_;
   RecentLines* recent_;
-  bool repeats_ = false;  // what another rank has printed
+  std::optional<int> repeats_;  // the rank that has printed the same before
 };
 
 }  // namespace tessera::cli

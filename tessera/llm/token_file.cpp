@@ -45,7 +45,7 @@ std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& option
   if (json.contains("prompt") && json.contains("completion"))
     return {{text_of(json, "prompt"), false}, {text_of(json, "completion"), true}};
   if (!json.contains("messages"))
-    throw UsageError("it has neither text, nor prompt and completion, nor messages; name what is to be learned text");
+    throw UsageError("it has neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"");
   if (!options.chat) throw UsageError("it has messages, so it needs a chat template: --chat chatml, llama3 or alpaca");
   std::vector<Message> messages;
   if (!json["messages"].is_array()) throw UsageError("messages is no list");
@@ -302,7 +302,7 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
   if (!json.is_object())
     throw UsageError(data::invalid_utf8(line)
                          ? "it is no UTF-8"
-                         : "it is no JSON object, such as {\"text\": \"...\"}; a file that is one text has a name in .txt");
+                         : "it is no JSON object, such as {\"text\": \"...\"}; a file that is one text is called .txt or .md");
   const auto segments = segments_of(json, options);
   // A template that has marks writes the beginning itself, and one with an end of turns the end.
   const bool chats = json.contains("messages");

@@ -55,7 +55,13 @@ int64_t whole_numel(const at::Tensor& parameter) {
 
 /// Warns, once in a process, if this is one of several ranks, and nothing averages the gradients of what the optimizer updates.
 void warn_of_ranks_apart(std::span<const at::Tensor> parameters) {
-  const auto identity = identity_from_environment();
+  const auto identity = [] {
+    try {
+      return identity_from_environment();
+    } catch (const ConfigError&) {  // init says what is wrong
+      return std::optional<Identity>();
+    }
+  }();
   if (!identity || identity->world_size == 1 || identity->rank != 0 || std::ranges::all_of(parameters, is_ignored)) return;
   static std::once_flag once;
   std::call_once(once, [&] {

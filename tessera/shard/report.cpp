@@ -144,8 +144,8 @@ std::string describe(ConstModuleRef module) {
   for (const auto& unit : units(module)) parameters += numel_of(*unit);
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
   return table_of(rows) +
-         fmt::format("{} in {}, {} in buffers; received {}\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
-                     counted(buffers, "value"), size_text(total.gathered_bytes)) +
+         fmt::format("{} in {}, {} in buffers; {} received\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
+                     counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),
                      total.misses, total.cancelled);
 }

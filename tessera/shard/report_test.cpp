@@ -28,7 +28,7 @@ TEST(Describe, CountsParametersApartFromBuffers) {
     torch::nn::Sequential model(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3));
     fully_shard(model[0], {.mesh = world});
     fully_shard(model, {.mesh = world});
-    EXPECT_THAT(describe(*model), ::testing::HasSubstr("\n27 parameters in 2 units, 7 values in buffers; received -\n"));
+    EXPECT_THAT(describe(*model), ::testing::HasSubstr("\n27 parameters in 2 units, 7 values in buffers; nothing received\n"));
   });
 }
 
