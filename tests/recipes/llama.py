@@ -102,7 +102,7 @@ class Runs(unittest.TestCase):
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", said)]
 
     def text_of(self, said):
-        return next(line for line in said.splitlines() if line.startswith("after training: a b c")).partition("a b c")[2]
+        return next(line for line in said.splitlines() if "after training: a b c" in line).partition("a b c")[2]
 
     def tokenize(self):
         return self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "texts-1.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
