@@ -162,7 +162,7 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
           {"received bytes", fmt::format("{}", trained.gathered_bytes)},
           {"reductions", fmt::format("{}", trained.reductions)},
           {"largest unsharded bytes", fmt::format("{}", trained.peak_unsharded_bytes)},
-          {"units", fmt::format("{}", std::ranges::count(text, '\n') - 2)},
+          {"units", fmt::format("{}", std::ranges::count(text, '\n') - 3)},
           {"parameters of the optimizer", fmt::format("{}", parameters(*model).size())},
           {"sharded parameters", fmt::format("{}", sharded)},
           {"values of the first layer's parameters on rank 0", fmt::format("{}", fmt::join(own, " "))},

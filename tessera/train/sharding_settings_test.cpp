@@ -85,7 +85,7 @@ TEST(ShardingSettings, StrategiesDifferInTheirGathers) {
 TEST(ShardingSettings, PoliciesChooseUnits) {
   const auto units = [](const Pairs& settings) {
     const auto text = seen_with(settings).description;
-    return std::ranges::count(text, '\n') - 2;  // without the heading and the totals
+    return std::ranges::count(text, '\n') - 3;  // without the heading and two lines of totals
   };
   EXPECT_EQ(units({{"fsdp_auto_wrap_policy", "NO_WRAP"}}), 1);
   EXPECT_EQ(units(kWrapped), 4);

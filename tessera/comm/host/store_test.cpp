@@ -212,7 +212,7 @@ TEST(Store, ListensWhereItWasAskedTo) {
   const int taken = free_port();
   const auto first = listen_at(kHost, taken, true, Clock::now() + 10s);
   EXPECT_THAT(message_of<CommError>([&] { listen_at(kHost, taken, true, Clock::now() + 10s); }),
-              HasSubstr("the port is taken; MASTER_ADDR and MASTER_PORT name another place"));
+              HasSubstr("the port is taken; give another place by MASTER_ADDR and MASTER_PORT"));
 }
 
 }  // namespace
