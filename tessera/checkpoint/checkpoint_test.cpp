@@ -363,12 +363,9 @@ TEST(Checkpoint, FilesOfTwoSavesDoNotGoTogether) {
     }
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "b", run); }),
-                ::testing::AnyOf(HasSubstr("or of another save"),  // whose number has fewer digits or more
-                                 world.rank() == 1 ? HasSubstr("the bytes of 'header' are not those that were written")
-                                                   : HasSubstr("rank 1 can't load")));
+                world.rank() == 1 ? HasSubstr("the bytes of 'header' are not those that were written") : HasSubstr("rank 1 can't load"));
   });
-  EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "b", folder / "whole"); }),
-              ::testing::AnyOf(HasSubstr("or of another save"), HasSubstr("the bytes of 'header'")));
+  EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "b", folder / "whole"); }), HasSubstr("the bytes of 'header'"));
 }
 
 }  // namespace
