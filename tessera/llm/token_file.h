@@ -45,8 +45,9 @@ struct Tokenized {
 /// that is none of these.
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
 
-/// Makes a file of tokens of files of such lines, by several threads; a file .txt or .md is one document, which is learned as a whole. What is done is kept in a folder beside `out` until all is: a second
-/// call with the same files and tokenizer goes on. Throws IoError for a line that can't be used, with the file and the line's number.
+/// Makes a file of tokens of files of such lines, by several threads; a file .txt or .md is one document, which is learned as a whole.
+/// What is done is kept in a folder beside `out` until all is: a second call with the same files and tokenizer goes on. Throws IoError for a
+/// line that can't be used, with the file and the line's number.
 Tokenized tokenize(std::span<const std::filesystem::path> inputs, const std::filesystem::path& out, const data::Tokenizer& tokenizer,
                    const TokenizeOptions& options = {});
 

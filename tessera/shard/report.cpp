@@ -138,10 +138,12 @@ void reset_counters(ModuleRef module) {
 
 std::string describe(ConstModuleRef module) {
   std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "reduced"}};
-  for (const auto& unit : in_tree_order(units(module))) rows.push_back(row_of(*unit.unit, unit.depth));
-  const auto total = counters(module);
   int64_t parameters = 0, buffers = 0;
-  for (const auto& unit : units(module)) parameters += numel_of(*unit);
+  for (const auto& [unit, depth] : in_tree_order(units(module))) {
+    rows.push_back(row_of(*unit, depth));
+    parameters += numel_of(*unit);
+  }
+  const auto total = counters(module);
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
   return table_of(rows) +
          fmt::format("{} in {}, {} in buffers; {} received\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),

@@ -71,11 +71,9 @@ void Run::go_on() {
   const auto newest = checkpoint::latest(options_.prefix, trainer_.world());
   const bool resumes = options_.resume || restart_count() > 0;
   if (!newest) {
-    if (const auto step = checkpoint::step_of(options_.prefix); step && is_folder(options_.prefix)) {
-      auto prefix = options_.prefix.string();
-      prefix.resize(prefix.rfind("-step-"));
-      throw ConfigError(
-          fmt::format("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix.string(), prefix));
+    if (const auto prefix = checkpoint::prefix_of(options_.prefix); prefix && is_folder(options_.prefix)) {
+      throw ConfigError(fmt::format("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix.string(),
+                                    prefix->string()));
     }
     if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
     return;
