@@ -1,6 +1,8 @@
 # Installs the headers that programs include, from below _root to _include: the two umbrella headers, models, layers, what language models need, that of
 # XLA devices where the library has them (_of_xla), and what these include themselves. All others are for the library's own sources, and may need headers that a
 # program has not.
+cmake_policy(PUSH)
+cmake_policy(VERSION 3.25)  # scripts begin with none
 file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/extending.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h"
   "${_root}/tessera/llm/*.h")
 list(FILTER _waiting EXCLUDE REGEX "models/config_file\\.h$|nn/rows\\.h$|_kernels\\.h$")
@@ -21,3 +23,4 @@ foreach(_header IN LISTS _public)
   cmake_path(GET _header PARENT_PATH _folder)
   file(INSTALL "${_root}/${_header}" DESTINATION "${_include}/${_folder}")
 endforeach()
+cmake_policy(POP)

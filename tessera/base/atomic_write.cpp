@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const char* what, const fs::path& path) {
-  throw IoError(fmt::format("can't {} {}: {}", what, path.string(), std::strerror(errno)));
+  throw IoError(fmt::format("can't {} {}: {}", what, path.string(), why_unwritable(errno)));
 }
 
 /// Syncs the entries of the folder to disk: what was created, renamed or removed in it.
@@ -114,7 +114,7 @@ NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfin
     return;
   }
   auto part = open_locked(part_, O_WRONLY);
-  if (!part.file) fail("create", part_);
+  if (!part.file) fail("create", path_);
   // Where there are no locks, nothing is lost but this warning.
   if (part.state == LockedFile::State::Held) {
     throw IoError(fmt::format("somebody else is writing {} now; if all ranks came here, call it on one rank", path_.string()));
@@ -191,8 +191,9 @@ NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), par
   if (status.type() != fs::file_type::not_found) throw IoError(fmt::format("can't look at {}: {}", path_.string(), error.message()));
   error.clear();
   fs::remove_all(part_, error);
-  if (!error) fs::create_directories(part_, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", part_.string(), error.message()));
+  if (error) throw IoError(fmt::format("can't remove {}: {}", part_.string(), error.message()));
+  fs::create_directories(part_, error);
+  if (error) throw IoError(fmt::format("can't create the folder {}: {}", path_.string(), why_unwritable(error.value())));
 }
 
 NewFolder::~NewFolder() {

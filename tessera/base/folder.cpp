@@ -66,13 +66,19 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(path_, failed);
 }
 
+std::string why_unwritable(int reason) {
+  std::string why = std::strerror(reason);
+  if (reason == EACCES || reason == EPERM || reason == EROFS) why += "; choose a place where this user may write";
+  if (reason == ENOSPC || reason == EDQUOT) why += "; make room, or choose a place that has some";
+  if (reason == ENOENT) why += "; make its folder first, or choose another place";
+  return why;
+}
+
 void make_folder(const fs::path& folder) {
   if (stored(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error)
-    throw IoError(
-        fmt::format("can't create the folder {}: {}; choose a place where this user may write", folder.string(), error.message()));
+  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), why_unwritable(error.value())));
 }
 
 bool is_folder(const fs::path& path) {

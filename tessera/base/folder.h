@@ -27,6 +27,9 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
+/// What the system says of a place where nothing can be written, and the way out.
+std::string why_unwritable(int reason);
+
 /// Makes a folder and those around it, unless they are there. Throws IoError if it can't.
 void make_folder(const std::filesystem::path& folder);
 

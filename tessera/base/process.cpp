@@ -34,17 +34,6 @@ std::vector<std::string> merged_environment(const std::map<std::string, std::str
   return result;
 }
 
-}  // namespace
-
-Pipe::Pipe() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
-  read = Fd(ends[0]);
-  write = Fd(ends[1]);
-}
-
-namespace {
-
 /// Why a program was not started, with the way out.
 std::string why_not_started(const std::string& program, int reason) {
   std::error_code ignored;
@@ -62,6 +51,13 @@ std::string why_not_started(const std::string& program, int reason) {
 }
 
 }  // namespace
+
+Pipe::Pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
+  read = Fd(ends[0]);
+  write = Fd(ends[1]);
+}
 
 Process::Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output,
                  const std::function<void()>& prepare) {

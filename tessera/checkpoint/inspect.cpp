@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
@@ -22,7 +25,7 @@ using Json = nlohmann::ordered_json;
 constexpr size_t kLongestValue = 60;
 /// Of what values may be, and how the table says it.
 constexpr std::pair<const char*, const char*> kKinds[] = {
-    {"parameters", "parameters"}, {"buffers", "buffers"}, {"optimizer", "the optimizer's state"}, {"beside", "tensors beside them"}};
+    {"parameters", "parameters"}, {"buffers", "buffers"}, {"optimizer", "the optimizer"}, {"beside", "others"}};
 
 std::string shown(const Json& value) {
   auto text = value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -102,19 +105,19 @@ std::string to_table(const std::string& inspected) {
     if (!found.contains(key)) continue;
     for (const auto& [name, value] : found[key].items()) text += fmt::format("{}: {}\n", printable(name), shown(value));
   }
-  size_t names = 6, shapes = 5;
-  const auto shape_of = [](const Json& tensor) {
-    return fmt::format("[{}]", fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", "));
-  };
+  std::vector<std::array<std::string, 5>> rows{{"tensor", "dtype", "shape", "bytes", "parts"}};
   for (const auto& [name, tensor] : found["tensors"].items()) {
-    names = std::max(names, printable(name).size());
-    shapes = std::max(shapes, shape_of(tensor).size());
+    rows.push_back({printable(name), tensor["dtype"].get<std::string>(),
+                    fmt::format("[{}]", fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", ")), tensor["bytes"].dump(),
+                    tensor["parts"].dump()});
   }
-  text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", "tensor", names, "dtype", "shape", shapes, "bytes", "parts");
-  for (const auto& [name, tensor] : found["tensors"].items()) {
-    text += fmt::format("{:<{}}  {:<8}  {:<{}}  {:>12}  {:>5}\n", printable(name), names, tensor["dtype"].get<std::string>(),
-                        shape_of(tensor), shapes, tensor["bytes"].get<int64_t>(), tensor["parts"].get<int64_t>());
+  std::array<size_t, 5> widths{};
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < row.size(); i++) widths[i] = std::max(widths[i], row[i].size());
   }
+  for (const auto& [name, dtype, shape, bytes, parts] : rows)
+    text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", name, widths[0], dtype, widths[1], shape, widths[2], bytes, widths[3],
+                        parts, widths[4]);
   for (const auto& [alias, name] : found["aliases"].items())
     text += printable(fmt::format("{} is tied to {}", alias, name.get<std::string>())) + '\n';
   for (const auto& [name, why] : found["left_out"].items())

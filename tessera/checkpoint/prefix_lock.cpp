@@ -14,6 +14,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/file_lock.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -47,7 +48,7 @@ std::string owner_in(const Fd& file) {
 
 Fd take(const fs::path& path, const std::string& prefix) {
   auto [file, state] = open_locked(path, O_RDWR | O_NOFOLLOW);
-  if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), std::strerror(errno)));
+  if (!file) throw IoError(fmt::format("can't create {}: {}", path.string(), why_unwritable(errno)));
   if (state == LockedFile::State::Held) {
     throw ConfigError(fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one",
                                   prefix, owner_in(file), path.string()));

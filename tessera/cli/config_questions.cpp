@@ -123,7 +123,7 @@ class Interview {
       ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
     }
     ask_key({.name = "fsdp_offload_params",
-             .text = "Do you want to keep parameters and gradients in the memory of the host?",
+             .text = "Do you want to keep parameters and gradients in host memory?",
              .otherwise = "no"});
     ask_units();
     if (is_first) {
@@ -159,7 +159,7 @@ class Interview {
     const auto& policy = settings_.text("fsdp_auto_wrap_policy");
     if (policy == "TRANSFORMER_BASED_WRAP") {
       ask_key({.name = "fsdp_transformer_layer_cls_to_wrap",
-               .text = "Which classes of layers become units? Names with commas between them, such as BertLayer,T5Block"});
+               .text = "Which classes become units? With commas between, such as BertLayer,T5Block"});
     } else if (policy == "SIZE_BASED_WRAP") {
       ask_key({.name = "fsdp_min_num_params", .text = "How many parameters must a unit have at least?", .otherwise = "1e8"});
     }
@@ -176,7 +176,7 @@ class Interview {
   void ask_devices() {
     if (settings_.is_true("use_cpu")) return;
     ask_key({.name = "gpu_ids",
-             .text = "Which GPUs of this machine shall be used? Numbers with commas between them, or all",
+             .text = "Which GPUs of this machine? Numbers with commas between, or all",
              .otherwise = "all"});
     ask_key({.name = "enable_cpu_affinity", .text = "Shall each rank be bound to its own processor cores?", .otherwise = "no"});
   }

@@ -11,7 +11,6 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/config/value.h"
 
@@ -165,7 +164,8 @@ std::map<std::string, std::string> Settings::environment() const {
 std::filesystem::path usual_file() {
   if (auto file = env("TESSERA_CONFIG_FILE")) return *file;
   auto file = default_file();
-  return is_there(file) ? file : std::filesystem::path();
+  std::error_code hidden;  // where the home is that of another user, it is no file of this one
+  return std::filesystem::exists(file, hidden) ? file : std::filesystem::path();
 }
 
 std::filesystem::path default_file() {

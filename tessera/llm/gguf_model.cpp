@@ -250,11 +250,11 @@ int64_t file_type_of(std::string_view code) {
   return code == "Q8_0" ? 7 : 32;
 }
 
-const checkpoint::BlockCode& code_named(const std::string& name) {
+const checkpoint::BlockCode* code_named(const std::string& name) {
   const auto* code = checkpoint::find_block_code(name);
   if (code == nullptr || code->encode == nullptr)
     throw UsageError(fmt::format("GGUF files are written as F32, F16, BF16 or Q8_0, not as '{}'", name));
-  return *code;
+  return code;
 }
 
 }  // namespace
@@ -299,13 +299,13 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
 }
 
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
-  const auto& code = code_named(options.code);
+  const auto* code = code_named(options.code);
   if (!is_there(folder / models::kConfigFile))
     throw ConfigError(fmt::format(
         "a GGUF file is made of a Hugging Face folder, and {} is none: it has no config.json. `tessera ckpt convert IN FOLDER --to hub` "
         "makes one of a GGUF file, and a recipe's --output of a run",
         folder.string()));
-  const auto& plain = code_named("F32");
+  const auto* plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);
   const auto tokenizer = data::Tokenizer::read(folder);
   expect_gguf_place(config, tokenizer, folder);
@@ -320,14 +320,14 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   std::vector<GgufTensor> tensors;
   std::vector<std::string> names;
   const auto factors = config.rope.llama3 ? rope_factors(config) : at::Tensor();
-  if (factors.defined()) tensors.push_back({.name = kRopeFactors, .sizes = factors.sizes().vec(), .code = &plain});
+  if (factors.defined()) tensors.push_back({.name = kRopeFactors, .sizes = factors.sizes().vec(), .code = plain});
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(name);
     if (!known) throw ConfigError(fmt::format("{}: '{}' has no place in a GGUF file of {}", folder.string(), name, config.model_type));
     tensors.push_back({.name = *known,
                        .sizes = tensor.shape,
-                       .code = tensor.shape.size() > 1 && tensor.shape.back() % code.values == 0 ? &code : &plain});
+                       .code = tensor.shape.size() > 1 && tensor.shape.back() % code->values == 0 ? code : plain});
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);

@@ -295,6 +295,14 @@ Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_
   return result;
 }
 
+checkpoint::SafetensorsFile opened(const fs::path& path) {
+  try {
+    return checkpoint::SafetensorsFile(path);
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}; tessera data tokenize makes a file of tokens from texts", error.what()));
+  }
+}
+
 }  // namespace
 
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
@@ -356,7 +364,7 @@ struct TokenFile::Mapping {
 };
 
 TokenFile::TokenFile(const fs::path& path) : path_(path) {
-  const checkpoint::SafetensorsFile file(path);
+  const auto file = opened(path);
   const auto format = file.metadata().find("format"), vocabulary = file.metadata().find("vocabulary");
   const auto damaged = [&](const std::string& why) { return IoError(fmt::format("{} is damaged: {}", path.string(), why)); };
   if (format == file.metadata().end() || format->second != kFormat || !file.contains("tokens") || !file.contains("ends"))

@@ -12,6 +12,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/prefix_lock.h"
@@ -101,7 +102,14 @@ bool Run::next_epoch() {
   const auto has_ended = [&] { return is_over() || (options_.epochs && position.epoch >= *options_.epochs); };
   if (epoch_ > 0 && !has_ended()) look_for_signals();
   if (has_ended()) {
-    if (epoch_ > 0) save();  // the last step of all, if nothing else has
+    if (epoch_ > 0) {
+      save();  // the last step of all, if nothing else has
+    } else if (last_) {
+      const bool of_epochs = options_.epochs && position.epoch >= *options_.epochs;
+      const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
+      say(fmt::format("the run has had its {}; for more, raise {}", had,
+                      of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
+    }
     if (parts_->saver) parts_->saver->wait();
     parts_->stop.reset();  // from now on signals do what they do in any program
     return false;

@@ -380,6 +380,9 @@ Chapter chapter() {
     {.what = "`model.to(torch::kDouble)` after sharding", .act = [](Run& run) {
        write_whole(run, [](Mlp& net) { net.to(torch::kDouble); });
      }, .refused = "before fully_shard"},
+    {.what = "`model.to(torch::kXPU)` after sharding, where no such device is", .act = [](Run& run) {
+       write_whole(run, [](Mlp& net) { net.to(torch::kXPU); });
+     }, .refused = "xpu"},
     {.what = "`Embedding` with `max_norm`, which writes in its forward pass", .act = [](Run& run) {
        nn::Embedding words(nn::EmbeddingOptions(7, 3).max_norm(0.5));
        run.shard(words);

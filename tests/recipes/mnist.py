@@ -172,7 +172,7 @@ class Trouble(Recipe, unittest.TestCase):
         flags = ["--num-epochs", 1, "--batch-size", 400, "--ckpt-prefix", self.folder / "net", "--metrics", self.folder / "net.jsonl"]
         self.run_recipe(*flags)
         self.assertIn("--resume", self.run_recipe(*flags, status=1))
-        self.run_recipe("--resume", *flags)  # nothing is left to train
+        self.assertIn("the run has had its 1 epoch; for more, raise --num-epochs", self.run_recipe("--resume", *flags))
         rows = [json.loads(line) for line in (self.folder / "net.jsonl").read_text().splitlines()]
         self.assertEqual(rows[-1]["step"], 8)
 

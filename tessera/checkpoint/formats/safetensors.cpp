@@ -28,7 +28,9 @@ void SafetensorsFile::read_header() {
   if (file_.size() < kLengthBytes) throw IoError(fmt::format("{} is no safetensors file: it has {} bytes", path().string(), file_.size()));
   uint64_t length = 0;
   file_.read(&length, sizeof length, 0);
-  if (length > kLongestHeader || length > file_.size() - kLengthBytes) {
+  if (length > kLongestHeader)
+    throw IoError(fmt::format("{} is no safetensors file: it does not begin with the length of a header", path().string()));
+  if (length > file_.size() - kLengthBytes) {
     throw IoError(fmt::format("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path().string(),
                               length, file_.size()));
   }

@@ -405,7 +405,8 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
     if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);  // the view that it is made of would be values
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    if (source) refuse_places(op, *source);  // the operator named positions that exist in the full parameter, but not here
+    const bool names_device = handle.schema().argumentIndexWithName("device").has_value();  // which may not be there
+    if (source && !names_device) refuse_places(op, *source);  // of positions that exist in the full parameter, but not here
     throw;
   }
   if (op.transposes) note_transposed(weight, stack->back().toTensor());
