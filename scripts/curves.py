@@ -3,6 +3,7 @@ and three ranks and in plain libtorch, and how far they are apart.
 
 Needs what `cmake --build build --target same_losses tessera_cli` builds.
 """
+import argparse
 import math
 import os
 import pathlib
@@ -37,6 +38,7 @@ def axes(title, marks, low, high, left):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     curves = dict(zip(STYLES, map(losses, range(len(STYLES)))))
     plain = curves["plain libtorch"]
     apart = {name: [abs(a - b) for a, b in zip(values, plain, strict=True)] for name, values in curves.items() if values is not plain}
@@ -50,12 +52,14 @@ def main():
     shapes += [line([math.log10(max(value, 1e-9)) for value in values], -9, -1, right, STYLES[name]) for name, values in apart.items()]
     for i, (name, (colour, width, dashes)) in enumerate(STYLES.items()):
         x, y = LEFT + WIDTH - 110, TOP + 16 + 18 * i
-        shapes.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/><text x="{x + 32}" y="{y}">{name}</text>')
-    shapes.append(f'<text x="{LEFT}" y="{TOP + HEIGHT + 22}">{len(plain)} steps of a small gpt; at most {worst:.0e} apart, which is rounding</text>')
-    style = ("text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.mark{text-anchor:end}.axis{fill:none;stroke:#999}"
-             "@media (prefers-color-scheme: dark){text{fill:#ddd}polyline[stroke='#303a40'],path[stroke='#303a40']{stroke:#fff}}")
+        shapes.append(f'<path d="M{x} {y - 4}h24" stroke="{colour}" stroke-width="{width}" stroke-dasharray="{dashes}"/>'
+                      f'<text x="{x + 32}" y="{y}">{name}</text>')
+    shapes.append(f'<text x="{LEFT}" y="{TOP + HEIGHT + 22}">{len(plain)} steps of a small gpt; at most {worst:.0e} apart, which is rounding'
+                  "</text>")
+    style = "text{font:12px sans-serif;fill:#444}.head{font-weight:bold}.mark{text-anchor:end}.axis{fill:none;stroke:#999}"
     picture = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {right + WIDTH + 20} {TOP + HEIGHT + 34}" role="img" '
-               f'aria-label="Losses on one, two and three ranks and in plain libtorch lie on each other">\n<style>{style}</style>\n' + "\n".join(shapes) + "\n</svg>\n")
+               f'aria-label="Losses on one, two and three ranks and in plain libtorch lie on each other">\n<style>{style}</style>\n'
+               '<rect width="100%" height="100%" rx="6" fill="#fff"/>\n' + "\n".join(shapes) + "\n</svg>\n")
     (ROOT / "docs/screens/curves.svg").write_text(picture)
     print(f"wrote docs/screens/curves.svg: at most {worst:.1e} apart")
 

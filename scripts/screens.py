@@ -15,7 +15,6 @@ import pty
 import re
 import select
 import sys
-import signal
 import subprocess
 import tempfile
 import termios
@@ -41,6 +40,7 @@ class Scene:
     keys: list = field(default_factory=list)  # pairs: what must stand on the screen first, and what is typed then
     until: str = ""  # what must stand on the screen for the picture; unless given, the program runs to its end
     files: dict = field(default_factory=dict)
+    rows: int = ROWS
 
 
 SCENES = [
@@ -60,7 +60,7 @@ SCENES = [
           "FSDP_OFFLOAD_PARAMS=true tessera config explain --config-file run.yaml --set num_processes=4",
           files={"run.yaml": "num_processes: 2\nmixed_precision: bf16\nfsdp_config:\n  fsdp_version: 2\n"
                              "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: BertLayer\n"
-                             "  fsdp_activation_checkpointing: true\n"}),
+                             "  fsdp_activation_checkpointing: true\n"}, rows=70),
 ]
 
 
@@ -69,7 +69,7 @@ class Terminal:
 
     PROMPT = b"\x1b[32m$\x1b[0m "
 
-    def __init__(self, rows=ROWS):
+    def __init__(self, rows):
         self.screen = pyte.Screen(COLUMNS, rows)
         self.stream = pyte.ByteStream(self.screen)
 
@@ -110,7 +110,7 @@ class Terminal:
 def play(scene, folder):
     for name, content in scene.files.items():
         pathlib.Path(folder, name).write_text(content)
-    terminal = Terminal()
+    terminal = Terminal(scene.rows)
     terminal.stream.feed(Terminal.PROMPT + scene.command.encode() + b"\r\n")
     terminal.start(scene.command, folder)
     for wanted, keys in scene.keys:
@@ -220,7 +220,7 @@ class Recording:
                 row.append((self.now, shown))
 
     def run(self, command, folder, act=None):
-        """`act` is called with the text on the screen until it returns True."""
+        """`act` is called with the terminal until it returns True."""
         self.terminal.stream.feed(Terminal.PROMPT)
         for begin in range(0, len(command), 4):  # as somebody types it
             self.terminal.stream.feed(command[begin:begin + 4].encode())
@@ -229,8 +229,9 @@ class Recording:
         self.terminal.start(command, folder)
         drawn = 0
         while self.terminal.receive():
-            if act and act(self.terminal.text()):
+            if act and act(self.terminal):
                 act = None
+                self.take(pause=1.5)
             if time.monotonic() - drawn > TICK:
                 self.take()
                 drawn = time.monotonic()
@@ -246,18 +247,24 @@ class Recording:
         for row in self.rows:
             for i, (begin, shown) in enumerate(row):
                 until = row[i + 1][0] if i + 1 < len(row) else end
-                if shown and until > begin:
+                if not shown or until <= begin:
+                    continue
+                if i + 1 < len(row):
                     lines.append(f'<g visibility="hidden"><set attributeName="visibility" to="visible" begin="clock.begin+{begin:.2f}s" '
                                  f'dur="{until - begin:.2f}s"/>{shown}</g>')
+                else:  # what stands there where nothing moves
+                    lines.append(f'<g><set attributeName="visibility" to="hidden" begin="clock.begin" dur="{begin:.2f}s"/>{shown}</g>')
         return "\n".join([*lines, "</svg>", ""])
 
 
-def kill_a_rank(text):
+def kill_a_rank(terminal):
     """Once half of an epoch is done."""
-    if not re.search(r"epoch 1/2 +[45]\d%", text):
+    if not re.search(r"epoch 1/2 +[45]\d%", terminal.text()):
         return False
-    ranks = subprocess.run(["pgrep", "-x", "mnist"], capture_output=True, text=True, check=True).stdout.split()
-    os.kill(int(ranks[-1]), signal.SIGKILL)
+    # All that a terminal has started are of its session.
+    rank = subprocess.run(["pgrep", "-x", "mnist", "-s", str(terminal.child)], capture_output=True, text=True, check=True).stdout.split()[-1]
+    subprocess.run(["kill", "-9", rank], check=True)
+    terminal.stream.feed(f"\r\x1b[K\x1b[33m# in another terminal: kill -9 {rank}\x1b[0m\r\n".encode())
     return True
 
 
@@ -271,6 +278,8 @@ def record(folder):
 
 
 PICTURES = {scene.name: lambda folder, scene=scene: play(scene, folder) for scene in SCENES} | {"recording": record}
+if {"-h", "--help"} & set(sys.argv[1:]):
+    sys.exit(print(__doc__.strip()))
 if unknown := set(sys.argv[1:]) - set(PICTURES):
     sys.exit(f"there is no picture {min(unknown)}; there are {', '.join(PICTURES)}")
 for name, make in PICTURES.items():

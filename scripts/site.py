@@ -6,6 +6,7 @@ site.py            installs the generators into build/site/python if they are
                    not there, and builds
 site.py --pages    the pages alone, in seconds; the rest needs doxygen
 site.py --serve    also serves it, at http://localhost:8000
+site.py --links    asks for each address that a page links to (takes a network)
 site.py --install  only installs
 
 A link that leads nowhere and a page that no list names are errors.
@@ -65,7 +66,7 @@ def stage(source, pages):
         (source / f"api/{folder}.rst").write_text("\n".join(lines))
 
 
-def build(of_headers):
+def build(of_headers, builder="html"):
     if of_headers and not shutil.which("doxygen"):
         sys.exit("site.py needs doxygen for the reference: apt-get install doxygen; or build the pages alone: scripts/site.py --pages")
     programs, pages = install(), headers() if of_headers else {}
@@ -76,20 +77,24 @@ def build(of_headers):
         (SITE / "reference").mkdir(parents=True)
         subprocess.run(["doxygen", "docs/Doxyfile"], cwd=ROOT, env=environment, check=True)
     stage(SITE / "source", pages)
-    subprocess.run([programs / "sphinx-build", "--quiet", "--fresh-env", "--fail-on-warning", "--keep-going", "-c", ROOT / "docs/site", SITE / "source", SITE / "html"],
-                   env=environment, check=True)
-    print(f"the site is in {(SITE / 'html/index.html').relative_to(ROOT)}")
+    options = ["--builder", builder, "--quiet", "--fresh-env", "--fail-on-warning", "--keep-going", "--conf-dir", ROOT / "docs/site"]
+    if failed := subprocess.run([programs / "sphinx-build", *options, SITE / "source", SITE / builder], env=environment).returncode:
+        sys.exit(failed)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pages", action="store_true", help="without the reference of headers")
     parser.add_argument("--serve", action="store_true", help="serve it at http://localhost:8000")
+    parser.add_argument("--links", action="store_true", help="ask for each address that a page links to")
     parser.add_argument("--install", action="store_true", help="only install the generators")
     options = parser.parse_args()
     if options.install:
         install()
         sys.exit()
+    if options.links:
+        sys.exit(build(of_headers=False, builder="linkcheck"))
     build(of_headers=not options.pages)
+    print(f"the site is in {(SITE / 'html/index.html').relative_to(ROOT)}")
     if options.serve:
         http.server.test(functools.partial(http.server.SimpleHTTPRequestHandler, directory=SITE / "html"), bind="127.0.0.1")

@@ -9,9 +9,25 @@
 #include <cstring>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/storage.h"
+#include "tessera/base/words.h"
 
 namespace tessera {
+namespace {
+
+/// With the way out where a path is mistyped.
+std::string why_not_opened(const std::filesystem::path& path, int reason) {
+  const std::string why = std::strerror(reason);
+  if (reason != ENOENT) return why;
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  const auto names = names_in(folder);
+  if (!names) return fmt::format("{}; there is no folder {}", why, folder.string());
+  const auto nearest = nearest_name(path.filename().string(), *names);
+  return nearest.empty() ? why : fmt::format("{}; did you mean {}?", why, (path.parent_path() / nearest).string());
+}
+
+}  // namespace
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   if (const auto there = stored(path_)) {
@@ -26,7 +42,7 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
   fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
-  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError(fmt::format("can't open {}: {}", path_.string(), std::strerror(errno)));
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError(fmt::format("can't open {}: {}", path_.string(), why_not_opened(path_, errno)));
   if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{} is no file", path_.string()));
   size_ = static_cast<uint64_t>(status.st_size);
 }

@@ -35,8 +35,8 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
   const auto place = find_to_consolidate(prefix, suffix);
   if (save_path.empty()) save_path = prefix + "_consolidated.pth";
   const auto done = checkpoint::consolidate(place, save_path, megabyte_bar("consolidating"));
-  fmt::print("{} -> {}: {} in {}, {}\n", place.string(), save_path, counted(done.parameters, "parameter"), counted(done.tensors, "tensor"),
-             counted(done.bytes, "byte"));
+  fmt::print("{} -> {}: {}, {}; {}\n", place.string(), save_path, counted(done.tensors, "tensor"), counted(done.bytes, "byte"),
+             counted(done.parameters, "parameter"));
   return 0;
 }
 

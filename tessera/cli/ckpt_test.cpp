@@ -51,7 +51,7 @@ struct Ckpt : ::testing::Test {
 TEST_F(Ckpt, ConsolidatesTheNewestOfAPrefix) {
   const auto ended = consolidate({"--ckpt-prefix", prefix});
   EXPECT_EQ(ended.status, 0);
-  EXPECT_EQ(ended.output, prefix + "-step-000020 -> " + prefix + "_consolidated.pth: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_EQ(ended.output, prefix + "-step-000020 -> " + prefix + "_consolidated.pth: 6 tensors, 896 bytes; 224 parameters\n");
   EXPECT_TRUE(checkpoint::read_torch_file(prefix + "_consolidated.pth").tensors.contains("model.a.weight"));
   EXPECT_EQ(consolidate({"--ckpt-prefix", prefix, "--save-path", prefix + ".safetensors"}).status, 0);
   EXPECT_EQ(checkpoint::SafetensorsFile(prefix + ".safetensors").names().size(), 6);
@@ -91,7 +91,7 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
   const std::string theirs = folder / "xla";
   checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
   const auto ended = consolidate({"--ckpt_prefix", theirs});
-  EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 224 parameters in 6 tensors, 896 bytes\n");
+  EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 6 tensors, 896 bytes; 224 parameters\n");
   EXPECT_THAT(ckpt("inspect", {theirs}).output, AllOf(HasSubstr("rank files of torch_xla of 3 ranks"), HasSubstr("c.bias")));
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 6 tensors"));
   EXPECT_EQ(ckpt("merge", {theirs, folder / "merged", "--remove-checkpoint-dir"}).status, 0);

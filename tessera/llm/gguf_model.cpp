@@ -59,11 +59,12 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
 
 /// Throws ConfigError with the way out for what is neither a folder nor a GGUF file.
 void expect_model_place(const fs::path& path) {
-  if (is_folder(path) || checkpoint::is_gguf_file(path)) return;
+  if (is_folder(path)) return;
   if (!is_there(path))
     throw ConfigError(fmt::format(
         "{}: there is no such folder or GGUF file; of a model on the Hugging Face Hub, give the folder that it was downloaded to",
         path.string()));
+  if (checkpoint::is_gguf_file(path)) return;
   const auto folder = path.parent_path().empty() ? fs::path(".") : path.parent_path();
   const bool has_config = is_there(folder / "config.json");
   throw ConfigError(fmt::format("{} is no GGUF file; give {}", path.string(),

@@ -137,7 +137,7 @@ void reset_counters(ModuleRef module) {
 }
 
 std::string describe(ConstModuleRef module) {
-  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "gathers", "reduced"}};
+  std::vector<Row> rows = {{"unit", "parameters", "unsharded", "shard", "dtype", "residence", "unshards", "reduced"}};
   int64_t parameters = 0, buffers = 0;
   for (const auto& [unit, depth] : in_tree_order(units(module))) {
     rows.push_back(row_of(*unit, depth));

@@ -13,13 +13,14 @@ import sys
 THEIRS = {
     "FSDP2 and FSDP1": ["torch.distributed.fsdp", "torch.distributed.checkpoint", "torch.distributed.checkpoint.state_dict", "torch.utils.checkpoint",
                         "torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "torch.distributed.device_mesh", "torch.distributed.tensor",
-                        "torch.distributed.fsdp.wrap", "torch.distributed.fsdp.sharded_grad_scaler", "torch.nn.utils", "torch.autograd.graph", "torch.amp", "torch"],
+                        "torch.distributed.fsdp.wrap", "torch.distributed.fsdp.sharded_grad_scaler", "torch.nn.utils", "torch.autograd.graph",
+                        "torch.amp", "torch"],
     "DDP": ["torch.distributed", "torch.nn.parallel", "torch.nn", "torch.utils.data", "torch.utils.data.distributed", "torch.distributed.optim"],
     "Accelerate": ["accelerate", "accelerate.utils", "accelerate.optimizer", "accelerate.scheduler"],
 }
 # Of the program in an example, or of what a row says in words.
-FREE = {"with", "n", "tessera", "data", "nn", "optim", "checkpoint", "activation", "xla", "model", "module", "f", "x", "p", "mesh_2d", "Block", "world", "true", "True", "False", "torch", "state", "hook", "dataset", "loader", "optimizer", "scheduler",
-        "loss", "values", "object", "seed", "parameters", "inputs", "tensor", "FSDP", "distributed", "checkpoint_module", "torch_xla", "XLA"}
+FREE = {"with", "n", "tessera", "data", "nn", "optim", "checkpoint", "activation", "xla", "model", "module", "f", "x", "p", "mesh_2d", "Block", "world",
+        "true", "True", "False", "torch", "state", "hook", "dataset", "loader", "optimizer", "scheduler", "loss", "values", "object", "seed", "parameters", "inputs", "tensor", "FSDP", "distributed", "checkpoint_module", "torch_xla", "XLA"}
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -72,7 +73,8 @@ def help_of(*command):
 def main(root, build):
     public = " ".join(path.read_text() for path in (root / "tessera").rglob("*.h"))
     api = set(WORD.findall(public))
-    users = [set(WORD.findall(path.read_text())) for pattern in ("tessera/**/*_test.cpp", "tests/**/*.cpp", "examples/*.cpp", "recipes/*.cpp") for path in root.glob(pattern)]
+    patterns = ("tessera/**/*_test.cpp", "tests/**/*.cpp", "examples/*.cpp", "recipes/*.cpp")
+    users = [set(WORD.findall(path.read_text())) for pattern in patterns for path in root.glob(pattern)]
     keys = (root / "docs/configuration-keys.md").read_text()
     tessera = str(build / "bin/tessera")
     helps = {"tessera": help_of(tessera), "ckpt": help_of(tessera, "ckpt"), "flags": help_of(tessera, "launch") + help_of(str(build / "bin/llama"))}
@@ -98,7 +100,8 @@ def main(root, build):
                 names = (names_in(code) & api) - FREE
                 if not any(names <= used for used in users):
                     wrong.append(f"{section}: no test uses all of `{code}`: {sorted(names)}")
-                wrong += [f"{section}: {name} of `{code}` is in no header" for name in re.findall(r"(?:tessera::|optim::|xla::|trainer\.|world\.|(?<![\w.)])\.)(\w+)", code) if name not in api]
+                named = re.findall(r"(?:tessera::|optim::|xla::|trainer\.|world\.|(?<![\w.)])\.)(\w+)", code)
+                wrong += [f"{section}: {name} of `{code}` is in no header" for name in named if name not in api]
     if count < 80:
         wrong.append(f"only {count} rows were found; has the form of the tables changed?")
     print("\n".join(wrong) or f"{count} rows are true")

@@ -2,14 +2,14 @@
 
 pages.py listings ROOT            every C++ listing of a page is a part of a program in examples/ or of a file in tests/extending/, and those of the README
                                   are whole programs; every diff is a part of a patch there, and in the README leads to lines of a program, in their order;
-                                  files that pages name are there; examples/README.md names each example, which has at most 60 lines, and says in the first
-                                  how it is run
+                                  files that pages name are there; pages and their lines are short; examples/README.md names each example, which has at
+                                  most 60 lines, and says in the first how it is run
 pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, in a new folder where build, examples and docs are those of the clone
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
 the language `console` behind `$ `, and the lines that the page shows below them must be printed on a terminal; numbers may differ, `...` stands for
-anything, and progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with "`NAME`:" is a file
-to write.
+anything, and progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with
+"`NAME`:" is a file to write.
 """
 import os
 import pathlib
@@ -21,12 +21,12 @@ import tempfile
 import termios
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-LONGEST_EXAMPLE = 60
+LONGEST_EXAMPLE, LONGEST_PAGE, LONGEST_LINE = 60, 250, 160
 NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def pages_of(root):
-    return [root / "README.md", root / "CONTRIBUTING.md", root / "examples/README.md", *sorted((root / "docs").glob("*.md"))]
+    return [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")] + sorted((root / "docs").glob("*.md"))
 
 
 # --- listings --------------------------------------------------------------------------------------------------------------------------
@@ -62,8 +62,22 @@ def missing_files(root, page):
     text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text()))
     names = {(page.parent / name).resolve() for name in re.findall(r"\]\((?!\w+:)([^)#]+)[^)]*\)", text)}
     if page.name.startswith("extending"):
-        names |= {root / name for name in re.findall(r"(?:^|[` ])((?:tessera|tests|docs|recipes|examples)/[\w./-]+)", page.read_text(), re.M) if "NAME" not in name}
+        named = re.findall(r"(?:^|[` ])((?:tessera|tests|docs|recipes|examples)/[\w./-]+)", page.read_text(), re.M)
+        names |= {root / name for name in named if "NAME" not in name}
     return sorted(f"{page.relative_to(root)} names {name}, which is not there" for name in names if not name.exists())
+
+
+def too_long(root, page):
+    """Pages that a test writes may be long, and so may tables and what programs have printed."""
+    name, lines = page.relative_to(root), page.read_text().splitlines()
+    is_index = page.parent.name == "examples"
+    if len(lines) > LONGEST_PAGE and not is_index and "made from the test" not in page.read_text():
+        yield f"{name} has {len(lines)} lines; at most {LONGEST_PAGE} are read to the end"
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        fenced ^= line.startswith("```")
+        if len(line) > LONGEST_LINE and not line.startswith("|") and (not fenced or line.startswith("$ ")):
+            yield f"{name}:{number} has {len(line)} columns; at most {LONGEST_LINE}"
 
 
 def faults_of_example(path):
@@ -79,7 +93,7 @@ def check_listings(root):
     own = sorted(path for path in (root / "tests/extending").rglob("*") if path.suffix in {".h", ".cpp", ".patch"})
     parts = {"cpp": [*programs.values(), *(whole(bare(path.read_text())) for path in own if path.suffix != ".patch")],
              "diff": [path.read_text().splitlines() for path in own if path.suffix == ".patch"]}
-    wrong, seen = [said for page in pages_of(root) for said in missing_files(root, page)], 0
+    wrong, seen = [said for page in pages_of(root) for said in (*missing_files(root, page), *too_long(root, page))], 0
     for page in pages_of(root):
         text = page.read_text()
         for match in FENCE.finditer(text):
