@@ -8,7 +8,7 @@ pages.py commands ROOT BUILD PAGE runs the command lines of one page, in order, 
 
 A listing may leave out lines where it says `// ...`; indentation and remarks at the ends of lines do not count. Command lines stand in blocks of
 the language `console` behind `$ `, and the lines that the page shows below them must be printed on a terminal; numbers may differ, `...` stands for
-anything, and progress bars are ignored. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with
+anything, and of progress bars only the words count. `# status 2` at the end of a command says with which status it ends. A block after a line that ends with
 "`NAME`:" is a file to write.
 """
 import os
@@ -155,11 +155,17 @@ def normal(line):
 def missing(shown, printed):
     """The first line of the page that was not printed."""
     printed = [normal(line) for line in printed.splitlines()]
+    bars = [words_in(line) for line in printed if "▕" in line]
     for line in shown:
         pattern = re.compile(".*".join(map(re.escape, normal(line).split("..."))))
-        if "▕" not in line and not any(pattern.fullmatch(have) for have in [*printed, ""]):
+        found = any(words_in(line) <= have for have in bars) if "▕" in line else any(pattern.fullmatch(have) for have in [*printed, ""])
+        if not found:
             return line
     return None
+
+
+def words_in(line):
+    return set(re.findall(r"[a-z_]{3,}", line))
 
 
 def run_on_terminal(command, folder, environment):
