@@ -470,6 +470,7 @@ set_tests_properties(install/package PROPERTIES RESOURCE_LOCK build)
 
 # The pages: their listings stand in the examples, and their command lines are run as a reader would, one page at a time, because they build.
 other_test(guides/listings COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/pages.py" listings "${PROJECT_SOURCE_DIR}")
+other_test(guides/mistakes COMMAND ${Python3_EXECUTABLE} "${PROJECT_SOURCE_DIR}/tests/guides/mistakes.py" "${PROJECT_BINARY_DIR}")
 file(GLOB _pages CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/docs/*.md")
 if(NOT PJRT_INCLUDE_DIR)
   list(FILTER _pages EXCLUDE REGEX "/xla[a-z-]*\\.md$")

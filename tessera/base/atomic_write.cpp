@@ -191,8 +191,7 @@ NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), par
   if (status.type() != fs::file_type::not_found) throw IoError(fmt::format("can't look at {}: {}", path_.string(), error.message()));
   error.clear();
   fs::remove_all(part_, error);
-  if (error) throw IoError(fmt::format("can't remove {}: {}", part_.string(), error.message()));
-  fs::create_directories(part_, error);
+  if (!error) fs::create_directories(part_, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", path_.string(), why_unwritable(error.value())));
 }
 

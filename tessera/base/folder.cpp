@@ -12,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/storage.h"
+#include "tessera/base/words.h"
 
 namespace tessera {
 
@@ -66,11 +67,23 @@ TemporaryFolder::~TemporaryFolder() {
   std::filesystem::remove_all(path_, failed);
 }
 
+std::string why_not_opened(const fs::path& path, int reason) {
+  std::string why = std::strerror(reason);
+  if (reason != ENOENT) return why;
+  const auto folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  const auto names = names_in(folder);
+  if (!names) return fmt::format("{}; there is no folder {}", why, folder.string());
+  const auto nearest = nearest_name(path.filename().string(), *names);
+  if (!nearest.empty()) return fmt::format("{}; did you mean {}?", why, (path.parent_path() / nearest).string());
+  return fmt::format("{}; {} {}", why, path.has_parent_path() ? folder.string() : "this folder",
+                     names->empty() ? "is empty" : "has " + printable(some_of(*names)));
+}
+
 std::string why_unwritable(int reason) {
   std::string why = std::strerror(reason);
   if (reason == EACCES || reason == EPERM || reason == EROFS) why += "; choose a place where this user may write";
   if (reason == ENOSPC || reason == EDQUOT) why += "; make room, or choose a place that has some";
-  if (reason == ENOENT) why += "; make its folder first, or choose another place";
+  if (reason == ENOENT || reason == ENOTDIR) why += "; make its folder first, or choose another place";
   return why;
 }
 

@@ -27,7 +27,8 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// What the system says of a place where nothing can be written, and the way out.
+/// What the system says of a file that can't be opened, or of a place where nothing can be written, and the way out.
+std::string why_not_opened(const std::filesystem::path& path, int reason);
 std::string why_unwritable(int reason);
 
 /// Makes a folder and those around it, unless they are there. Throws IoError if it can't.

@@ -11,23 +11,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/storage.h"
-#include "tessera/base/words.h"
 
 namespace tessera {
-namespace {
-
-/// With the way out where a path is mistyped.
-std::string why_not_opened(const std::filesystem::path& path, int reason) {
-  const std::string why = std::strerror(reason);
-  if (reason != ENOENT) return why;
-  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
-  const auto names = names_in(folder);
-  if (!names) return fmt::format("{}; there is no folder {}", why, folder.string());
-  const auto nearest = nearest_name(path.filename().string(), *names);
-  return nearest.empty() ? why : fmt::format("{}; did you mean {}?", why, (path.parent_path() / nearest).string());
-}
-
-}  // namespace
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   if (const auto there = stored(path_)) {

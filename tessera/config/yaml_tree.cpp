@@ -8,7 +8,6 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
-#include <cstring>
 #include <fstream>
 #include <ranges>
 #include <regex>
@@ -18,6 +17,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 
 namespace tessera::config {
@@ -160,7 +160,7 @@ std::string read_small_file(const std::filesystem::path& file) {
   std::error_code failure;
   const bool is_folder = std::filesystem::is_directory(file, failure);
   if (!stream || is_folder) {
-    throw IoError(fmt::format("the configuration {} can't be read: {}", file.string(), std::strerror(is_folder ? EISDIR : errno)));
+    throw IoError(fmt::format("the configuration {} can't be read: {}", file.string(), why_not_opened(file, is_folder ? EISDIR : errno)));
   }
   std::string text(kMostBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));

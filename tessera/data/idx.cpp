@@ -31,7 +31,7 @@ constexpr size_t kBlock = 1 << 20;
 class Unpacked {
  public:
   explicit Unpacked(const std::filesystem::path& file) : file_(file), opened_((errno = 0, ::gzopen(file.c_str(), "rb")), &::gzclose) {
-    if (!opened_) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : std::strerror(errno)));
+    if (!opened_) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : why_not_opened(file, errno)));
   }
 
   /// Appends up to `count` bytes; fewer only at the end of the file. Memory grows with what is there, not with what is asked for.
