@@ -31,11 +31,11 @@ MISTAKES = [
     ("tessera launch -n 2 mnist --fake-data --ckpt-prefix job/net", "choose another place"),
     ("tessera launch -n 2 mnist --metrics steps.txt", "FILE.jsonl"),
     ("llama --data texts.tokens", "give either --model PATH"),
-    ("llama --model nope --data chats.jsonl", "tessera data tokenize makes a file of tokens"),
+    ("llama --model nope --data texts.tokens", "give the folder that it was downloaded to"),
     ("llama --config folder --data texts.tokens", "folder is empty"),
     ("tessera data tokenize chats.jsonl --tokenizer nope --out texts.tokens", "give the folder"),
     ("tessera data tokenize chats.jsonl --tokenizer job --out texts.tokens", "give one, or a folder"),
-    ("tessera data tokenize chats.jsonl --tokenizer folder --out texts.tokens", "give --end TOKEN"),
+    ("tessera data tokenize chats.jsonl --tokenizer folder --out texts.tokens", "folder is empty"),
     ("tessera ckpt inspect chat.jsonl", "none called chat.jsonl-step-N"),
     # checkpoints and configurations
     ("tessera ckpt inspect nope", "none called nope-step-N"),
