@@ -218,7 +218,7 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   type(terminal, kUp);
   terminal.wait_for({"> 5. HYBRID_SHARD_ZERO2"});
   type(terminal, "x9\x1bOA\r");  // what means nothing changes nothing
-  terminal.wait_for({"strategy? HYBRID_SHARD", "memory of the host"});
+  terminal.wait_for({"strategy? HYBRID_SHARD", "host memory"});
   type(terminal, "\n");
   terminal.wait_for({"wrap policy", "> 1. TRANSFORMER"});
   type(terminal, "j\r");
