@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -37,7 +38,9 @@ class Help : public CLI::Formatter {
   std::string make_description(const CLI::App* app) const override { return lines("", app->get_description(), 0); }
   std::string make_footer(const CLI::App* app) const override { return lines("", app->get_footer(), 0); }
   std::string make_subcommand(const CLI::App* command) const override {
-    return lines("  " + command->get_name(), command->get_description(), kIndent);
+    size_t widest = 0;
+    for (const auto* each : command->get_parent()->get_subcommands({})) widest = std::max(widest, each->get_name().size());
+    return lines("  " + command->get_name(), command->get_description(), widest + 4);
   }
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     auto text = option->get_description();
