@@ -44,5 +44,5 @@ int main() {
   if (world.rank() == 0) std::printf("the mean of what is made is %.1f, that of the data 3.0\n", made);
 
   checkpoint::Contents contents{.model = gan.get(), .optimizer = {&for_generator, &for_discriminator}};
-  checkpoint::save("gan", contents, world);
+  checkpoint::save("run/gan", contents, world);
 }

@@ -16,6 +16,7 @@ constexpr int64_t kLength = 64, kBatch = 12, kSteps = 100;
 at::Tensor characters_of(const char* path) {
   std::ifstream file(path);
   const std::vector<uint8_t> text{std::istreambuf_iterator<char>(file), {}};
+  if (text.size() <= kLength) throw UsageError("usage: same_losses [TEXT [plain]], where TEXT is a file of some length");
   return torch::tensor(text).to(torch::kLong);
 }
 

@@ -3,12 +3,13 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <string>
+#include <cstdlib>
 
 using namespace tessera;
 
 int main(int argc, char** argv) {
-  const int64_t epochs = argc > 1 ? std::stoll(argv[1]) : 4;
+  const int64_t epochs = argc > 1 ? std::atoll(argv[1]) : 4;
+  if (epochs < 1) throw UsageError("usage: trainer [EPOCHS]");
   Trainer trainer({.log_with = {"metrics.jsonl"}});
   trainer.set_seed(1);
   const auto inputs = torch::randn({540, 32});

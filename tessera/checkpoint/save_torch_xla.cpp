@@ -50,7 +50,7 @@ void save_torch_xla(const fs::path& prefix, ModuleRef model, const Communicator&
   const auto together = [&](c10::function_ref<void()> act) {
     AllOrNone step;
     step.attempt(act);
-    step.expect_all(world, {.unit = "checkpoint"}, fmt::format("could not save {}; nothing of it was kept", prefix.string()));
+    step.expect_all(world, {.unit = "checkpoint"}, fmt::format("could not save {}; nothing of this save was kept", prefix.string()));
   };
   const fs::path parts = prefix.string() + "_rank.part";
   together([&] {

@@ -113,7 +113,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
 
 }  // namespace
 
-void save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) {
+void save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) try {
   const c10::AutoGradMode no_grad(false);
   if (options.format != Format::Tessera) return save_as(folder, contents, world, options);
   Save save(folder, contents, world, options);
@@ -125,6 +125,8 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
     save.abandon();
     throw;
   }
+} catch (...) {
+  throw;  // where nobody catches, a program ends without clearing up: what is unfinished goes here
 }
 
 }  // namespace tessera::checkpoint

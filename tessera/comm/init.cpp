@@ -133,9 +133,10 @@ c10::Device device_of(const InitOptions& options, const std::string& transport, 
 /// Warns if the ranks of this host together compute with more threads than there are cores. Launchers set OMP_NUM_THREADS to prevent that.
 void warn_of_threads(int rank, int ranks_here) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  if (rank != 0 || ranks_here == 1 || env("OMP_NUM_THREADS") || at::get_num_threads() * ranks_here <= cores) return;
+  const int threads = at::get_num_threads();
+  if (rank != 0 || ranks_here == 1 || threads == 1 || env("OMP_NUM_THREADS") || threads * ranks_here <= cores) return;
   log(LogLevel::Warning, fmt::format("each of the {} ranks here computes with {} threads, on {} cores; OMP_NUM_THREADS={} would be faster",
-                                     ranks_here, at::get_num_threads(), cores, std::max(1, cores / ranks_here)));
+                                     ranks_here, threads, cores, std::max(1, cores / ranks_here)));
 }
 
 /// Sets the rank of log lines. Rank 0 warns of unknown environment variables, once, for all ranks.

@@ -143,6 +143,7 @@ std::string describe(ConstModuleRef module) {
     rows.push_back(row_of(*unit, depth));
     parameters += numel_of(*unit);
   }
+  if (rows.size() == 1) return "no module here is sharded; call tessera::fully_shard first\n";
   const auto total = counters(module);
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
   return table_of(rows) +

@@ -23,6 +23,10 @@ TEST(Describe, HasALineForEachUnitAndThePeak) {
   });
 }
 
+TEST(Describe, SaysThatNothingIsSharded) {
+  EXPECT_THAT(describe(*seeded_net()), ::testing::HasSubstr("call tessera::fully_shard first"));
+}
+
 TEST(Describe, CountsParametersApartFromBuffers) {
   with_ranks(2, [](const Communicator& world) {
     torch::nn::Sequential model(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3));

@@ -76,6 +76,11 @@ void Run::go_on() {
       throw ConfigError(fmt::format("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix.string(),
                                     prefix->string()));
     }
+    const auto damaged = std::ssize(checkpoint::step_folders(options_.prefix));
+    if (resumes && damaged > 0) {
+      throw ConfigError(fmt::format("of {} under {} none can be loaded, for the reasons above; remove or rename them to start anew",
+                                    counted(damaged, "checkpoint"), options_.prefix.string()));
+    }
     if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
     return;
   }
@@ -84,7 +89,11 @@ void Run::go_on() {
         fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
                     newest->string()));
   }
-  trainer_.load_state(*newest);
+  try {
+    trainer_.load_state(*newest);
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}; to go on from the checkpoint before, remove or rename {}", error.what(), newest->string()));
+  }
   last_ = newest;
   saved_step_ = trainer_.steps();
   // With larger batches than before, steps count as fewer; later folders must have higher numbers all the same.

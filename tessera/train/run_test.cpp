@@ -117,6 +117,17 @@ TEST(Run, SavesWhereItIsToldAndKeepsSome) {
   });
 }
 
+TEST(Run, DoesNotBeginAnewBesideCheckpointsThatAreDamaged) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    const RunOptions options{.epochs = 2, .prefix = folder / "net", .resume = true};
+    trained(world, options);
+    for (const auto step : steps_in(options.prefix))
+      std::filesystem::resize_file(checkpoint::step_folder(options.prefix, step) / "rank-0-of-1.safetensors", 10);
+    EXPECT_THAT(refusal(world, options), HasSubstr("of 2 checkpoints under"));
+  });
+}
+
 TEST(Run, GoesOnWithTheLossesOfOneThatWentThrough) {
   const Folder folder;
   Ended through;

@@ -206,7 +206,7 @@ void Save::abandon() {
 }
 
 std::string Save::failure() const {
-  return fmt::format("could not save {}; nothing of it was kept", folder_.string());
+  return fmt::format("could not save {}; nothing of this save was kept", folder_.string());
 }
 
 }  // namespace tessera::checkpoint

@@ -108,7 +108,7 @@ void ProgramCache::keep(const std::string& key, const CompiledProgram& compiled)
   const auto file = folder_ / key;
   try {
     std::error_code failed;
-    std::filesystem::create_directories(folder_, failed);  // what fails shows when the file is made
+    make_folder(folder_);
     const auto bytes = compiled.serialized();
     const auto header = header_of(key, bytes);
     // Other processes may be writing the same program: each has a name of its own for it, and the last one stays.
