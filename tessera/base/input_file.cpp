@@ -27,7 +27,8 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
   fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
-  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError(fmt::format("can't open {}: {}", path_.string(), why_not_opened(path_, errno)));
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0)
+    throw IoError(fmt::format("can't open {}: {}", path_.string(), why_not_opened(path_, errno)));
   if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{} is no file", path_.string()));
   size_ = static_cast<uint64_t>(status.st_size);
 }

@@ -122,9 +122,7 @@ class Interview {
     } else {
       ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
     }
-    ask_key({.name = "fsdp_offload_params",
-             .text = "Do you want to keep parameters and gradients in host memory?",
-             .otherwise = "no"});
+    ask_key({.name = "fsdp_offload_params", .text = "Do you want to keep parameters and gradients in host memory?", .otherwise = "no"});
     ask_units();
     if (is_first) {
       ask_key({.name = "fsdp_backward_prefetch",
@@ -175,9 +173,7 @@ class Interview {
 
   void ask_devices() {
     if (settings_.is_true("use_cpu")) return;
-    ask_key({.name = "gpu_ids",
-             .text = "Which GPUs of this machine? Numbers with commas between, or all",
-             .otherwise = "all"});
+    ask_key({.name = "gpu_ids", .text = "Which GPUs of this machine? Numbers with commas between, or all", .otherwise = "all"});
     ask_key({.name = "enable_cpu_affinity", .text = "Shall each rank be bound to its own processor cores?", .otherwise = "no"});
   }
 

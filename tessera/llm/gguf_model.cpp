@@ -326,9 +326,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(name);
     if (!known) throw ConfigError(fmt::format("{}: '{}' has no place in a GGUF file of {}", folder.string(), name, config.model_type));
-    tensors.push_back({.name = *known,
-                       .sizes = tensor.shape,
-                       .code = tensor.shape.size() > 1 && tensor.shape.back() % code->values == 0 ? code : plain});
+    tensors.push_back(
+        {.name = *known, .sizes = tensor.shape, .code = tensor.shape.size() > 1 && tensor.shape.back() % code->values == 0 ? code : plain});
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 uint64_t draw_number(const Communicator& world) {
   std::random_device source;
-  const uint32_t drawn = source() | 1U << 31;  // ten digits, so that two saves of one state have files of one size
+  const uint32_t drawn = source() | 1U << 31;                  // ten digits, so that two saves of one state have files of one size
   return world.extremes(drawn, {.unit = "checkpoint"}).least;  // among hosts, for a device may have work queued for long
 }
 
