@@ -105,7 +105,6 @@ inside() {
     mount -t proc proc "$1/proc"
     mount --rbind /dev "$1/dev"
     mount --rbind /sys "$1/sys"
-    mount -t tmpfs tmpfs "$1/tmp"
     root=$1 line=$2
     shift 2
     exec chroot "$root" env -i "$@" su user -c "cd ~/tessera && $line"' \

@@ -29,7 +29,6 @@ namespace nn = torch::nn;
 
 using ::testing::HasSubstr;
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 struct NetImpl : nn::Module {
   nn::Embedding embed = register_module("embed", nn::Embedding(20, 12));

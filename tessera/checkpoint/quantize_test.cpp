@@ -33,7 +33,6 @@ using namespace checkpoint;  // NOLINT(google-build-using-namespace)
 using nn::Quantization;
 using ::testing::HasSubstr;
 
-constexpr int kNoPackage = 3;  // exit status of the script
 constexpr Quantization kAll[] = {Quantization::Nf4, Quantization::Nf4Single, Quantization::Int8, Quantization::Fp8};
 
 /// The bytes of one kind, of all blocks one after the other, cut to so many.

@@ -9,7 +9,6 @@
 namespace tessera::testing::tokenizer_python_test {
 namespace {
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 template <class T>
 std::vector<std::vector<T>> parts_of(const checkpoint::SafetensorsFile& file, const std::string& name, const std::string& ends) {

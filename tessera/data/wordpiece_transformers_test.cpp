@@ -22,7 +22,6 @@ testing::Ended run_script(const std::vector<std::string>& arguments) {
   return testing::run_program(command);
 }
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 std::vector<std::string> hard_texts() {
   std::string every_ascii, every_latin;
@@ -123,7 +122,7 @@ TEST(WordPieceTransformers, TokensAreTheSame) {
     testing::write_file(folders[i] + "/texts.json", json(texts).dump());
   }
   const auto made = run_script(folders);
-  if (made.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
+  if (made.status == testing::kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
   ASSERT_EQ(made.status, 0) << made.output;
   for (const auto& each : folders) expect_same_tokens(WordPiece::read(each), texts, json::parse(testing::read_file(each + "/tokens.json")));
 }

@@ -21,7 +21,6 @@
 namespace tessera::testing::adapters_test {
 namespace {
 
-constexpr int kNoPackage = 3;  // exit status of the script
 // The two round in other places, and what is near 0 takes whole steps of Adam.
 constexpr double kNarrowLoss = 5e-3, kNarrowAdapter = 0.1;
 

@@ -23,7 +23,6 @@ using checkpoint::GgufFile;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 /// An adapter with drawn values.
 void write_adapter(const std::filesystem::path& folder, const models::LlamaConfig& config, const lora::Options& options) {

@@ -27,7 +27,6 @@ using models::LlamaForCausalLM;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 TEST(Gguf, HasTheValuesOfPythonsGguf) {
   const Folder folder;

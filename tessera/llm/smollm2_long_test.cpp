@@ -16,7 +16,6 @@
 namespace tessera::testing::smollm2_long_test {
 namespace {
 
-constexpr int kNoPackage = 3;  // exit status of the script
 
 TEST(SmolLm2, IsThatOfTransformers) {
   const Folder folder;

@@ -13,7 +13,6 @@ namespace tessera::testing::bert_transformers_test {
 namespace {
 
 constexpr double kTolerance = 1e-4;
-constexpr int kNoPackage = 3;  // exit status of the script
 
 Ended run_script(const std::vector<std::string>& arguments) {
   std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT};

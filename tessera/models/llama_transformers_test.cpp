@@ -19,7 +19,6 @@ namespace tessera::testing::llama_transformers_test {
 namespace {
 
 constexpr double kTolerance = 1e-4;
-constexpr int kNoPackage = 3;  // exit status of the script
 
 void expect_same(const std::filesystem::path& folder, const Communicator& world) {
   const checkpoint::SafetensorsFile expected(folder / "expected.safetensors");

@@ -21,7 +21,6 @@ namespace tessera::testing::vit_test {
 namespace {
 
 constexpr double kTolerance = 1e-4;
-constexpr int kNoPackage = 3;  // exit status of the script
 
 models::VitOptions small() { return {.image = 16, .patch = 4, .width = 24, .layers = 2, .heads = 4, .classes = 5}; }
 

@@ -100,7 +100,7 @@ class Training(Runs):
         self.assertLess(through[374]["lr"], 1e-5)
 
         # What transformers makes of the folder, and what becomes of the folder here.
-        if PYTHON and subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
+        if subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
             self.assertEqual(self.transformers(READ, self.folder / "output").splitlines()[-1], "[1, 0]")
         said = self.run_recipe("--model", self.folder / "output", "--num-epochs", 0, "--max-length", 64, "--target-accuracy", 90)
         self.assertIn("after 0 steps", said)
@@ -127,7 +127,7 @@ class Training(Runs):
         converted = subprocess.run([LAUNCHER, "ckpt", "convert", first, self.folder / "model.safetensors", "--to", "safetensors", "--weights-only"], capture_output=True, text=True)
         self.assertEqual(converted.returncode, 0, converted.stderr)
         shutil.move(self.folder / "model.safetensors", self.folder / "output/model.safetensors")
-        if PYTHON and subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
+        if subprocess.run([PYTHON, "-c", "import transformers"], capture_output=True).returncode == 0:
             self.transformers(READ, self.folder / "output")
 
 

@@ -130,10 +130,12 @@ TEST(Safetensors, RefusesHeadersThatLie) {
   }
   write_file(folder / "a", file_of(R"({"x":)" + good + "}   ", 4));
   EXPECT_THAT(SafetensorsFile(folder / "a").names(), ElementsAre("x"));
-  for (const uint64_t length : {uint64_t{1} << 62, UINT64_MAX, uint64_t{200}}) {
+  for (const uint64_t length : {uint64_t{1} << 62, UINT64_MAX}) {
     write_file(folder / "a", file_of("{}", 4, length));
-    EXPECT_THAT(refusal(folder / "a"), HasSubstr("cut off"));
+    EXPECT_THAT(refusal(folder / "a"), HasSubstr("does not begin with the length of a header"));
   }
+  write_file(folder / "a", file_of("{}", 4, 200));
+  EXPECT_THAT(refusal(folder / "a"), HasSubstr("cut off"));
   EXPECT_THAT(refusal(folder / "none"), HasSubstr("No such file"));
   EXPECT_THAT(refusal(folder.path()), HasSubstr("is no file"));
 }

@@ -42,6 +42,7 @@ constexpr const char* kWays[] = {"plain", "nested", "flat", "nested_flat", "rows
 void run_python(const std::string& verb, const std::filesystem::path& folder) {
   const auto script = std::filesystem::path(TESSERA_TEST_TORCH_SCRIPT).parent_path() / "torch_xla_rules.py";
   const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, script, verb, folder});
+  if (status == kNoPackage) GTEST_SKIP() << output;
   ASSERT_EQ(status, 0) << output;
 }
 
@@ -224,6 +225,7 @@ TEST(TorchXlaOfOurs, IsPutTogetherByTheirRules) {
   EXPECT_EQ(std::ranges::count(layout, "_fsdp_wrapped_module.conv", &checkpoint::TorchXlaShard::module), 2);
   EXPECT_TRUE(checkpoint::read_torch_xla_layout(folder / "flat2").front().is_flat());
   run_python("consolidate", folder.path());
+  if (IsSkipped()) return;
   for (const auto& [name, state] : states) {
     SCOPED_TRACE(name);
     expect_same(state_of(checkpoint::read_model(folder / (name + "_theirs.pth"))), state);
