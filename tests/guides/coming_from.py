@@ -20,7 +20,8 @@ THEIRS = {
 }
 # Of the program in an example, or of what a row says in words.
 FREE = {"with", "n", "tessera", "data", "nn", "optim", "checkpoint", "activation", "xla", "model", "module", "f", "x", "p", "mesh_2d", "Block", "world",
-        "true", "True", "False", "torch", "state", "hook", "dataset", "loader", "optimizer", "scheduler", "loss", "values", "object", "seed", "parameters", "inputs", "tensor", "FSDP", "distributed", "checkpoint_module", "torch_xla", "XLA"}
+        "true", "True", "False", "torch", "state", "hook", "dataset", "loader", "optimizer", "scheduler", "loss", "values", "object", "seed",
+        "parameters", "inputs", "tensor", "FSDP", "distributed", "checkpoint_module", "torch_xla", "XLA"}
 WORD = re.compile(r"[A-Za-z_]\w*")
 
 
