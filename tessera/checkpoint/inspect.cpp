@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "tessera/base/folder.h"
+#include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -111,13 +111,7 @@ std::string to_table(const std::string& inspected) {
                     fmt::format("[{}]", fmt::join(tensor["shape"].get<std::vector<int64_t>>(), ", ")), tensor["bytes"].dump(),
                     tensor["parts"].dump()});
   }
-  std::array<size_t, 5> widths{};
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); i++) widths[i] = std::max(widths[i], row[i].size());
-  }
-  for (const auto& [name, dtype, shape, bytes, parts] : rows)
-    text += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>{}}  {:>{}}\n", name, widths[0], dtype, widths[1], shape, widths[2], bytes, widths[3],
-                        parts, widths[4]);
+  text += table_of(rows, "<<<>>");
   for (const auto& [alias, name] : found["aliases"].items())
     text += printable(fmt::format("{} is tied to {}", alias, name.get<std::string>())) + '\n';
   for (const auto& [name, why] : found["left_out"].items())

@@ -7,6 +7,7 @@
 #include <array>
 #include <set>
 
+#include "tessera/base/table.h"
 #include "tessera/base/words.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/unit/unit.h"
@@ -26,22 +27,6 @@ std::string size_text(uint64_t bytes) {
 constexpr size_t kColumns = 8;
 using Row = std::array<std::string, kColumns>;
 constexpr std::string_view kAlignments = "<>>><<>>";  // words begin at the left of their columns, numbers end at the right
-
-std::string table_of(const std::vector<Row>& rows) {
-  std::array<size_t, kColumns> widths{};
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < kColumns; i++) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < kColumns; i++) {
-      const auto gap = std::string(widths[i] - row[i].size(), ' ');
-      text += kAlignments[i] == '<' ? row[i] + gap : gap + row[i];
-      text += i + 1 < kColumns ? "  " : "\n";
-    }
-  }
-  return text;
-}
 
 /// The name, indented and shortened in its middle, so that the columns of numbers stay on the screen.
 std::string shown_name(const std::string& name, size_t depth) {
@@ -146,7 +131,7 @@ std::string describe(ConstModuleRef module) {
   if (rows.size() == 1) return "no module here is sharded; call tessera::fully_shard first\n";
   const auto total = counters(module);
   for (const auto& buffer : module->buffers()) buffers += buffer.numel();
-  return table_of(rows) +
+  return table_of(rows, kAlignments) +
          fmt::format("{} in {}, {} in buffers; {} received\n", counted(parameters, "parameter"), counted(std::ssize(rows) - 1, "unit"),
                      counted(buffers, "value"), total.gathered_bytes == 0 ? "nothing" : size_text(total.gathered_bytes)) +
          fmt::format("peak of unsharded units {}, uses not foreseen {}, prefetches cancelled {}\n", size_text(total.peak_unsharded_bytes),

@@ -1,0 +1,30 @@
+// Rows of texts as a table.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera {
+
+/// Columns are as wide as the longest text in them. '<' and '>' say on which side of a column its texts stand.
+template <size_t N>
+std::string table_of(const std::vector<std::array<std::string, N>>& rows, std::string_view sides) {
+  std::array<size_t, N> widths{};
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < N; i++) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    for (size_t i = 0; i < N; i++) {
+      const auto gap = std::string(widths[i] - row[i].size(), ' ');
+      text += sides[i] == '<' ? row[i] + gap : gap + row[i];
+      text += i + 1 < N ? "  " : "\n";
+    }
+  }
+  return text;
+}
+
+}  // namespace tessera
