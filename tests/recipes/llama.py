@@ -151,7 +151,7 @@ class Training(Runs):
         for arguments, why in (
             (("--config", "model", "--length", 512), "--length 512: the model in model takes at most 256 tokens"),
             (("--config", "model", "--length", 64, "--prompt", "a", "--max-new-tokens", 300), "are longer than the 256 of the model"),
-            (("--config", "nothing"), "can't open nothing"),
+            (("--config", "nothing"), "nothing: there is no such folder or GGUF file"),
             (("--config", "model", "--output", "texts.tokens"), "texts.tokens"),
             (("--model", "model", "--output", "model"), "--output model is the model that is trained on"),
             (("--config", "model", "--output", "out", "--gguf", "out/model.safetensors"), "the name of such a file ends in .gguf"),
