@@ -62,8 +62,16 @@ def stage(source, pages):
         lines = [folder, "=" * len(folder), ""]
         for path in paths:
             title = f"tessera/{path}"
-            lines += [title, "-" * len(title), "", f".. doxygenfile:: {path.rpartition('/')[2]}", ""]
+            lines += [title, "-" * len(title), "", f".. doxygenfile:: {title}", ""]
         (source / f"api/{folder}.rst").write_text("\n".join(lines))
+
+
+def name_by_paths(xml):
+    """Doxygen's index has the last part of a header's path alone, which headers of several folders share."""
+    def whole(match):
+        return match[1] + re.findall('<location file="([^"]+)"/>', (xml / f"{match[2]}.xml").read_text())[-1]
+    index = xml / "index.xml"
+    index.write_text(re.sub('(<compound refid="([^"]+)" kind="file"><name>)[^<]+', whole, index.read_text()))
 
 
 def build(of_headers, builder="html"):
@@ -76,6 +84,7 @@ def build(of_headers, builder="html"):
         shutil.rmtree(SITE / "reference", ignore_errors=True)
         (SITE / "reference").mkdir(parents=True)
         subprocess.run(["doxygen", "docs/Doxyfile"], cwd=ROOT, env=environment, check=True)
+        name_by_paths(SITE / "reference/xml")
     stage(SITE / "source", pages)
     options = ["--builder", builder, "--quiet", "--fresh-env", "--fail-on-warning", "--keep-going", "--conf-dir", ROOT / "docs/site"]
     if failed := subprocess.run([programs / "sphinx-build", *options, SITE / "source", SITE / builder], env=environment).returncode:
