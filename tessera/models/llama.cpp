@@ -186,7 +186,7 @@ at::Tensor LlamaForCausalLMImpl::forward(const at::Tensor& tokens, const LlamaIn
 }
 
 at::Tensor LlamaForCausalLMImpl::scores(const at::Tensor& states) {
-  return lm_head.is_empty() ? nn::product(states, model->embed_tokens->weight) : nn::linear(lm_head, states);
+  return lm_head.is_empty() ? at::linear(states, model->embed_tokens->weight) : nn::linear(lm_head, states);
 }
 
 at::Tensor LlamaForCausalLMImpl::loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options,

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "tessera/nn/linear.h"
+#include "tessera/base/wide_products.h"
 
 namespace tessera::nn {
 namespace {
@@ -42,7 +42,7 @@ at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const 
 }  // namespace
 
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
-  if (multiplies_slowly(queries, keys)) return wide_attention(queries, keys, values, options);
+  if (queries.is_cpu() && multiplies_slowly(queries.scalar_type())) return wide_attention(queries, keys, values, options);
   if (options.mask.defined()) return masked(queries, keys, values, options.mask, options.dropout);
   if (options.documents != nullptr) return by_document(queries, keys, values, *options.documents, options.dropout);
   return unmasked(queries, keys, values, options.causal, options.dropout);

@@ -10,7 +10,7 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/linear.h"
+#include "tessera/base/wide_products.h"
 #include "tessera/shard/weight_forms.h"
 
 namespace tessera::nn {
@@ -49,7 +49,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto at_once = options.rows_at_once > 0 ? options.rows_at_once : default_rows(weight, for_weight);
   const auto counts = targets != options.ignore_index;
-  const auto multiplied = multiplies_slowly(x, weight) ? at::kFloat : x.scalar_type();
+  const auto multiplied = x.is_cpu() && multiplies_slowly(x.scalar_type()) ? at::kFloat : x.scalar_type();
   const auto matrix = weight.to(multiplied);
   Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
   if (for_x) result.grad_x = at::empty_like(x);

@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/linear.h"
 #include "tessera/shard/weight_operator.h"
 
 namespace tessera::lora {
@@ -99,14 +98,13 @@ at::Tensor LayerAdapters::plain(const at::Tensor& x, std::span<const c10::IValue
   const auto weight = arguments[operator_of(kind_).weight].toTensor();
   if (kind_ == Kind::Conv) return conv(x, weight, bias, arguments, arguments[6].toInt());
   if (kind_ == Kind::Embedding) return at::embedding(weight, x, arguments[2].toInt(), arguments[3].toBool(), arguments[4].toBool());
-  const bool slow = nn::multiplies_slowly(x, weight) && held_form(weight) == nullptr;
-  return slow ? nn::wide_product(x, weight, bias) : at::linear(x, weight, bias);
+  return at::linear(x, weight, bias);
 }
 
 at::Tensor LayerAdapters::low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const {
   const auto &down = a->tensors.at(adapter), &up = b->tensors.at(adapter);
-  if (kind_ == Kind::Embedding) return nn::product(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
-  if (kind_ == Kind::Linear) return nn::product(nn::product(x.to(down.scalar_type()), down), up);
+  if (kind_ == Kind::Embedding) return at::linear(at::embedding(down.t(), x, arguments[2].toInt(), arguments[3].toBool()), up);
+  if (kind_ == Kind::Linear) return at::linear(at::linear(x.to(down.scalar_type()), down), up);
   return at::conv2d(conv(x.to(down.scalar_type()), down, {}, arguments, /*groups=*/1), up, {}, at::IntArrayRef({1, 1}),
                     at::IntArrayRef({0, 0}), at::IntArrayRef({1, 1}), arguments[6].toInt());
 }

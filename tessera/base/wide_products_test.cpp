@@ -1,0 +1,85 @@
+// Products of bfloat16 and float16 are those of float32, rounded, whichever way a processor makes them.
+#include "tessera/base/wide_products.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "tessera/base/log.h"
+
+namespace tessera::testing::wide_products_test {
+namespace {
+
+using Operands = std::vector<at::Tensor>;
+
+struct Product {
+  const char* name;
+  std::vector<std::vector<int64_t>> sizes;
+  std::function<at::Tensor(const Operands&)> compute;
+};
+
+std::vector<Product> products() {
+  return {
+      {"linear", {{5, 6}, {4, 6}, {4}}, [](const Operands& x) { return at::linear(x[0], x[1], x[2]); }},
+      {"linear of three dimensions", {{2, 3, 6}, {4, 6}}, [](const Operands& x) { return at::linear(x[0], x[1]); }},
+      {"matmul", {{3, 4, 5}, {5, 6}}, [](const Operands& x) { return at::matmul(x[0], x[1]); }},
+      {"transposed", {{5, 4}, {6, 5}}, [](const Operands& x) { return x[0].t().mm(x[1].t()); }},
+      {"addmm", {{4, 6}, {4, 5}, {5, 6}}, [](const Operands& x) { return at::addmm(x[0], x[1], x[2], 0.5, 2); }},
+      {"bmm", {{3, 4, 5}, {3, 5, 6}}, [](const Operands& x) { return at::bmm(x[0], x[1]); }},
+      {"baddbmm", {{3, 4, 6}, {3, 4, 5}, {3, 5, 6}}, [](const Operands& x) { return at::baddbmm(x[0], x[1], x[2]); }},
+      {"a vector", {{4, 5}, {5}}, [](const Operands& x) { return at::mv(x[0], x[1]); }},
+      {"convolution", {{2, 4, 6, 6}, {6, 4, 3, 3}, {6}}, [](const Operands& x) { return at::conv2d(x[0], x[1], x[2]); }},
+      {"transposed convolution", {{2, 4, 6}, {4, 6, 3}}, [](const Operands& x) { return at::conv_transpose1d(x[0], x[1]); }},
+      {"attention", {{2, 2, 8, 4}, {2, 2, 8, 4}, {2, 2, 8, 4}}, [](const Operands& x) {
+         return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0, /*is_causal=*/true);
+       }},
+  };
+}
+
+TEST(WideProducts, AreThoseOfFloatRoundedInForwardAndBackward) {
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    for (const auto& product : products()) {
+      SCOPED_TRACE(::testing::Message() << product.name << " of " << dtype);
+      Operands narrow, wide;
+      for (const auto& sizes : product.sizes) {
+        narrow.push_back(at::randn(sizes).to(dtype).requires_grad_());
+        wide.push_back(narrow.back().detach().to(at::kFloat).requires_grad_());
+      }
+      const auto result = product.compute(narrow), expected = product.compute(wide);
+      EXPECT_EQ(result.scalar_type(), dtype);
+      EXPECT_TRUE(at::allclose(result.to(at::kFloat), expected, 0.02, 0.02));
+      if (multiplies_slowly(dtype)) EXPECT_TRUE(at::equal(result, expected.to(dtype)));
+      const auto weights = at::randn(result.sizes()).to(dtype);
+      (result * weights).sum().backward();
+      (expected * weights.to(at::kFloat)).sum().backward();
+      for (size_t i = 0; i < narrow.size(); i++) {
+        EXPECT_EQ(narrow[i].grad().scalar_type(), dtype);
+        EXPECT_TRUE(at::allclose(narrow[i].grad().to(at::kFloat), wide[i].grad(), 0.05, 0.05)) << i;
+      }
+    }
+  }
+}
+
+TEST(WideProducts, AreWrittenWhereTheyBelong) {
+  const auto a = at::ones({2, 3}, at::kBFloat16), b = at::ones({3, 4}, at::kBFloat16);
+  auto out = at::empty({0}, at::kBFloat16), sum = at::ones({2, 4}, at::kBFloat16);
+  auto& written = at::mm_out(out, a, b);
+  EXPECT_TRUE(written.is_same(out) && at::equal(out, at::full({2, 4}, 3, at::kBFloat16)));
+  EXPECT_TRUE(at::equal(sum.addmm_(a, b, 2), at::full({2, 4}, 5, at::kBFloat16)));
+  auto columns = at::zeros({4, 2}, at::kBFloat16);
+  auto transposed = columns.t();
+  at::mm_out(transposed, a, b);
+  EXPECT_TRUE(at::equal(columns, at::full({4, 2}, 3, at::kBFloat16)));
+}
+
+TEST(WideProducts, RefuseOperandsOfTwoDtypesAsLibtorchDoes) {
+  const auto narrow = at::ones({3, 3}, at::kBFloat16), wide = at::ones({3, 3});
+  EXPECT_THROW(at::mm(wide, narrow), c10::Error);
+  EXPECT_THROW(at::mm(narrow, wide), c10::Error);
+  EXPECT_THROW(at::addmm(wide, narrow, narrow), c10::Error);
+  EXPECT_THROW(at::conv2d(at::ones({1, 3, 3, 3}, at::kBFloat16), at::ones({1, 3, 3, 3}, at::kBFloat16), at::ones({1})), c10::Error);
+}
+
+}  // namespace
+}  // namespace tessera::testing::wide_products_test
