@@ -22,8 +22,9 @@ void say_once(at::ScalarType dtype) {
   static std::atomic<bool> is_said = false;
   if (is_said.exchange(true)) return;
   log(LogLevel::Warning,
-      fmt::format("this processor has no instructions for products of {}; they are computed in float32 and rounded, which is as fast as float32",
-                  c10::toString(dtype)));
+      fmt::format(
+          "this processor has no instructions for products of {}; they are computed in float32 and rounded, which is as fast as float32",
+          c10::toString(dtype)));
 }
 
 at::Tensor widened(const at::Tensor& tensor) {
@@ -56,7 +57,8 @@ at::Tensor rounded(const at::Tensor& result, at::ScalarType dtype) {
 std::tuple<at::Tensor, at::Tensor> rounded(const std::tuple<at::Tensor, at::Tensor>& results, at::ScalarType dtype) {
   return {rounded(std::get<0>(results), dtype), std::get<1>(results)};
 }
-std::tuple<at::Tensor, at::Tensor, at::Tensor> rounded(const std::tuple<at::Tensor, at::Tensor, at::Tensor>& gradients, at::ScalarType dtype) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> rounded(const std::tuple<at::Tensor, at::Tensor, at::Tensor>& gradients,
+                                                       at::ScalarType dtype) {
   const auto& [first, second, third] = gradients;
   return {rounded(first, dtype), rounded(second, dtype), rounded(third, dtype)};
 }

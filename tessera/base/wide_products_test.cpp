@@ -30,9 +30,9 @@ std::vector<Product> products() {
       {"a vector", {{4, 5}, {5}}, [](const Operands& x) { return at::mv(x[0], x[1]); }},
       {"convolution", {{2, 4, 6, 6}, {6, 4, 3, 3}, {6}}, [](const Operands& x) { return at::conv2d(x[0], x[1], x[2]); }},
       {"transposed convolution", {{2, 4, 6}, {4, 6, 3}}, [](const Operands& x) { return at::conv_transpose1d(x[0], x[1]); }},
-      {"attention", {{2, 2, 8, 4}, {2, 2, 8, 4}, {2, 2, 8, 4}}, [](const Operands& x) {
-         return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0, /*is_causal=*/true);
-       }},
+      {"attention",
+       {{2, 2, 8, 4}, {2, 2, 8, 4}, {2, 2, 8, 4}},
+       [](const Operands& x) { return at::scaled_dot_product_attention(x[0], x[1], x[2], {}, 0, /*is_causal=*/true); }},
   };
 }
 
