@@ -15,7 +15,6 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_operator.h"
@@ -30,7 +29,7 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
     context->save_for_backward({held});
     context->saved_data["quantization"] = quantization;
     context->saved_data["sizes"] = sizes;
-    return product(x, dequantized(static_cast<Quantization>(quantization), held, sizes, x.scalar_type()));
+    return at::linear(x, dequantized(static_cast<Quantization>(quantization), held, sizes, x.scalar_type()));
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     const auto held = context->get_saved_variables()[0];
@@ -38,7 +37,7 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
     const auto& grad = grads[0];
     const auto weight =
         dequantized(static_cast<Quantization>(context->saved_data["quantization"].toInt()), held, sizes, grad.scalar_type());
-    auto of_rows = product(grad.reshape({-1, sizes[0]}), weight.t());
+    auto of_rows = at::linear(grad.reshape({-1, sizes[0]}), weight.t());
     auto shape = grad.sizes().vec();
     shape.back() = sizes[1];
     return {of_rows.view(shape), {}, {}, {}};
