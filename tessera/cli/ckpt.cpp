@@ -20,19 +20,9 @@
 namespace tessera::cli {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// As torch_xla finds them: all files that begin with the prefix and end in the suffix, unless there is something of just this prefix.
-fs::path find_to_consolidate(const fs::path& prefix, const std::string& suffix) {
-  if (!suffix.empty()) return prefix.string() + suffix;
-  const auto all = prefix.string() + "*.pth";
-  const bool is_known = is_there(prefix) || !checkpoint::step_folders(prefix).empty() || !checkpoint::torch_xla_files(prefix).empty();
-  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : resolve_checkpoint(prefix.string());
-}
-
 int consolidate(const std::string& given, const std::string& suffix, std::string save_path) {
   const auto prefix = without_slashes(given);
-  const auto place = find_to_consolidate(prefix, suffix);
+  const auto place = resolve_rank_files(prefix, suffix);
   if (save_path.empty()) save_path = prefix + "_consolidated.pth";
   const auto done = checkpoint::consolidate(place, save_path, megabyte_bar("consolidating"));
   fmt::print("{} -> {}: {}, {}; {}\n", place.string(), save_path, counted(done.tensors, "tensor"), counted(done.bytes, "byte"),

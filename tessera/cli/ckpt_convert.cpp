@@ -59,12 +59,12 @@ std::string in_flags(std::string text) {
 }
 
 struct MergeCommand {
-  std::string from, out;
+  std::string from, suffix, out;
   checkpoint::MergeOptions options;
 
   int run() {
     options.progress = megabyte_bar("merging");
-    const auto folder = resolve_checkpoint(from);
+    const auto folder = resolve_rank_files(without_slashes(from), suffix);
     const auto merged = checkpoint::merge(folder, out, options);
     options.progress = {};
     const auto& files = merged.files;
@@ -170,7 +170,10 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
   auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
   const auto merge = std::make_shared<MergeCommand>();
   auto& options = merge->options;
-  flags->add_option("IN", merge->from, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
+  flags->add_option("IN,--ckpt-prefix", merge->from, "The checkpoint: a folder or a file, or the P of folders P-step-N or of rank files of torch_xla")
+      ->type_name("P")
+      ->required();
+  flags->add_option("--ckpt-suffix", merge->suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
   flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of,
             "The largest file; if the model is larger, there are several and an index")

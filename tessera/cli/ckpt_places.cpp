@@ -55,6 +55,13 @@ fs::path resolve_checkpoint(const std::string& given) {
   return is_there(path) || !checkpoint::torch_xla_files(path).empty() ? fs::path(path) : find_checkpoint(path);
 }
 
+fs::path resolve_rank_files(const fs::path& prefix, const std::string& suffix) {
+  if (!suffix.empty()) return prefix.string() + suffix;
+  const auto all = prefix.string() + "*.pth";
+  const bool is_known = is_there(prefix) || !checkpoint::step_folders(prefix).empty() || !checkpoint::torch_xla_files(prefix).empty();
+  return !is_known && !checkpoint::torch_xla_files(all).empty() ? fs::path(all) : resolve_checkpoint(prefix.string());
+}
+
 fs::path resolve_tensors(const std::string& given) {
   const auto path = resolve_checkpoint(given);
   const bool is_adapter = is_there(path / checkpoint::kAdapterConfig) && !checkpoint::is_hub_folder(path) && !checkpoint::is_complete(path);

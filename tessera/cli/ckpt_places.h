@@ -18,7 +18,10 @@ std::string without_slashes(std::string path);
 std::filesystem::path find_checkpoint(const std::filesystem::path& prefix);
 /// What is there, of any format, or else the newest checkpoint with this prefix.
 std::filesystem::path resolve_checkpoint(const std::string& given);
-/// The same, or the file with the tensors of an adapter in a folder of peft.
+/// The same as torch_xla finds its files: all that begin with the prefix and end in the suffix, a pattern. Without a suffix these are files
+/// *.pth, unless there is something of just this prefix.
+std::filesystem::path resolve_rank_files(const std::filesystem::path& prefix, const std::string& suffix);
+/// The same as resolve_checkpoint, or the file with the tensors of an adapter in a folder of peft.
 std::filesystem::path resolve_tensors(const std::string& given);
 /// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const std::filesystem::path& prefix);

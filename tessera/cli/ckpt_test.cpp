@@ -1,4 +1,5 @@
 // `tessera ckpt` as a user meets it.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -102,6 +103,13 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
     EXPECT_EQ(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", suffix, "--save_path", folder / "out.pth"}).status, 0);
     EXPECT_TRUE(checkpoint::read_torch_file(folder / "out.pth").tensors.contains("model.c.bias"));
   }
+  for (int rank = 0; rank < 3; rank++) {
+    std::filesystem::copy_file(checkpoint::torch_xla_file(theirs, rank, 3), fmt::format("{}.part{}.ckpt", (folder / "epoch3").string(), rank));
+  }
+  const auto merged = ckpt("merge", {"--ckpt_prefix", folder / "epoch3", "--ckpt_suffix", ".part*.ckpt", folder / "merged3"});
+  EXPECT_EQ(merged.status, 0) << merged.output;
+  EXPECT_THAT(merged.output, HasSubstr("epoch3.part*.ckpt -> "));
+  EXPECT_TRUE(std::filesystem::exists(folder / "merged3" / "model.safetensors"));
   EXPECT_THAT(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", "-none"}).output,
               HasSubstr("there is no checkpoint " + theirs + "-none"));
   std::filesystem::rename(checkpoint::torch_xla_file(theirs, 2, 3), folder / "elsewhere");

@@ -78,15 +78,20 @@ void print_devices(const std::vector<pjrt::DeviceDescription>& devices) {
 }
 
 /// What a topology's name leaves to defaults that are no machine's.
-void print_advice(const XlaFlags& flags) {
-  const auto& name = flags.topology;
+std::vector<std::string> advice_on(const std::string& name) {
+  std::vector<std::string> notes;
   const bool is_cube = name.starts_with("v4:") || name.starts_with("v5p:") || name.starts_with("tpu7x:");
   if (is_cube && name.find("wrap=") == std::string::npos) {
-    fmt::print("note       without wrap=1,1,1 the links are those of a mesh that does not close, and the compiler makes other programs\n");
+    notes.emplace_back("without wrap=1,1,1 the links are those of a mesh that does not close, and the compiler makes other programs");
   }
   if (name.starts_with("v4:") && name.find("chip_config_name=") == std::string::npos) {
-    fmt::print("note       without chip_config_name=megacore a chip counts as two devices, each with the memory of both\n");
+    notes.emplace_back("without chip_config_name=megacore a chip counts as two devices, each with the memory of both");
   }
+  return notes;
+}
+
+void print_advice(const XlaFlags& flags) {
+  for (const auto& note : advice_on(flags.topology)) fmt::print("note       {}\n", note);
 }
 
 int show_devices(const XlaFlags& flags) {
@@ -106,6 +111,7 @@ int show_devices(const XlaFlags& flags) {
       root["platform"] = platform;
     } else {
       root["topology"] = flags.topology;
+      root["notes"] = advice_on(flags.topology);
     }
     root["devices"] = Json::array();
     for (const auto& device : devices) root["devices"].push_back(json_of(device));
@@ -154,7 +160,10 @@ int compile(const XlaFlags& flags) {
   const auto step = module_of(flags, replicas);
   const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
-  Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}};
+  Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"notes", advice_on(flags.topology)}};
+  const bool is_cut = !step.cuts.value("host_reads", Json::object()).empty();
+  const std::string of_cut = "a step is cut: these are the figures of its largest part";
+  if (is_cut) root["notes"].push_back(of_cut);
   std::optional<pjrt::CompiledProgram> compiled;
   try {
     compiled = topology.compile(program, options);
@@ -180,7 +189,7 @@ int compile(const XlaFlags& flags) {
     print_advice(flags);
     fmt::print("replicas   {}\n", replicas);
     print_cuts(step.cuts);
-    if (step.cuts.value("host_reads", Json::object()).size() > 0) fmt::print("note       a step is cut: these are the figures of its largest part\n");
+    if (is_cut) fmt::print("note       {}\n", of_cut);
     print_figures(figures);
   }
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));

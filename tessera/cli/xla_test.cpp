@@ -54,6 +54,7 @@ TEST(XlaCommand, SaysWhatAProgramNeeds) {
   const auto found = nlohmann::json::parse(ended.out);
   EXPECT_EQ(found.at("memory").at("arguments"), 8);
   EXPECT_EQ(found.at("operations").at("all-reduce"), 1);
+  EXPECT_TRUE(found.at("notes").empty());
   EXPECT_THAT(xla({"compile", program, "--topology", "cpu:4"}).out, ContainsRegex("replicas +4\n.*all-reduce +1, 8.0 B\n"));
   const auto small = xla({"compile", program, "--topology", "cpu:2", "--replicas", "4"});
   EXPECT_EQ(small.status, 1);
@@ -99,6 +100,7 @@ TEST(XlaCommand, CompilesTheStepOfAProgram) {
   EXPECT_NEAR(double(arguments[4]), arguments[2] / 2.0, 2000) << "parameters and moments are sharded, the batch is not";
   const auto cut = nlohmann::json::parse(compiled("cpu:2", "5 cut").out);
   EXPECT_TRUE(cut.at("host_reads").contains("item()")) << cut;
+  EXPECT_EQ(cut.at("notes"), nlohmann::json::array({"a step is cut: these are the figures of its largest part"}));
   EXPECT_THAT(xla({"compile", "--topology", "cpu:2", "--", this_program()}, training.environment("5 cut")).out,
               ContainsRegex("cut by +item\\(\\), .* times\nnote +a step is cut: these are the figures of its largest part\n"));
   const auto short_run = compiled("cpu:2", "1");

@@ -48,6 +48,7 @@ TEST_F(Tpu, TopologiesHaveDevicesAndTheirMemory) {
   EXPECT_EQ(devices[0].at("attributes").at("coords").size(), 3U);
   EXPECT_EQ(found({"devices", "--topology", "v4:4x4x4"}).at("devices").size(), 128U);
   EXPECT_EQ(found({"devices", "--topology", "v4:4x4x4,chip_config_name=megacore"}).at("devices").size(), 64U);
+  EXPECT_EQ(found({"devices", "--topology", "v4:4x4x4"}).at("notes").size(), 2U);
   EXPECT_THAT(xla({"devices", "--topology", "v4:4x4x4"}).out, AllOf(HasSubstr("wrap=1,1,1"), HasSubstr("megacore")));
 }
 
