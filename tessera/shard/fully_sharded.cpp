@@ -27,6 +27,8 @@
 namespace tessera {
 namespace {
 
+constexpr int64_t kSizeMultiple = 128;  // as torch_xla has it
+
 using torch::nn::Module;
 
 void expect_module(const Module* module, bool has_forward) {
@@ -142,7 +144,12 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   if (rows) {
     result.layout = Layout::Rows;
   } else if (!world.traits().traces && world.traits().packing == Packing::OneBuffer) {
-    result.shard_size_multiple = options.shard_size_multiple;  // other layouts don't pad
+    result.shard_size_multiple = options.shard_size_multiple.value_or(kSizeMultiple);
+  } else if (options.shard_size_multiple) {
+    throw UsageError(fmt::format(
+        "shard_size_multiple has no effect on transport {}, where each parameter has a buffer of its own that is divided evenly; "
+        "leave it unset",
+        world.traits().name));
   }
   if (options.flatten_parameters) result.listing = Listing::Flat;
   const bool barriers = !options.debug_dummy_optimization_barrier_op;
@@ -220,6 +227,16 @@ void FullySharded::set_gradient_divide_factors(double pre, double post, Recurse 
 
 at::Tensor FullySharded::clip_grad_norm_(double max_norm, double norm_type) const {
   return clip_grad_norm(parameters(), max_norm, {.p = norm_type});
+}
+
+at::Tensor FullySharded::clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const {
+  const auto of_sharding = options_.sharding_groups.empty() ? std::vector<std::vector<int>>{all_ranks(world_.size())} : options_.sharding_groups;
+  if (groups != of_sharding) {
+    throw UsageError(
+        fmt::format("clip_grad_norm_ adds norms among the ranks that shard together, {}, and can't add them among {}; leave the groups out",
+                    of_sharding, groups));
+  }
+  return clip_grad_norm_(max_norm, norm_type);
 }
 
 ShardMetadata FullySharded::get_shard_metadata() const {

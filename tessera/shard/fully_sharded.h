@@ -28,8 +28,9 @@ struct FullyShardedOptions {
   bool flatten_parameters = false;
   /// Each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
   bool shard_param_on_dim_0 = false, on_neuron = false;
-  /// The part of each rank is padded to a multiple of so many values. Rows are not padded.
-  int64_t shard_size_multiple = 128;
+  /// The part of each rank is padded to a multiple of so many values, 128 unless given. Rows are not padded, nor is anything where ranks
+  /// have a buffer for each parameter, as on XLA devices: giving it is an error there.
+  std::optional<int64_t> shard_size_multiple = {};
   /// Which modules inside become units of their own; none, if it is left out.
   std::optional<WrapPolicy> auto_wrap_policy = {};
   /// Parameters that are not sharded; see ShardOptions::ignored.
@@ -78,6 +79,8 @@ class FullySharded {
   std::vector<at::Tensor> params_with_grad() const;
   /// As tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
+  /// The same, of a caller who says among which ranks norms are added: it must be those that shard together.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const;
 
   /// As tessera::no_sync for this module.
   NoSync no_sync() const;

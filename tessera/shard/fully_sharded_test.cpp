@@ -187,6 +187,12 @@ TEST(FullySharded, ShardsInGroups) {
     model(input(world.rank())).sum().backward();
     ((reference(input(own)).sum() + reference(input(own + 2)).sum()) / 2).backward();  // the mean over the group alone
     EXPECT_TRUE(at::allclose(full_grad(model->b->weight), reference->b->weight.grad()));
+    const auto norm = model.clip_grad_norm_(1e9, 2, options.sharding_groups);
+    EXPECT_NEAR(norm.item<double>(), nn::utils::clip_grad_norm_(reference->parameters(), 1e9), 1e-4);
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  model.clip_grad_norm_(1e9, 2, {{0, 1, 2, 3}});
+                }),
+                HasSubstr("among the ranks that shard together, [[0, 2], [1, 3]], and can't add them among [[0, 1, 2, 3]]"));
   });
 }
 
