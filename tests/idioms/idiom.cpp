@@ -172,6 +172,7 @@ std::shared_ptr<Mlp> one_unit(Run& run, const ShardOptions& options) {
 std::vector<Chapter> corpus() {
   return {construction::chapter(), ties::chapter(),   writing::chapter(),   freezing::chapter(),     hooks::chapter(),
           gradients::chapter(),    autograd::chapter(), segments::chapter(),  passes::chapter(),       precision::chapter(),
+          numbers::chapter(),
           optimizers::chapter(),   local_values::chapter(), states::chapter(), ranks::chapter(),        places::chapter(),
           parts::chapter(),        collectives::chapter(), adapters::chapter(),  quantised::chapter()};
 }

@@ -196,6 +196,7 @@ namespace autograd { Chapter chapter(); }
 namespace segments { Chapter chapter(); }
 namespace passes { Chapter chapter(); }
 namespace precision { Chapter chapter(); }
+namespace numbers { Chapter chapter(); }
 namespace optimizers { Chapter chapter(); }
 namespace local_values { Chapter chapter(); }
 namespace states { Chapter chapter(); }
