@@ -131,6 +131,12 @@ at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
   if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk takes flat tensors; this one has {} dimensions", flat.dim()));
   const int64_t chunk = (flat.numel() + size() - 1) / size();
   std::vector<at::Tensor> parts;
+  if (std::ssize(local_ranks()) > 1) {  // views of one tensor, so that an engine can take each rank's from there
+    const auto missing = chunk * size() - flat.numel();
+    const auto all = missing > 0 ? at::cat({flat, at::zeros({missing}, flat.options())}) : flat;
+    for (const int rank : local_ranks()) parts.push_back(all.narrow(0, rank * chunk, chunk));
+    return from_replicas(parts);
+  }
   for (const int rank : local_ranks()) {
     const int64_t begin = std::min(rank * chunk, flat.numel());
     const int64_t end = std::min(begin + chunk, flat.numel());

@@ -108,8 +108,7 @@ class XlaTransport final : public Transport {
     const auto value = read(tensor);
     const auto element = value.element();
     const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
-    auto given = hlo::fixed(bits, 0);
-    for (const auto& group : groups_) given = hlo::select(is_replica(group[static_cast<size_t>(root)]), bits, given);
+    const auto given = hlo::select(is_member(root), bits, hlo::fixed(bits, 0));
     const auto all = hlo::all_reduce(given, Combine::Add, groups_);
     write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
     return {.bytes = to_others(tensor.nbytes())};
@@ -158,13 +157,46 @@ class XlaTransport final : public Transport {
     return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;
   }
 
-  static Value is_replica(int number) {
-    return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32));
+  static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
+
+  /// Whether a replica is the one with this number in its group.
+  Value is_member(int number) const {
+    if (groups_.size() == 1) return is_replica(groups_.front()[static_cast<size_t>(number)]);
+    Sizes marks(static_cast<size_t>(runner().replicas()), 0);
+    for (const auto& group : groups_) marks[static_cast<size_t>(group[static_cast<size_t>(number)])] = 1;
+    return hlo::convert(own_of(marks), at::kBool);
+  }
+
+  /// On each replica its own of these numbers: text that does not grow with their count, where they go up in equal steps.
+  static Value own_of(const Sizes& numbers) {
+    const auto own = hlo::convert(hlo::replica_number(), at::kLong);
+    const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;
+    bool is_even = true;
+    for (size_t i = 1; i < numbers.size(); i++) is_even &= numbers[i] - numbers[i - 1] == step;
+    if (is_even) return hlo::plus(hlo::times(own, hlo::constant(step, at::kLong)), hlo::constant(numbers[0], at::kLong));
+    return hlo::reshape(hlo::dynamic_slice(hlo::constants(numbers, at::kLong), std::span(&own, 1), {1}), {});
+  }
+
+  static bool are_parts_of_one(const std::vector<at::Tensor>& tensors) {
+    const auto& first = tensors.front();
+    return is_xla(first) && first.is_contiguous() && first.numel() > 0 && cell_of(first).value &&
+           std::ranges::all_of(tensors, [&](const at::Tensor& tensor) {
+             return is_xla(tensor) && tensor.storage().is_alias_of(first.storage()) && tensor.scalar_type() == first.scalar_type() &&
+                    tensor.sizes() == first.sizes() && tensor.strides() == first.strides() && !tensor.is_neg();
+           });
   }
 
   /// On each replica its own value of that tensor which is meant for it.
   static at::Tensor chosen(const std::vector<at::Tensor>& of_replica) {
     const auto lock = lock_device();
+    if (are_parts_of_one(of_replica)) {
+      const auto& first = of_replica.front();
+      Sizes begins;
+      for (const auto& part : of_replica) begins.push_back(part.storage_offset());
+      const auto begin = own_of(begins);
+      const auto all = hlo::flat(in_type(cell_of(first).value, first.scalar_type()));
+      return new_tensor(hlo::reshape(hlo::dynamic_slice(all, std::span(&begin, 1), {first.numel()}), first.sizes()));
+    }
     const auto on_device = [](const at::Tensor& tensor) { return read(is_xla(tensor) ? tensor : xla::from_replicas({tensor})); };
     auto value = on_device(of_replica.front());
     for (size_t r = 1; r < of_replica.size(); r++) value = hlo::select(is_replica(static_cast<int>(r)), on_device(of_replica[r]), value);

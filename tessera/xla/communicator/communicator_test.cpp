@@ -13,9 +13,10 @@
 namespace tessera::xla {
 namespace {
 
+using tessera::testing::message_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using tessera::testing::message_of;
+using ::testing::Not;
 
 constexpr int kReplicas = 4;
 
@@ -60,6 +61,29 @@ TEST(Communicator, GivesEachReplicaItsPartWithoutTheHost) {
   EXPECT_EQ(metrics().executions, before.executions);
   EXPECT_EQ(firsts(four().replicas(chunk)), (std::vector<float>{0, 6, 12, 18}));
   EXPECT_EQ(firsts(four().replicas(four().own_chunk(torch::arange(8, torch::kFloat)))), (std::vector<float>{0, 2, 4, 6}));
+}
+
+TEST(Communicator, GivesEachReplicaItsPartByTextThatDoesNotGrow) {
+  const auto where = torch::TensorOptions(four().traits().device).dtype(torch::kFloat);
+  const auto whole = torch::arange(24, where).view({8, 3}) * 2;
+  const auto rows = four().to_local_ranks(whole), padded = four().own_chunk(torch::arange(7, where) + 1);
+  const auto half = four().split(std::vector{0, 0, 1, 1});
+  const auto of_half = half.from_replicas(whole.chunk(2));
+  auto from_first = four().from_replicas((whole.narrow(0, 0, 4) + 0).chunk(4));
+  half.broadcast(from_first, 1).wait();
+  step_boundary();
+  EXPECT_THAT(runner().last_text(), Not(HasSubstr("comparison_direction EQ")));
+  EXPECT_THAT(runner().last_text(), HasSubstr("dynamic_slice"));
+  const auto each = four().replicas(rows), chunks = four().replicas(padded), halves = four().replicas(of_half),
+             sent = four().replicas(from_first);
+  for (int64_t r = 0; r < kReplicas; r++) {
+    const auto i = static_cast<size_t>(r);
+    EXPECT_TRUE(at::equal(each[i], whole.cpu().narrow(0, 2 * r, 2))) << each[i];
+    EXPECT_EQ(chunks[i][0].item<float>(), 2 * r + 1);
+    EXPECT_EQ(chunks[i][1].item<float>(), r == 3 ? 0 : 2 * r + 2);
+    EXPECT_TRUE(at::equal(halves[i], whole.cpu().narrow(0, 4 * (r / 2), 4))) << halves[i];
+    EXPECT_TRUE(at::equal(sent[i], whole.cpu().narrow(0, r < 2 ? 1 : 3, 1))) << sent[i];
+  }
 }
 
 TEST(Communicator, GathersAgainBehindABarrier) {
