@@ -29,6 +29,8 @@ struct Metrics {
   /// Operators of libtorch that were noted.
   int64_t operators = 0;
   int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
+  /// Programs that are not there any more: a number in them has moved and is an argument of another, or others have run for long.
+  int64_t dropped = 0;
   double seconds_compiling = 0;
   /// In the plugin's call that starts a program. A CPU plugin may run the program in it.
   double seconds_starting = 0;

@@ -29,9 +29,14 @@ bool is_tanh_form(const Elements& x, size_t i) {
 
 constexpr double kRootOfTwoOverPi = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCubic = 0.044715;
 
+/// How likely a normal number is below x: to all digits, also where that is little.
+Value normal_below(const Value& x) {
+  return times(fixed(x, 0.5), hlo::unary("chlo.erfc", times(x, fixed(x, -1 / std::numbers::sqrt2))));
+}
+
 Value gelu(const Elements& e) {
   const auto x = e[0], one = fixed(x, 1), half = times(fixed(x, 0.5), x);
-  if (!is_tanh_form(e, 1)) return times(half, plus(one, hlo::unary("chlo.erf", times(x, fixed(x, 1 / std::numbers::sqrt2)))));
+  if (!is_tanh_form(e, 1)) return times(x, normal_below(x));
   const auto inner = times(fixed(x, kRootOfTwoOverPi), plus(x, times(fixed(x, kCubic), times(x, times(x, x)))));
   return times(half, plus(one, hlo::unary("tanh", inner)));
 }
@@ -45,9 +50,8 @@ Value gelu_gradient(const Elements& e) {
     const auto right = times(times(times(half, x), minus(one, times(tanh, tanh))), slope);
     return times(g, plus(times(half, plus(one, tanh)), right));
   }
-  const auto cdf = times(half, plus(one, hlo::unary("chlo.erf", times(x, fixed(x, 1 / std::numbers::sqrt2)))));
   const auto pdf = times(fixed(x, std::numbers::inv_sqrtpi / std::numbers::sqrt2), exponential(times(fixed(x, -0.5), times(x, x))));
-  return times(g, plus(cdf, times(x, pdf)));
+  return times(g, plus(normal_below(x), times(x, pdf)));
 }
 
 Value silu_gradient(const Elements& e) {
@@ -86,7 +90,7 @@ Value elu_gradient(const Elements& e) {
   const auto g = e[0], alpha = e.number(1), scale = e.number(2), input_scale = e.number(3), x = e[5];
   const auto low = e.call().flag(4) ? times(input_scale, plus(x, times(alpha, scale)))
                                     : times(times(input_scale, times(alpha, scale)), exponential(times(x, input_scale)));
-  return times(g, select(is_above(x, fixed(x, 0)), scale, low));
+  return times(g, select(compare("LE", x, fixed(x, 0)), low, scale));
 }
 
 Value softplus(const Elements& e) {
@@ -99,9 +103,14 @@ Value softplus_gradient(const Elements& e) {
   return select(is_above(scaled_x, e.number(3)), g, times(g, logistic(scaled_x)));
 }
 
-/// The gradient where x lies between two numbers, nothing elsewhere.
+/// The gradient where x lies between two numbers, nothing elsewhere, also for NaN.
 Value inside(const Value& g, const Value& x, const Value& low, const Value& high) {
   return select(both(is_above(x, low), is_below(x, high)), g, fixed(g, 0));
+}
+
+/// The same, but NaN has its gradient.
+Value not_outside(const Value& g, const Value& x, const Value& low, const Value& high) {
+  return select(hlo::either(compare("LE", x, low), compare("GE", x, high)), fixed(g, 0), g);
 }
 
 Value hard_shrunk(const Elements& e, const Value& kept) {
@@ -191,7 +200,7 @@ void register_activations() {
       {"log_sigmoid_forward", log_sigmoid},
       {"log_sigmoid_backward", log_sigmoid_gradient},
       elementwise("hardtanh", [](const Elements& x) { return hlo::smallest(hlo::largest(x[0], x[1]), x[2]); }),
-      elementwise("hardtanh_backward", [](const Elements& x) { return inside(x[0], x[1], x[2], x[3]); }),
+      elementwise("hardtanh_backward", [](const Elements& x) { return not_outside(x[0], x[1], x[2], x[3]); }),
       elementwise("hardsigmoid", [](const Elements& x) { return hard_logistic(x[0]); }),
       elementwise("hardsigmoid_backward",
                   [](const Elements& x) { return inside(over(x[0], fixed(x[0], 6)), x[1], fixed(x[0], -3), fixed(x[0], 3)); }),

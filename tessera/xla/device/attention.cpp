@@ -35,14 +35,16 @@ struct Inputs {
   bool causal;
 
   /// By the places that the arguments have in a call.
-  Inputs(const Call& call, size_t first, size_t bias_at, size_t causal_at, size_t scale_at)
+  Inputs(const Call& call, size_t first, size_t bias_at, size_t dropout_at, size_t scale_at)
       : q(by_head(call.value(first))),
         k(by_head(call.value(first + 1))),
         v(by_head(call.value(first + 2))),
         bias(call.has(bias_at) ? call.value(bias_at) : Value()),
         batches(call.tensor(first).size(0)),
         scale(call.has(scale_at) ? call.number(scale_at) : 1 / std::sqrt(static_cast<double>(q.sizes()[2]))),
-        causal(call.flag(causal_at)) {}
+        causal(call.flag(dropout_at + 1)) {
+    if (call.number(dropout_at) != 0) throw NotLowered();
+  }
 };
 
 enum class Rows { Queries, Keys };
@@ -68,7 +70,7 @@ Value scores_of(const Inputs& in, Rows rows) {
 
 void attention(Call& call) {
   const auto type = call.tensor(0).scalar_type();
-  const Inputs in(call, 0, 3, 5, 7);
+  const Inputs in(call, 0, 3, 4, 7);
   const auto scores = scores_of(in, Rows::Queries);
   // A row that sees no key has the weights zero: nothing in it is infinite or divided by zero.
   const auto found = hlo::maximum(scores, {2});
@@ -85,7 +87,7 @@ void attention(Call& call) {
 
 void attention_gradient(Call& call) {
   const auto type = call.tensor(1).scalar_type();
-  const Inputs in(call, 1, 4, 13, 16);
+  const Inputs in(call, 1, 4, 12, 16);
   const auto g = by_head(call.value(0)), out = by_head(call.value(6));
   const auto scores = scores_of(in, Rows::Keys);
   const auto element = scores.element();

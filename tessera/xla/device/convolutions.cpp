@@ -29,12 +29,13 @@ std::string names(const char* a, const char* b, const char* c, const char* d, co
 struct Geometry {
   Sizes stride, padding, dilation;
   int64_t groups;
+  std::optional<at::ScalarType> result = {};  // the type, if it is not that of the arguments
   size_t spatial() const { return stride.size(); }
 };
 
 /// Of so many places; what does not fit into the last window is left out.
 Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
-  Type type{x.element(), {x.sizes()[0], w.sizes()[0]}};
+  Type type{g.result.value_or(x.element()), {x.sizes()[0], w.sizes()[0]}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
   Sizes high;
   for (size_t i = 0; i < g.spatial(); i++) {
@@ -68,7 +69,7 @@ Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes&
     low.push_back(reach - g.padding[i]);
     high.push_back(sizes[i] + reach - low[i] - (g.stride[i] * (y.sizes()[i + 2] - 1) + 1));
   }
-  Type type{y.element(), {y.sizes()[0], groups * channels}};
+  Type type{g.result.value_or(y.element()), {y.sizes()[0], groups * channels}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
   return hlo::convolution(
       y, filter, type, names("b", "f", "o", "i", "b", "f", g.spatial()),
@@ -96,7 +97,8 @@ void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
   const auto count = x.sizes().size() - 2;
   const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
-                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8)};
+                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8),
+                   call.has(2) ? std::optional(hlo::wide(x.element())) : std::nullopt};  // with a bias it is rounded once
   const bool is_transposed = call.flag(6);
   const auto extra = one_for_each(call.integers(7), count, Sizes(count, 0));
   Sizes sizes;
@@ -106,8 +108,8 @@ void convolution(Call& call) {
                                   : (size + 2 * g.padding[i] - reach) / g.stride[i] + 1);
   }
   auto y = is_transposed ? transposed(x, w, g, sizes) : convolved(x, w, g, sizes);
-  if (call.has(2)) y = plus(y, hlo::broadcast(call.value(2), y.sizes(), Sizes{1}));
-  call.give(y);
+  if (call.has(2)) y = plus(y, hlo::broadcast(call.value(2, y.element()), y.sizes(), Sizes{1}));
+  call.give(hlo::convert(y, x.element()));
 }
 
 void convolution_gradient(Call& call) {
@@ -193,12 +195,13 @@ void columns_to_windows(Call& call) {
 void unfold_gradient(Call& call) {
   const auto g = call.wide_value(0);
   const auto sizes = call.integers(1);
+  const auto along = call.integer(2), size = call.integer(3), step = call.integer(4);
   if (sizes.empty()) return call.give(hlo::convert(hlo::reshape(g, {}), call.result_type()));
-  const auto d = wrapped(call.integer(2), static_cast<int64_t>(sizes.size()));
+  const auto d = wrapped(along, static_cast<int64_t>(sizes.size()));
   auto order = all_dimensions(g.rank());
   order.pop_back();
   order.insert(order.begin() + d, g.rank() - 1);  // the place in the window beside the window
-  const auto places = window_places(call.integer(3), g.sizes()[static_cast<size_t>(d)], 1, call.integer(4));
+  const auto places = window_places(size, g.sizes()[static_cast<size_t>(d)], 1, step);
   const auto sum = put_along(hlo::transpose(g, order), d, sizes[static_cast<size_t>(d)], places);
   call.give(hlo::convert(sum, call.result_type()));
 }

@@ -15,7 +15,7 @@ using hlo::times;
 
 Elements::Elements(const Call& call, at::ScalarType element) : call_(call), element_(element) {
   for (size_t i = 0; i < call.arguments(); i++) {
-    if (call[i].isTensor() && call.tensor(i).defined()) sizes_ = at::infer_size(sizes_, call.tensor(i).sizes());
+    if (call.peek(i).isTensor() && call.has(i)) sizes_ = at::infer_size(sizes_, call.peek(i).toTensor().sizes());
   }
 }
 
@@ -26,8 +26,9 @@ enum class Numbers { All, First };
 at::ScalarType type_of(const Call& call, Numbers numbers) {
   at::native::ResultTypeState state = {};
   for (size_t i = 0; i < call.arguments(); i++) {
-    if (call[i].isTensor() && call.tensor(i).defined()) state = at::native::update_result_type_state(call.tensor(i), state);
-    if (call[i].isScalar() && (i == 0 || numbers == Numbers::All)) state = at::native::update_result_type_state(call[i].toScalar(), state);
+    const auto& given = call.peek(i);
+    if (given.isTensor() && call.has(i)) state = at::native::update_result_type_state(given.toTensor(), state);
+    if (given.isScalar() && (i == 0 || numbers == Numbers::All)) state = at::native::update_result_type_state(given.toScalar(), state);
   }
   return at::native::result_type(state);
 }

@@ -73,6 +73,13 @@ Value power_of_any(const Elements& x) {
   return hlo::convert(hlo::binary("power", x.as(0, at::kLong), x.as(1, at::kLong)), at::kBool);
 }
 
+/// From the nearer of both ends, as libtorch counts, so that each end is what it is.
+Value between(const Value& a, const Value& b, const Value& weight) {
+  const auto is_near = hlo::is_below(hlo::magnitude(weight), fixed(weight, 0.5));
+  const auto from = select(is_near, a, b), share = select(is_near, weight, minus(weight, fixed(weight, 1)));
+  return plus(from, times(share, minus(b, a)));
+}
+
 /// A power that stands in the text where it is a product or a root: those are faster, and as libtorch computes them.
 Value power(const Elements& e) {
   const auto x = e[0];
@@ -111,8 +118,9 @@ Value with_sign(const Value& a, const Value& b) {
 Value hypotenuse(const Value& a, const Value& b) {
   const auto x = hlo::magnitude(a), y = hlo::magnitude(b), large = hlo::largest(x, y), small = hlo::smallest(x, y);
   const auto ratio = over(small, large);
-  const auto plain = hlo::either(compare("EQ", small, fixed(a, 0)), compare("EQ", large, fixed(a, kInfinity)));
-  return select(plain, large, times(large, hlo::root(plus(fixed(a, 1), times(ratio, ratio)))));
+  const auto length = select(compare("EQ", small, fixed(a, 0)), large, times(large, hlo::root(plus(fixed(a, 1), times(ratio, ratio)))));
+  const auto is_infinite = hlo::either(compare("EQ", x, fixed(a, kInfinity)), compare("EQ", y, fixed(a, kInfinity)));
+  return select(is_infinite, fixed(a, kInfinity), length);  // also if the other is NaN
 }
 
 Value log_of_sum(const Value& a, const Value& b, double base) {
@@ -329,8 +337,8 @@ void register_elementwise() {
 
       elementwise("addcmul", [](const Elements& x) { return plus(x[0], times(times(x[1], x[2]), x[3])); }),
       elementwise("addcdiv", [](const Elements& x) { return plus(x[0], times(over(x[1], x[2]), x[3])); }),
-      elementwise("lerp.Scalar", [](const Elements& x) { return plus(x[0], times(x[2], minus(x[1], x[0]))); }),
-      elementwise("lerp.Tensor", [](const Elements& x) { return plus(x[0], times(x[2], minus(x[1], x[0]))); }),
+      elementwise("lerp.Scalar", [](const Elements& x) { return between(x[0], x[1], x[2]); }),
+      elementwise("lerp.Tensor", [](const Elements& x) { return between(x[0], x[1], x[2]); }),
       elementwise("clamp", clamped),
       elementwise("clamp.Tensor", clamped),
       elementwise("clamp_min", [](const Elements& x) { return hlo::largest(x[0], x[1]); }),

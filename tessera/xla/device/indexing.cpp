@@ -68,11 +68,11 @@ void take(Call& call) {
 }
 
 void put(Call& call) {
-  const auto x = call.value(0), list = flat(x);
-  if (list.sizes()[0] == 0) return call.give(x);  // there are no places, either
-  const auto places = flat(from_start(call.value(1, at::kLong), list.sizes()[0]));
+  const auto x = call.value(0), list = flat(x), indices = call.value(1, at::kLong), source = flat(call.value(2, x.element()));
   const auto combine = call.flag(3) ? Combine::Add : Combine::Second;
-  call.give(hlo::reshape(hlo::put(list, places, flat(call.value(2, x.element())), combine), x.sizes()));
+  if (list.sizes()[0] == 0) return call.give(x);  // there are no places, either
+  const auto places = flat(from_start(indices, list.sizes()[0]));
+  call.give(hlo::reshape(hlo::put(list, places, source, combine), x.sizes()));
 }
 
 // --- what several elements that go to one place become ---
@@ -172,8 +172,9 @@ void index_select(Call& call) {
 
 void masked_scatter(Call& call) {
   const auto x = call.value(0), source = flat(call.value(2, x.element()));
+  const auto mask = flat(hlo::expand(call.value(1, at::kBool), x.sizes()));
   if (source.sizes()[0] == 0) return call.give(x);
-  const auto mask = flat(hlo::expand(call.value(1, at::kBool), x.sizes())), counted = hlo::convert(mask, at::kLong);
+  const auto counted = hlo::convert(mask, at::kLong);
   const auto places = hlo::minus(hlo::running(counted, 0, Combine::Add), fixed(counted, 1));
   const auto last = fixed(places, source.sizes()[0] - 1);
   const auto picked = hlo::take(source, hlo::smallest(hlo::largest(places, fixed(places, 0)), last), 0);

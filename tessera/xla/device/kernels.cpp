@@ -4,10 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 
 #include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
+#include "tessera/xla/device/unread.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
@@ -18,6 +20,11 @@ namespace {
 torch::Library& library() {
   static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   return aten;
+}
+
+std::vector<c10::FunctionSchema>& schemas() {
+  static auto& all = *new std::vector<c10::FunctionSchema>;
+  return all;
 }
 
 /// The one kernel of all operators in tables: which it is stands in the functor.
@@ -114,6 +121,12 @@ Signature::Signature(const c10::FunctionSchema& schema)
   for (size_t i = 0; returns == 0 && i < arguments; i++) {
     if (written(i)) outs.push_back(i);
   }
+  for (size_t i = 0; i < arguments; i++) {
+    const auto& argument = schema.arguments()[i];
+    defaults.push_back(argument.default_value().value_or(c10::IValue()));
+    if (argument.name() == "dtype") dtype = i;
+    if (i < inputs && !written(i) && !may_be_unread(schema.name(), argument.name())) counted |= uint64_t{1} << i;
+  }
 }
 
 Call::Call(const Signature& signature, torch::jit::Stack& stack)
@@ -131,13 +144,14 @@ void Call::undo() {
 }
 
 Sizes Call::integers(size_t i) const {
-  if (arguments_[i].isNone()) return {};
-  if (arguments_[i].isInt()) return {arguments_[i].toInt()};
-  return arguments_[i].toIntVector();
+  const auto& given = (*this)[i];
+  if (given.isNone()) return {};
+  if (given.isInt()) return {given.toInt()};
+  return given.toIntVector();
 }
 
 Value Call::value(size_t i) const {
-  if (arguments_[i].isScalar()) {
+  if ((*this)[i].isScalar()) {
     const auto scalar = arguments_[i].toScalar();
     if (scalar.isFloatingPoint()) return hlo::scalar(scalar.toDouble(), at::kFloat);
     return hlo::constant(scalar.toLong(), scalar.isBoolean() ? at::kBool : at::kLong);
@@ -146,12 +160,17 @@ Value Call::value(size_t i) const {
 }
 
 Value Call::value(size_t i, at::ScalarType element) const {
-  if (arguments_[i].isScalar()) {
-    const auto scalar = arguments_[i].toScalar();
+  const auto number = [&](const at::Scalar& scalar) {
     return c10::isIntegralType(element, false) && scalar.isIntegral(false) ? hlo::constant(scalar.toLong(), element)
                                                                            : hlo::scalar(scalar.toDouble(), element);
+  };
+  if ((*this)[i].isScalar()) return number(arguments_[i].toScalar());
+  // libtorch makes tensors of the CPU of the numbers of some operators: what was a whole number there is one of many here.
+  const auto& given = tensor(i);
+  if (given.is_cpu() && given.numel() == 1 && given.scalar_type() != at::kBool && c10::isFloatingType(element)) {
+    return hlo::reshape(number(given.item()), given.sizes());
   }
-  return hlo::convert(read(tensor(i)), element);
+  return hlo::convert(read(given), element);
 }
 
 Value Call::wide_value(size_t i) const {
@@ -159,7 +178,10 @@ Value Call::wide_value(size_t i) const {
 }
 
 at::ScalarType Call::result_type(size_t i) const {
-  if (const auto* const tensor = out(i)) return tensor->scalar_type();
+  if (const auto* const tensor = out(i)) {
+    if (signature_.dtype) read_ |= uint64_t{1} << *signature_.dtype;
+    return tensor->scalar_type();
+  }
   for (const auto& argument : arguments_) {
     if (argument.isTensor() && argument.toTensor().defined()) return argument.toTensor().scalar_type();
   }
@@ -167,6 +189,9 @@ at::ScalarType Call::result_type(size_t i) const {
 }
 
 void Call::give(std::span<const Value> results) {
+  for (auto unread = signature_.counted & ~read_; unread != 0; unread &= unread - 1) {
+    if (is_given(static_cast<size_t>(std::countr_zero(unread)))) throw NotLowered();
+  }
   for (size_t i = 0; i < std::max(results.size(), signature_.returns); i++) {
     if (std::ranges::find(signature_.numbers, i) != signature_.numbers.end()) {
       stack_.emplace_back(int64_t{0});
@@ -196,8 +221,13 @@ void add_kernels(std::span<const Kernel> kernels) {
     for (const auto& form : forms_of(kernel.name)) {
       const auto name = c10::toString(form.operator_name()).substr(6);
       library().impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower, form.schema())));
+      schemas().push_back(form.schema());
     }
   }
+}
+
+std::span<const c10::FunctionSchema> lowered_schemas() {
+  return schemas();
 }
 
 void register_kernels() {
@@ -221,6 +251,7 @@ void register_kernels() {
   register_ctc_loss();
   register_bags();
   register_compositions();
+  register_autocast();
 }
 
 }  // namespace tessera::xla

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ struct Signature {
   size_t arguments, inputs, returns;  // inputs are all but those that are there only to be written
   std::vector<size_t> outs;           // which arguments take the results
   std::vector<size_t> numbers;        // which results are numbers, that the operator's own gradient alone would take
+  uint64_t counted = 0;               // bits of the inputs that decide the result, so that a lowering has to read them
+  std::vector<c10::IValue> defaults;  // of the arguments; None where there is no default
+  std::optional<size_t> dtype;        // the argument that says what type the result shall have
 };
 
 /// A call of an operator: its arguments, and where its results go.
@@ -34,15 +38,20 @@ class Call {
   Call(const Signature& signature, torch::jit::Stack& stack);
 
   size_t arguments() const { return signature_.inputs; }
-  const c10::IValue& operator[](size_t i) const { return arguments_[i]; }
+  const c10::IValue& operator[](size_t i) const {
+    read_ |= uint64_t{1} << i;
+    return arguments_[i];
+  }
+  /// An argument of which the result does not depend by this look alone: at its shape, or at what it is.
+  const c10::IValue& peek(size_t i) const { return arguments_[i]; }
   /// Defined, or the argument is None.
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
-  const at::Tensor& tensor(size_t i) const { return arguments_[i].toTensor(); }
-  double number(size_t i) const { return arguments_[i].toScalar().toDouble(); }
+  const at::Tensor& tensor(size_t i) const { return (*this)[i].toTensor(); }
+  double number(size_t i) const { return (*this)[i].toScalar().toDouble(); }
   /// The whole number 1, as a factor is that nobody has given: a schedule's is a fraction, also where it becomes 1.
-  bool is_one(size_t i) const { return arguments_[i].isInt() && arguments_[i].toInt() == 1; }
-  int64_t integer(size_t i) const { return arguments_[i].toInt(); }
-  bool flag(size_t i) const { return arguments_[i].toBool(); }
+  bool is_one(size_t i) const { return (*this)[i].isInt() && arguments_[i].toInt() == 1; }
+  int64_t integer(size_t i) const { return (*this)[i].toInt(); }
+  bool flag(size_t i) const { return (*this)[i].toBool(); }
   /// A list of integers, or nothing if it is None.
   Sizes integers(size_t i) const;
 
@@ -58,8 +67,9 @@ class Call {
   /// The type that result `i` shall have, as libtorch has found out where it gave a tensor for it.
   at::ScalarType result_type(size_t i = 0) const;
 
-  /// Writes the results into the tensors that the caller gave, or makes new ones. A tensor that is there only to be written gets the result's
-  /// shape; one that is changed in place has it already, or the call is an error.
+  /// Writes the results into the tensors that the caller gave, or makes new ones. A tensor that is there only to be written gets the
+  /// result's shape; one that is changed in place has it already, or the call is an error. Throws NotLowered if the lowering has not read
+  /// an argument that is given and decides the result.
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
 
@@ -69,9 +79,12 @@ class Call {
   void undo();
 
  private:
+  bool is_given(size_t i) const { return has(i) && (signature_.defaults[i].isNone() || signature_.defaults[i] != arguments_[i]); }
+
   const Signature& signature_;
   torch::jit::Stack& stack_;
   std::vector<c10::IValue> arguments_;
+  mutable uint64_t read_ = 0;  // bits of the arguments
   std::vector<at::Tensor> outs_;
 };
 
@@ -86,6 +99,8 @@ struct Kernel {
 /// Registers a table. A name is an operator of ATen with its overload, as "scatter.src", and means all its forms with the same arguments,
 /// such as those in place and with a given result, of which libtorch has no composition. If there is none such, it is the operator itself.
 void add_kernels(std::span<const Kernel> kernels);
+/// The schemas of all operators that have a lowering.
+std::span<const c10::FunctionSchema> lowered_schemas();
 
 void register_plumbing();
 void register_elementwise();
@@ -106,6 +121,7 @@ void register_makers();
 void register_ctc_loss();
 void register_bags();
 void register_compositions();
+void register_autocast();
 void register_fallback();
 void run_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 

@@ -122,7 +122,7 @@ void search_sorted(Call& call) {
   const auto element = common_type(call);
   auto sorted = call.value(0, element);
   if (call.has(5)) sorted = hlo::convert(read(call.tensor(0).gather(-1, call.tensor(5))), element);
-  const bool right = call.flag(3) || (call.has(4) && call[4].toStringView() == "right");
+  const bool is_right_side = call.has(4) && call[4].toStringView() == "right", right = call.flag(3) || is_right_side;
   give_counts(call, sorted, call.value(1, element), right, call.flag(2));
 }
 
@@ -137,15 +137,17 @@ void bucketize(Call& call) {
 Kernel running(const char* name, Combine combine) {
   return {name, [=](Call& call) {
             const auto x = call.wide_value(0);
-            call.give(hlo::convert(x.rank() ? hlo::running(x, wrapped(call.integer(1), x.rank()), combine) : x, call.result_type()));
+            const auto d = call.integer(1);
+            call.give(hlo::convert(x.rank() ? hlo::running(x, wrapped(d, x.rank()), combine) : x, call.result_type()));
           }};
 }
 
 void log_of_running_sum(Call& call) {
   const auto x = call.wide_value(0);
+  const auto d = call.integer(1);
   if (x.rank() == 0) return call.give(hlo::convert(x, call.result_type()));
   const auto fill = hlo::lowest(x.element());
-  const auto result = hlo::scan({x}, wrapped(call.integer(1), x.rank()), {fill}, [](const auto& earlier, const auto& later) {
+  const auto result = hlo::scan({x}, wrapped(d, x.rank()), {fill}, [](const auto& earlier, const auto& later) {
     const auto &a = earlier[0], &b = later[0], large = hlo::largest(a, b);
     const auto sum = plus(large, hlo::log_plus_one(hlo::exponential(hlo::negated(hlo::magnitude(minus(a, b))))));
     const auto is_infinite = hlo::compare("EQ", hlo::magnitude(large), fixed(large, std::numeric_limits<double>::infinity()));
@@ -176,8 +178,9 @@ Kernel running_extreme(const char* name, const char* direction) {
 /// scan from the end, of numbers that are multiplied and then added to. So no number divides, and zeros are as others.
 void running_product_gradient(Call& call) {
   const auto g = call.value(0), x = call.value(1, g.element());
+  const auto named = call.integer(2);
   if (x.rank() == 0) return call.give(g);
-  const auto d = wrapped(call.integer(2), x.rank());
+  const auto d = wrapped(named, x.rank());
   const auto size = x.sizes()[static_cast<size_t>(d)];
   if (size == 0) return call.give(g);
   const auto one = hlo::constant(int64_t{1}, x.element()), zero = hlo::constant(int64_t{0}, x.element());

@@ -50,15 +50,14 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   tensor->set_sizes_contiguous(sizes);
   auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   const auto needed = tensor->storage_offset() + tensor->numel();
-  const bool alone = self.storage().use_count() == 1;
-  // Losses make a result of full size and then want one number: smaller memory is right where nobody else sees it.
-  if (needed <= before && !(alone && needed < before)) return self;
   auto& cell = cell_of(self);
+  // Losses make a result of full size and then want one number: smaller memory is right where nobody has written it or else sees it.
+  const bool is_fresh = !cell.value && self.storage().use_count() == 1;
+  if (needed == before || (needed < before && !is_fresh)) return self;
   cell.before = nullptr;  // of another size
   if (cell.value) {
     const auto list = hlo::reshape(in_type(cell.value, self.scalar_type()), {before});
-    cell.value = needed < before ? hlo::slice(list, 0, 0, needed)
-                                 : hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
+    cell.value = hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
   }
   storage->set_nbytes(static_cast<size_t>(needed) * tensor->itemsize());
   return self;

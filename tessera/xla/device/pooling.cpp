@@ -78,7 +78,7 @@ void for_each_place(const Sizes& box, const Visit& visit) {
   }
 }
 
-/// The largest value so far and where it stands, of which the first of equal ones stays.
+/// The largest value so far and where it stands: of equal ones the first, of NaN, which is larger than all, the last.
 struct Largest {
   Value value, place;
   void take(const Value& other, const Value& other_place) {
@@ -87,9 +87,8 @@ struct Largest {
       place = other_place;
       return;
     }
-    auto wins = c10::isFloatingType(value.element())
-                    ? hlo::both(hlo::opposite(hlo::compare("LE", other, value)), hlo::opposite(hlo::is_nan(value)))
-                    : hlo::is_above(other, value);
+    auto wins = hlo::is_above(other, value);
+    if (c10::isFloatingType(value.element())) wins = hlo::either(wins, hlo::is_nan(other));
     wins = hlo::either(wins, hlo::is_negative(place));  // padding gives way to all
     value = select(wins, other, value);
     place = select(wins, other_place, place);
@@ -117,9 +116,13 @@ void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Siz
   }
   const auto parts = hlo::reshape(x, split), places = hlo::reshape(counted_places(x.sizes(), spatial), split);
   const auto values = hlo::maximum(parts, inside);
-  const auto is_largest = hlo::either(hlo::compare("EQ", parts, spread(values, parts, inside)), hlo::compare("NE", parts, parts));
-  const auto found = select(is_largest, places, hlo::broadcast(hlo::highest(at::kLong), split, {}));
-  call.give(std::vector{values, smallest_of(found, inside)});
+  const auto is_largest = hlo::compare("EQ", parts, spread(values, parts, inside));
+  auto place = smallest_of(select(is_largest, places, hlo::broadcast(hlo::highest(at::kLong), split, {})), inside);
+  if (c10::isFloatingType(parts.element())) {
+    const auto last = hlo::maximum(select(hlo::is_nan(parts), places, fixed(places, -1)), inside);
+    place = select(hlo::is_negative(last), place, last);
+  }
+  call.give(std::vector{values, place});
 }
 
 Kernel max_pool(const char* name, size_t spatial) {
@@ -187,8 +190,9 @@ Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
   auto window = p.window;
   const auto zero = hlo::constant(int64_t{0}, x.element());
   auto ones = fixed(x, 1);
+  const bool padding_counts = call.flag(first);
   if (call.has(first + 1)) return fixed(hlo::reduce_window(ones, Combine::Add, zero, window), static_cast<double>(call.integer(first + 1)));
-  if (call.flag(first)) {  // what ceil_mode adds at the end never counts
+  if (padding_counts) {  // what ceil_mode adds at the end never counts
     Sizes low(x.sizes().size(), 0);
     const auto none = low;
     for (size_t i = 0; i < p.spatial; i++) low[p.first + i] = p.padding[i];

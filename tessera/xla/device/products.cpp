@@ -9,13 +9,24 @@ namespace {
 
 using hlo::plus;
 
-Value product(const Value& a, const Value& b) { return hlo::dot(a, b, {{}, {}, {a.rank() - 1}, {b.rank() - 2}}); }
+using Element = std::optional<at::ScalarType>;
 
-Value batched(const Value& a, const Value& b) { return hlo::dot(a, b, {{0}, {0}, {2}, {1}}); }
+Value product(const Value& a, const Value& b, Element result = {}) {
+  return hlo::dot(a, b, {{}, {}, {a.rank() - 1}, {b.rank() - 2}}, result);
+}
+
+Value batched(const Value& a, const Value& b, Element result = {}) {
+  return hlo::dot(a, b, {{0}, {0}, {2}, {1}}, result);
+}
 
 /// What libtorch's alpha or beta makes of a value.
 Value by_factor(const Call& call, size_t factor, const Value& value) {
   return call.is_one(factor) ? value : hlo::times(value, hlo::like(value, call.number(factor)));
+}
+
+/// The type in which a product of half types stays until the bias is there, so that the sum is rounded once.
+at::ScalarType unrounded(const Call& call) {
+  return hlo::wide(call.tensor(1).scalar_type());
 }
 
 /// beta * bias + alpha * product. Where beta is 0, the bias has no say, even if it is NaN.
@@ -43,11 +54,21 @@ Kernel typed(const char* name, void (*lower)(Call& call)) {
           }};
 }
 
-void mm(Call& call) { call.give(product(call.value(0), call.value(1))); }
-void bmm(Call& call) { call.give(batched(call.value(0), call.value(1))); }
-void addmm(Call& call) { give_sum(call, product(call.value(1), call.value(2))); }
-void baddbmm(Call& call) { give_sum(call, batched(call.value(1), call.value(2))); }
-void addmv(Call& call) { give_sum(call, hlo::dot(call.value(1), call.value(2), {{}, {}, {1}, {0}})); }
+void mm(Call& call) {
+  call.give(product(call.value(0), call.value(1)));
+}
+void bmm(Call& call) {
+  call.give(batched(call.value(0), call.value(1)));
+}
+void addmm(Call& call) {
+  give_sum(call, product(call.value(1), call.value(2), unrounded(call)));
+}
+void baddbmm(Call& call) {
+  give_sum(call, batched(call.value(1), call.value(2), unrounded(call)));
+}
+void addmv(Call& call) {
+  give_sum(call, hlo::dot(call.value(1), call.value(2), {{}, {}, {1}, {0}}, unrounded(call)));
+}
 void dot(Call& call) {
   TORCH_CHECK(call.tensor(0).dim() == 1 && call.tensor(0).sizes() == call.tensor(1).sizes(), "dot: expected two lists of one size, got ",
               call.tensor(0).sizes(), " and ", call.tensor(1).sizes());
@@ -84,6 +105,11 @@ void embedding_gradient(Call& call) {
   if (padding >= 0) {
     const auto keep = hlo::compare("NE", places, hlo::broadcast(hlo::constant(padding, at::kLong), places.sizes(), {}));
     g = hlo::select(hlo::broadcast(keep, g.sizes(), all_dimensions(places.rank())), g, hlo::fixed(g, 0));
+  }
+  if (call.flag(4)) {  // by how often the batch names each row
+    const auto none = hlo::broadcast(hlo::constant(0.0, g.element()), {rows}, {});
+    const auto counts = hlo::put(none, places, hlo::broadcast(hlo::constant(1.0, g.element()), places.sizes(), {}), Combine::Add);
+    g = hlo::over(g, hlo::broadcast(hlo::take(counts, places, 0), g.sizes(), all_dimensions(places.rank())));
   }
   const auto zeros = hlo::broadcast(hlo::constant(0.0, g.element()), {rows, width}, {});
   call.give(hlo::convert(hlo::put(zeros, places, g, Combine::Add), type));

@@ -44,15 +44,16 @@ void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<
 
 }  // namespace
 
-ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas)
+ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas, size_t many_programs)
     : client_(std::move(client)),
       platform_(client_ ? client_->platform() : env("TESSERA_PJRT_PLUGIN").value_or("no device")),
       replicas_(replicas),
+      many_programs_(many_programs),
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
 
-/// A read cuts a step if a later program of that step needs what the read's program made. What one of the two writes in place is no sign of that:
-/// weights and running sums go from program to program, wherever these end.
+/// A read cuts a step if a later program of that step needs what the read's program made. What one of the two writes in place is no sign of
+/// that: weights and running sums go from program to program, wherever these end.
 void ProgramRunner::note_cuts(const StepProgram& step) {
   const auto needed = step.arguments_of(Memory::Kept);
   std::erase_if(reads_in_step_, [&](const Read& read) {
@@ -83,8 +84,10 @@ void ProgramRunner::note_operator() {
                                      kManyOperations));
 }
 
-void ProgramRunner::warn_of_another_program() {
-  if (const auto difference = history_.add(last_text_)) log(LogLevel::Warning, fmt::format("XLA: {}", *difference));
+void ProgramRunner::note_step(bool is_new) {
+  if (!is_new) return history_.ran(last_number_);
+  if (const auto replaced = std::exchange(replaced_, std::nullopt)) return history_.replace(last_number_, *replaced, last_text_);
+  if (const auto difference = history_.add(last_number_, last_text_)) log(LogLevel::Warning, fmt::format("XLA: {}", *difference));
 }
 
 void ProgramRunner::cut(const std::optional<std::string>& reader) {
@@ -115,10 +118,10 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
   }
   std::vector<Type> types;
   for (const auto& result : wanted) types.push_back(result.value.type());
-  const auto programs = programs_.size();
+  const auto programs = metrics_.programs.size();
   std::vector<std::shared_ptr<const Data>> results;
   try {
-    const StepProgram step(std::move(wanted));
+    StepProgram step(std::move(wanted));
     note_cuts(step);
     results = run(step);
     if (std::exchange(traces_backward_, false)) metrics_.programs[last_number_].has_backward = true;
@@ -126,7 +129,7 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
     give_back(owners, types);
     throw;
   }
-  if (!reader && programs_.size() > programs) warn_of_another_program();
+  if (!reader) note_step(metrics_.programs.size() > programs);
   std::vector<std::shared_ptr<const Data>> first_values;
   for (size_t i = 0; i < results.size(); i++) {
     const auto value = leaf(results[i], types[i]);
@@ -142,15 +145,43 @@ void ProgramRunner::cut(const std::optional<std::string>& reader) {
 std::shared_ptr<const Data> ProgramRunner::compute(const Value& value) {
   const auto lock = lock_device();
   if (const auto plain = behind_barriers(value); plain.node().kind == Node::Kind::Data) return expect_values(plain.node().data);
-  return run(StepProgram({{value}}))[0];
+  StepProgram step({{value}});
+  return run(step)[0];
 }
 
-const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) {
-  const auto known = programs_.find(step.key());
-  if (known != programs_.end()) {
-    metrics_.cache_hits++;
-    return known->second;
+const ProgramRunner::Compiled& ProgramRunner::compiled(StepProgram& step) {
+  auto& [numbers, program] = programs_[step.key()];
+  replaced_.reset();
+  if (numbers.note(step.numbers()) && program) {
+    replaced_ = program->number;
+    drop(program);
   }
+  step.move(numbers.marked());
+  if (program) {
+    metrics_.cache_hits++;
+  } else {
+    program = compile(step);
+    drop_what_nobody_runs();
+  }
+  program->last_run = metrics_.executions;
+  return *program;
+}
+
+void ProgramRunner::drop(std::optional<Compiled>& program) {
+  wait();  // it may run
+  program.reset();
+  metrics_.dropped++;
+}
+
+void ProgramRunner::drop_what_nobody_runs() {
+  if (programs_.size() <= many_programs_) return;
+  const auto oldest =
+      std::ranges::min_element(programs_, {}, [](const auto& known) { return known.second.program ? known.second.program->last_run : 0; });
+  if (oldest->second.program) drop(oldest->second.program);
+  programs_.erase(oldest);
+}
+
+ProgramRunner::Compiled ProgramRunner::compile(const StepProgram& step) {
   const auto began = Clock::now();
   const auto program = step.program();
   last_text_ = program.text;
@@ -173,7 +204,7 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(const StepProgram& step) 
   if (executable) noted.memory = executable->compiled().memory();
   if (executable && replicas_ > 1) noted.collectives = executable->compiled().collectives();
   if (folder_) folder_->end(executable ? std::optional(executable->compiled()) : std::nullopt);
-  return programs_.emplace(step.key(), Compiled{executable, metrics_.programs.size() - 1}).first->second;
+  return {executable, metrics_.programs.size() - 1, metrics_.executions};
 }
 
 std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgram& step, const pjrt::Executable& executable) {
@@ -193,7 +224,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   return results;
 }
 
-std::vector<std::shared_ptr<const Data>> ProgramRunner::run(const StepProgram& step) {
+std::vector<std::shared_ptr<const Data>> ProgramRunner::run(StepProgram& step) {
   const auto& program = compiled(step);
   metrics_.executions++;
   metrics_.programs[program.number].executions++;

@@ -10,6 +10,7 @@
 
 #include "tessera/xla/device/program_folder.h"
 #include "tessera/xla/graph/difference.h"
+#include "tessera/xla/graph/moving_numbers.h"
 #include "tessera/xla/graph/step_program.h"
 #include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program_cache.h"
@@ -18,8 +19,11 @@ namespace tessera::xla {
 
 class ProgramRunner {
  public:
-  /// Without a client programs are traced, and not run.
-  ProgramRunner(std::optional<pjrt::Client> client, int replicas);
+  /// More programs than a training with evaluation and batches of many sizes has. Each takes memory, also on the device.
+  static constexpr size_t kManyPrograms = 256;
+
+  /// Without a client programs are traced, and not run. Of more programs than so many, the one that has not run for longest is dropped.
+  ProgramRunner(std::optional<pjrt::Client> client, int replicas, size_t many_programs = kManyPrograms);
 
   /// Such as "cpu". Where programs are only traced, what TESSERA_PJRT_PLUGIN says they are for, or "no device".
   const std::string& platform() const { return platform_; }
@@ -53,27 +57,39 @@ class ProgramRunner {
   struct Compiled {
     std::optional<pjrt::Executable> executable;  // of programs that run
     size_t number;                               // in the metrics
+    int64_t last_run = 0;                        // among all executions
   };
 
-  std::vector<std::shared_ptr<const Data>> run(const StepProgram& step);
+  /// Of all steps with one key.
+  struct Known {
+    MovingNumbers numbers;
+    std::optional<Compiled> program;  // with the numbers as arguments that have moved until now
+  };
+
+  std::vector<std::shared_ptr<const Data>> run(StepProgram& step);
   /// One list for each replica.
   std::vector<std::vector<pjrt::Buffer>> results_of(const StepProgram& step, const pjrt::Executable& executable);
-  const Compiled& compiled(const StepProgram& step);
+  const Compiled& compiled(StepProgram& step);
+  Compiled compile(const StepProgram& step);
+  void drop(std::optional<Compiled>& program);
+  void drop_what_nobody_runs();
   std::shared_ptr<const Data> absent(const Type& type) const;
   void note_cuts(const StepProgram& step);
   void note_read(const std::optional<std::string>& reader, const std::vector<std::shared_ptr<const Data>>& results);
-  void warn_of_another_program();
+  void note_step(bool is_new);
 
   std::optional<pjrt::Client> client_;
   std::string platform_;
   int replicas_;
+  size_t many_programs_;
   std::optional<pjrt::ProgramCache> disk_;
   std::optional<ProgramFolder> folder_;
-  std::unordered_map<std::string, Compiled> programs_;
+  std::unordered_map<std::string, Known> programs_;
   std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
   std::vector<pjrt::Buffer> under_way_;               // of programs that may still run: the smallest result of each replica
-  size_t last_number_ = 0;        // in the metrics, of the program that was started last
-  bool traces_backward_ = false;  // whether a backward pass is in what waits to be computed
+  size_t last_number_ = 0;                            // in the metrics, of the program that was started last
+  std::optional<size_t> replaced_;                    // the number of the one in whose place it is
+  bool traces_backward_ = false;                      // whether a backward pass is in what waits to be computed
   bool has_warned_of_growth_ = false;
   StepHistory history_;
   std::string last_text_;

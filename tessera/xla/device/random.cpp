@@ -115,7 +115,7 @@ XlaGenerator& generator_of(const std::optional<at::Generator>& given) {
 /// The generator among the arguments, if there is one.
 std::optional<at::Generator> generator_in(const Call& call) {
   for (size_t i = 0; i < call.arguments(); i++) {
-    if (call[i].isGenerator()) return call[i].toGenerator();
+    if (call.peek(i).isGenerator()) return call[i].toGenerator();
   }
   return std::nullopt;
 }

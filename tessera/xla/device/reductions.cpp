@@ -170,7 +170,8 @@ void norm(Call& call) {
 // --- softmax ---
 
 Sizes dimension_of(const Call& call, size_t i, const Value& x) {
-  return x.rank() ? Sizes{wrapped(call.integer(i), x.rank())} : Sizes{};
+  const auto named = call.integer(i);
+  return x.rank() ? Sizes{wrapped(named, x.rank())} : Sizes{};
 }
 
 struct Softmax {

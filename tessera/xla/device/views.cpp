@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <string_view>
 
 #include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
@@ -141,6 +142,55 @@ Value in_memory(const at::Tensor& tensor) {
   return hlo::broadcast(value, tensor.sizes(), dimensions);
 }
 
+/// Whether all elements are one number, whatever it is.
+bool is_one_number(const Value& value) {
+  if (value.rank() == 0) return true;
+  const auto& node = value.node();
+  const std::string_view name = node.name;
+  return node.kind == Node::Kind::Operation && (name == "broadcast_in_dim" || name == "convert" || name == "reshape") &&
+         is_one_number(node.operands[0]);
+}
+
+/// Whether several of the view's elements lie in one place.
+bool overlaps_itself(const at::Tensor& view) {
+  Sizes dimensions;
+  for (int64_t i = 0; i < view.dim(); i++) {
+    if (view.size(i) > 1) dimensions.push_back(i);
+  }
+  std::ranges::sort(dimensions, {}, [&](int64_t i) { return view.stride(i); });
+  int64_t reach = 0;  // of the narrower dimensions
+  bool is_clear = true;
+  for (const auto i : dimensions) {
+    is_clear &= view.stride(i) > reach;
+    reach += (view.size(i) - 1) * view.stride(i);
+  }
+  if (is_clear) return false;
+  std::vector<bool> taken(static_cast<size_t>(reach) + 1);
+  Sizes at(dimensions.size(), 0);
+  int64_t place = 0;
+  for (int64_t left = view.numel(); left > 0; left--) {
+    if (taken[static_cast<size_t>(place)]) return true;
+    taken[static_cast<size_t>(place)] = true;
+    for (size_t d = 0; d < at.size(); d++) {
+      const auto stride = view.stride(dimensions[d]), size = view.size(dimensions[d]);
+      place += stride;
+      if (++at[d] < size) break;
+      place -= size * stride;
+      at[d] = 0;
+    }
+  }
+  return false;
+}
+
+/// The sizes without the repetitions of elements that `expand` makes.
+Sizes sizes_once(const at::Tensor& tensor) {
+  auto sizes = tensor.sizes().vec();
+  for (size_t i = 0; i < sizes.size(); i++) {
+    if (tensor.stride(static_cast<int64_t>(i)) == 0) sizes[i] = std::min<int64_t>(sizes[i], 1);
+  }
+  return sizes;
+}
+
 /// Tensors may say of what lies in memory that it is to be conjugated or negated.
 Value as_marked(const Value& value, const at::Tensor& tensor) {
   const auto conjugated = tensor.is_conj() ? hlo::conjugate(value) : value;
@@ -164,9 +214,10 @@ void write(const at::Tensor& tensor, Value value) {
     cell.value = std::move(value);
     return;
   }
-  for (int64_t i = 0; i < tensor.dim(); i++) {
-    if (tensor.size(i) > 1 && tensor.stride(i) == 0)
-      throw UsageError("an expanded tensor can't be written, because several of its elements are one");
+  if (const auto sizes = sizes_once(tensor); tensor.sizes() != sizes) {
+    if (!is_one_number(value)) throw UsageError("an expanded tensor can't be written, because several of its elements are one");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return write(tensor.as_strided(sizes, tensor.strides()), hlo::slice(value, Sizes(sizes.size(), 0), sizes, Sizes(sizes.size(), 1)));
   }
   const auto elements = elements_of_storage(tensor);
   const auto base = [&] {
@@ -175,6 +226,12 @@ void write(const at::Tensor& tensor, Value value) {
   };
   const auto box = box_of(tensor);
   if (!box.fits) {
+    if (!is_one_number(value) && overlaps_itself(tensor)) {
+      throw UsageError(
+          fmt::format("a tensor of sizes {} and strides {} can't be written, because its windows overlap, and each order of writing gives "
+                      "other values: write a copy of it, clone(), or the windows one by one",
+                      c10::str(tensor.sizes()), c10::str(tensor.strides())));
+    }
     cell.value = hlo::put(list_of(base(), elements), places_of(tensor), hlo::reshape(value, {tensor.numel()}), Combine::Second);
     return;
   }

@@ -25,6 +25,11 @@ std::string_view between(std::string_view text, std::string_view begin, std::str
   return text.substr(0, text.find(end));
 }
 
+/// Texts are as long as programs: of many programs of one step, the newest are compared.
+constexpr size_t kKeptTexts = 8;
+/// A step that runs that often for each of its programs is one that now and then has another batch size.
+constexpr int64_t kFewRuns = 20;
+
 constexpr std::string_view kFunction = "  func.func", kOperation = "    %v", kNumbers = "    %";
 
 std::string_view name_in(std::string_view line) {
@@ -98,16 +103,33 @@ Difference first_difference(std::string_view now, std::string_view before) {
   }
 }
 
-std::optional<std::string> StepHistory::add(const std::string& text) {
-  auto& before = texts_[std::string(between(text, ") -> (", ") {"))];
+std::optional<std::string> StepHistory::add(size_t program, const std::string& text) {
+  auto& step = steps_[fmt::format("{} {}", arguments_in(between(text, "func.func", "\n")).size(), between(text, ") -> (", ") {"))];
+  of_program_[program] = &step;
+  step.runs++;
+  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // it was dropped
+  step.programs++;
   std::optional<Difference> smallest;
-  for (const auto& other : before) {
+  for (const auto& [number, other] : step.texts) {
     auto difference = first_difference(text, other);
     if (!smallest || difference.line > smallest->line) smallest = std::move(difference);
   }
-  before.push_back(text);
-  if (before.size() < 3 || !told_.insert(smallest->where).second) return std::nullopt;
-  return fmt::format("a step has its program number {}. It differs from the most similar one first {}", before.size(), smallest->text);
+  step.texts.emplace(program, text);
+  if (step.texts.size() > kKeptTexts) step.texts.erase(step.texts.begin());
+  if (step.programs < 3 || step.runs > kFewRuns * step.programs || !told_.insert(smallest->where).second) return std::nullopt;
+  return fmt::format("a step has its program number {}. It differs from the most similar one first {}", step.programs, smallest->text);
+}
+
+void StepHistory::replace(size_t program, size_t other, const std::string& text) {
+  const auto found = of_program_.find(other);
+  if (found == of_program_.end()) return;
+  of_program_[program] = found->second;
+  if (found->second->texts.erase(other)) found->second->texts.emplace(program, text);
+  ran(program);
+}
+
+void StepHistory::ran(size_t program) {
+  if (const auto found = of_program_.find(program); found != of_program_.end()) found->second->runs++;
 }
 
 }  // namespace tessera::xla

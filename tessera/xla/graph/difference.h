@@ -1,6 +1,7 @@
 // Why a step needed another program: what differs first from those that it had.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,14 +19,25 @@ struct Difference {
 /// Of two texts of StepProgram, which must differ.
 Difference first_difference(std::string_view now, std::string_view before);
 
-/// The programs that each step has had. A step is known by the types of its results: its parameters, states and what else outlives it.
+/// The programs that each step has had. A step is known by the types of its results, which are its parameters, states and what else
+/// outlives it, and by how many arguments it has: the first batch of an evaluation has no sum yet.
 class StepHistory {
  public:
-  /// What differs from the most similar program before: from a step's third program on, and once for each place.
-  std::optional<std::string> add(const std::string& text);
+  /// A new program, by its number. Tells what differs from the most similar one before, once for each place, if the step has three or more
+  /// of them and needs others again and again.
+  std::optional<std::string> add(size_t program, const std::string& text);
+  /// A new program in place of another, of which it has a number as an argument.
+  void replace(size_t program, size_t other, const std::string& text);
+  /// A program that was there.
+  void ran(size_t program);
 
  private:
-  std::map<std::string, std::vector<std::string>> texts_;
+  struct Step {
+    std::map<size_t, std::string> texts;  // of the last programs
+    int64_t programs = 0, runs = 0;
+  };
+  std::map<std::string, Step> steps_;
+  std::map<size_t, Step*> of_program_;
   std::set<std::string> told_;
 };
 

@@ -51,16 +51,40 @@ TEST(Difference, NamesArgumentsThatAreDonated) {
 
 TEST(StepHistory, TellsOfAThirdProgramAndOfEachPlaceOnce) {
   StepHistory history;
-  EXPECT_EQ(history.add(mean_of_rows(8)), std::nullopt);
-  EXPECT_EQ(history.add(mean_of_rows(7)), std::nullopt);
-  EXPECT_THAT(history.add(mean_of_rows(6)).value_or(""), HasSubstr("a step has its program number 3"));
-  EXPECT_EQ(history.add(mean_of_rows(5)), std::nullopt);
-  EXPECT_THAT(history.add(mean_of_rows(5, "log")).value_or(""), HasSubstr("operation 0, which is log and was exponential"));
+  EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
+  EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
+  EXPECT_THAT(history.add(2, mean_of_rows(6)).value_or(""), HasSubstr("a step has its program number 3"));
+  EXPECT_EQ(history.add(3, mean_of_rows(5)), std::nullopt);
+  EXPECT_THAT(history.add(4, mean_of_rows(5, "log")).value_or(""), HasSubstr("operation 0, which is log and was exponential"));
 }
 
-TEST(StepHistory, KnowsAStepByItsResults) {
+TEST(StepHistory, KnowsAStepByItsResultsAndArguments) {
   StepHistory history;
-  for (int64_t size = 1; size < 6; size++) EXPECT_EQ(history.add(text_of_program(hlo::unary("log", argument({size})))), std::nullopt);
+  for (int64_t size = 1; size < 6; size++)
+    EXPECT_EQ(history.add(static_cast<size_t>(size), text_of_program(hlo::unary("log", argument({size})))), std::nullopt);
+  const auto sum = [](int arguments) {
+    auto all = argument({4});
+    for (int i = 1; i < arguments; i++) all = hlo::binary("add", all, argument({4}));
+    return text_of_program(hlo::unary("log", all));
+  };
+  for (int arguments = 1; arguments < 5; arguments++)
+    EXPECT_EQ(history.add(static_cast<size_t>(5 + arguments), sum(arguments)), std::nullopt);
+}
+
+TEST(StepHistory, LetsAStepThatRunsOftenHaveAnotherProgram) {
+  StepHistory history;
+  EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
+  for (int i = 0; i < 100; i++) history.ran(0);
+  EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
+  EXPECT_EQ(history.add(2, mean_of_rows(6)), std::nullopt);
+}
+
+TEST(StepHistory, CountsAProgramInPlaceOfAnotherOnce) {
+  StepHistory history;
+  EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
+  EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
+  history.replace(2, 1, mean_of_rows(7, "exponential", 2));
+  EXPECT_THAT(history.add(3, mean_of_rows(6)).value_or(""), HasSubstr("program number 3"));
 }
 
 }  // namespace

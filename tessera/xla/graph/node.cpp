@@ -12,14 +12,16 @@ std::atomic<int64_t> living_operations = 0;
 
 }  // namespace
 
-Node::Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results, Combine combine)
+Node::Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results,
+           Combine combine, c10::SmallVector<int64_t, 1> numbers)
     : kind(Kind::Operation),
       combine(combine),
       id(++made),
       name(name),
       attributes(std::move(attributes)),
       operands(std::move(operands)),
-      results(std::move(results)) {
+      results(std::move(results)),
+      numbers(std::move(numbers)) {
   living_operations++;
 }
 

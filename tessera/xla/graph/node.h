@@ -50,8 +50,10 @@ class Node : public c10::intrusive_ptr_target {
  public:
   enum class Kind : uint8_t { Operation, Data, Scalar };
 
-  /// An operation; `name` must live as long as the program: a literal.
-  Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results, Combine combine = Combine::None);
+  /// An operation; `name` must live as long as the program: a literal. `numbers` are those of its attributes that may be other ones in the
+  /// next step, and then become arguments: all else in the attributes follows from them and from the types.
+  Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results,
+       Combine combine = Combine::None, c10::SmallVector<int64_t, 1> numbers = {});
   Node(std::shared_ptr<const Data> data, Type type);
   /// A number, of which the program learns the value when it runs.
   Node(double number, at::ScalarType element);
@@ -69,12 +71,14 @@ class Node : public c10::intrusive_ptr_target {
   const std::string attributes;
   c10::SmallVector<Value, 3> operands;
   const c10::SmallVector<Type, 1> results;
+  const c10::SmallVector<int64_t, 1> numbers;  // fractions by their bits as doubles
   const std::shared_ptr<const Data> data;
   const double number = 0;
 
   // Of the cut that is at work.
   uint64_t visited = 0;
   int32_t place = -1;
+  int32_t first_argument = -1;  // of its numbers, if they are arguments
 };
 
 inline const Type& Value::type() const { return node_->results[result_]; }

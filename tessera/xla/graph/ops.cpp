@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -18,8 +19,11 @@ namespace {
 using Operands = c10::SmallVector<Value, 3>;
 using Results = c10::SmallVector<Type, 1>;
 
-Value make(const char* name, Operands operands, std::string attributes, Type type, Combine combine = Combine::None) {
-  return Value(c10::make_intrusive<Node>(name, std::move(attributes), std::move(operands), Results{std::move(type)}, combine));
+using Numbers = c10::SmallVector<int64_t, 1>;
+
+Value make(const char* name, Operands operands, std::string attributes, Type type, Combine combine = Combine::None, Numbers numbers = {}) {
+  return Value(
+      c10::make_intrusive<Node>(name, std::move(attributes), std::move(operands), Results{std::move(type)}, combine, std::move(numbers)));
 }
 
 std::string array(IntList numbers) {
@@ -45,11 +49,16 @@ std::string padding_of(const Sizes& low, const Sizes& high) {
 }
 
 /// What the type keeps of a number that it does not have: its lowest bits, as in libtorch.
-std::string literal(int64_t number, at::ScalarType element) {
-  if (element == at::kBool) return number != 0 ? "true" : "false";
+int64_t kept(int64_t number, at::ScalarType element) {
   const auto unused = 64 - 8 * static_cast<int>(c10::elementSize(element));
   const auto bits = static_cast<uint64_t>(number) << unused;
-  return c10::isSignedType(element) ? fmt::format("{}", static_cast<int64_t>(bits) >> unused) : fmt::format("{}", bits >> unused);
+  return c10::isSignedType(element) ? static_cast<int64_t>(bits) >> unused : static_cast<int64_t>(bits >> unused);
+}
+
+std::string literal(int64_t number, at::ScalarType element) {
+  if (element == at::kBool) return number != 0 ? "true" : "false";
+  const auto its = kept(number, element);
+  return c10::isSignedType(element) ? fmt::format("{}", its) : fmt::format("{}", static_cast<uint64_t>(its));
 }
 
 /// The next whole number towards zero, or the last one on the side where it lies.
@@ -80,10 +89,10 @@ std::string literal(double number, at::ScalarType element) {
   }
 }
 
-Value constant_of(const std::string& text, at::ScalarType element) {
+Value constant_of(const std::string& text, at::ScalarType element, Numbers numbers) {
   Type type{element, {}};
   auto attributes = fmt::format("value = dense<{}> : {}", text, text_of(type));
-  return make("constant", {}, std::move(attributes), std::move(type));
+  return make("constant", {}, std::move(attributes), std::move(type), Combine::None, std::move(numbers));
 }
 
 std::string window_of(const Window& window) {
@@ -97,12 +106,13 @@ std::string window_of(const Window& window) {
 }  // namespace
 
 Value constant(double number, at::ScalarType element) {
-  return constant_of(literal(number, element), element);
+  if (c10::isIntegralType(element, false)) return constant(whole(number), element);
+  return constant_of(literal(number, element), element, c10::isFloatingType(element) ? Numbers{std::bit_cast<int64_t>(number)} : Numbers());
 }
 
 Value constant(int64_t number, at::ScalarType element) {
-  return c10::isIntegralType(element, true) ? constant_of(literal(number, element), element)
-                                            : constant(static_cast<double>(number), element);
+  if (!c10::isIntegralType(element, true)) return constant(static_cast<double>(number), element);
+  return constant_of(literal(number, element), element, element == at::kBool ? Numbers() : Numbers{kept(number, element)});
 }
 
 namespace {
@@ -289,8 +299,9 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides) {
   Sizes sizes;
   for (size_t i = 0; i < start.size(); i++) sizes.push_back((limit[i] - start[i] + strides[i] - 1) / strides[i]);
   if (x.sizes() == sizes) return x;
+  const bool is_dense = std::ranges::all_of(strides, [](int64_t stride) { return stride == 1; });
   return make("slice", {x}, fmt::format("limit_indices = {}, start_indices = {}, strides = {}", array(limit), array(start), array(strides)),
-              {x.element(), std::move(sizes)});
+              {x.element(), std::move(sizes)}, Combine::None, is_dense ? Numbers(start.begin(), start.end()) : Numbers());
 }
 
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step) {
@@ -321,6 +332,12 @@ Value concatenate(std::span<const Value> parts, int64_t dimension) {
   for (const auto& part : parts) size += part.sizes()[static_cast<size_t>(dimension)];
   return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension),
               {parts[0].element(), std::move(sizes)});
+}
+
+Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes) {
+  Operands operands{x};
+  operands.append(start.begin(), start.end());
+  return make("dynamic_slice", std::move(operands), "slice_sizes = " + array(sizes), {x.element(), sizes.vec()});
 }
 
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start) {

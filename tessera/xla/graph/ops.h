@@ -53,6 +53,8 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides);
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step = 1);
 Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior);
 Value concatenate(std::span<const Value> parts, int64_t dimension);
+/// The part of these sizes that begins there, moved inwards where it would reach over the end.
+Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes);
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start);
 
 /// `start` is what the reduction begins with; the dimensions go.

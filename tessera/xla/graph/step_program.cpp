@@ -2,9 +2,11 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <iterator>
 #include <unordered_set>
 
@@ -96,7 +98,33 @@ class Text {
   std::string text_;
 };
 
+/// Of one whose numbers are arguments.
+void print_moved(Text& text, const Node& node) {
+  const auto& type = node.results[0];
+  if (node.operands.empty()) {
+    const bool is_double = type.element == at::kDouble, is_whole = c10::isIntegralType(type.element, true);
+    text.add("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place,
+             is_double  ? 'd'
+             : is_whole ? 'n'
+                        : 's',
+             node.first_argument,
+             is_double  ? "f64"
+             : is_whole ? "i64"
+                        : "f32",
+             text_of(type));
+    return;
+  }
+  std::string starts, types;
+  for (size_t i = 0; i < node.numbers.size(); i++) {
+    starts += fmt::format(", %n{}", static_cast<size_t>(node.first_argument) + i);
+    types += ", tensor<i64>";
+  }
+  text.add("    %v{} = \"stablehlo.dynamic_slice\"({}{}) <{{slice_sizes = array<i64: {}>}}> : ({}{}) -> {}\n", node.place,
+           name_of(node.operands[0]), starts, fmt::join(type.sizes, ", "), text_of(node.operands[0].type()), types, text_of(type));
+}
+
 void print_operation(Text& text, const Node& node) {
+  if (node.first_argument >= 0) return print_moved(text, node);
   const auto type = [](const auto& of) { return text_of(of); };
   const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
   text.add("    %v{}", node.place);
@@ -142,7 +170,7 @@ StepProgram::StepProgram(std::vector<Wanted> wanted) : wanted_(std::move(wanted)
     next.pop_back();
     if (node->visited == visit) continue;
     node->visited = visit;
-    node->place = -1;
+    node->place = node->first_argument = -1;
     if (node->kind == Node::Kind::Operation) operations_.push_back(node);
     for (const auto& operand : node->operands) next.push_back(&operand.node());
   }
@@ -152,9 +180,30 @@ StepProgram::StepProgram(std::vector<Wanted> wanted) : wanted_(std::move(wanted)
 
 void StepProgram::place(Node& leaf) {
   if (leaf.place >= 0) return;
-  auto& list = leaf.kind == Node::Kind::Data ? data_ : scalars_[leaf.results[0].element == at::kDouble].nodes;
+  if (leaf.kind == Node::Kind::Data) {
+    leaf.place = static_cast<int32_t>(data_.size());
+    data_.push_back(&leaf);
+    return;
+  }
+  auto& list = scalars_of(leaf.results[0].element).all;
   leaf.place = static_cast<int32_t>(list.size());
-  list.push_back(&leaf);
+  list.push_back({&leaf, 0});
+}
+
+StepProgram::Scalars& StepProgram::scalars_of(at::ScalarType element) {
+  return scalars_[element == at::kDouble ? 1 : c10::isIntegralType(element, false) ? 2 : 0];
+}
+
+void StepProgram::move(const std::vector<bool>& marked) {
+  auto mark = marked.begin();
+  for (auto* const node : operations_) {
+    const auto end = mark + static_cast<ptrdiff_t>(node->numbers.size());
+    if (std::find(std::exchange(mark, end), end, true) == end) continue;
+    // Where a slice begins is a whole number, whatever it is a slice of.
+    auto& list = node->operands.empty() ? scalars_of(node->results[0].element).all : scalars_of(at::kLong).all;
+    node->first_argument = static_cast<int32_t>(list.size());
+    for (size_t i = 0; i < node->numbers.size(); i++) list.push_back({node, i});
+  }
 }
 
 /// Leaves are numbered by their first use: a batch that was uploaded earlier or later than in the step before changes no key.
@@ -163,8 +212,9 @@ void StepProgram::write_key() {
   int32_t place_of_operation = 0;
   for (auto* const node : operations_) {
     key.add(reinterpret_cast<uint64_t>(node->name));  // literals: one address is one name
-    key.add(static_cast<uint64_t>(node->combine) << 32 | node->operands.size());
-    key.add(node->attributes);
+    key.add(node->numbers.size() << 40 | static_cast<uint64_t>(node->combine) << 32 | node->operands.size());
+    if (node->numbers.empty()) key.add(node->attributes);
+    numbers_.insert(numbers_.end(), node->numbers.begin(), node->numbers.end());
     for (const auto& operand : node->operands) {
       if (operand.node().kind != Node::Kind::Operation) place(operand.node());
       key.add(operand);
@@ -223,15 +273,16 @@ pjrt::Program StepProgram::program() const {
     if (result_in_[i] >= 0) parameters.back() += fmt::format(" {{tf.aliasing_output = {} : i32}}", result_in_[i]);
   }
   Text body;
-  for (const auto& [element, nodes] : scalars_) {
-    if (nodes.empty()) continue;
-    const Type all{element, {static_cast<int64_t>(nodes.size())}}, row{element, {1}}, one{element, {}};
-    const char letter = element == at::kDouble ? 'd' : 's';
+  for (const auto& [element, letter, numbers] : scalars_) {
+    if (numbers.empty()) continue;
+    const Type all{element, {static_cast<int64_t>(numbers.size())}}, row{element, {1}}, one{element, {}};
     program.parameters.push_back({all});
     parameters.push_back(fmt::format("%{}: {}", letter, text_of(all)));
-    for (size_t i = 0; i < nodes.size(); i++) {
-      body.add("    %{0}row{1} = \"stablehlo.slice\"(%{0}) <{{limit_indices = array<i64: {2}>, start_indices = array<i64: {1}>, strides = array<i64: 1>}}> : ({3}) -> {4}\n",
-               letter, i, i + 1, text_of(all), text_of(row));
+    for (size_t i = 0; i < numbers.size(); i++) {
+      body.add(
+          "    %{0}row{1} = \"stablehlo.slice\"(%{0}) <{{limit_indices = array<i64: {2}>, start_indices = array<i64: {1}>, strides = "
+          "array<i64: 1>}}> : ({3}) -> {4}\n",
+          letter, i, i + 1, text_of(all), text_of(row));
       body.add("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
     }
   }
@@ -249,14 +300,20 @@ std::vector<std::vector<pjrt::Buffer>> StepProgram::arguments(const pjrt::Client
     const auto& of_replicas = *expect_values(node->data);
     for (size_t replica = 0; replica < arguments.size(); replica++) arguments[replica].push_back(of_replicas[replica]);
   }
-  for (const auto& [element, nodes] : scalars_) {
-    if (nodes.empty()) continue;
-    auto numbers = at::empty({static_cast<int64_t>(nodes.size())}, element);
-    for (size_t i = 0; i < nodes.size(); i++) {
+  for (const auto& [element, letter, all] : scalars_) {
+    if (all.empty()) continue;
+    auto numbers = at::empty({static_cast<int64_t>(all.size())}, element);
+    for (size_t i = 0; i < all.size(); i++) {
+      const auto& [node, which] = all[i];
+      if (element == at::kLong) {
+        numbers.mutable_data_ptr<int64_t>()[i] = node->numbers[which];
+        continue;
+      }
+      const auto number = node->kind == Node::Kind::Scalar ? node->number : std::bit_cast<double>(node->numbers[which]);
       if (element == at::kDouble) {
-        numbers.mutable_data_ptr<double>()[i] = nodes[i]->number;
+        numbers.mutable_data_ptr<double>()[i] = number;
       } else {
-        numbers.mutable_data_ptr<float>()[i] = static_cast<float>(nodes[i]->number);
+        numbers.mutable_data_ptr<float>()[i] = static_cast<float>(number);
       }
     }
     for (int replica = 0; replica < replicas; replica++) arguments[static_cast<size_t>(replica)].push_back(client.upload(numbers, replica));

@@ -1,0 +1,30 @@
+// Which numbers of a step change from run to run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace tessera::xla {
+
+/// Of all steps with one key. What is always the same stays in the program's text, where compilers make most of it.
+class MovingNumbers {
+ public:
+  /// Whether another of the numbers differs from what it was first: the program that is there does not have it as an argument.
+  bool note(const std::vector<int64_t>& numbers) {
+    if (first_.empty()) first_ = numbers;
+    marked_.resize(first_.size());
+    bool is_new = false;
+    for (size_t i = 0; i < numbers.size(); i++) {
+      if (numbers[i] == first_[i] || marked_[i]) continue;
+      marked_[i] = is_new = true;
+    }
+    return is_new;
+  }
+  const std::vector<bool>& marked() const { return marked_; }
+
+ private:
+  std::vector<int64_t> first_;
+  std::vector<bool> marked_;
+};
+
+}  // namespace tessera::xla
