@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
       optimizer.zero_grad();
       step++;
       saver.poll();                 // throws if the last save has failed
-      if (stop.requested()) break;  // SIGTERM or SIGUSR1, on any rank
+      if (stop.requested()) break;  // Ctrl-C, SIGTERM or SIGUSR1, on any rank
     }
     if (step == before) continue;  // the run has gone on at the end of an epoch: there is nothing new
     contents.notes["step"] = step;

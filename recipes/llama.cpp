@@ -8,6 +8,8 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
+#include <regex>
+
 #include "llama_flags.h"
 
 namespace {
@@ -206,10 +208,18 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
   run.say(fmt::format("wrote the model to {}{}", flags.output.string(), flags.gguf.empty() ? "" : " and " + flags.gguf.string()));
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Flags& flags, const std::vector<at::Tensor>& parameters) {
+/// Norms and biases do not decay, as in Hugging Face's Trainer.
+std::vector<optim::ParameterGroup> groups_of(const Model& model) {
+  static const std::regex kept("bias|layernorm|rmsnorm|(^|\\.)norm($|\\.)|_norm($|\\.)");
+  std::vector<optim::ParameterGroup> groups = {{}, {.parameters = {}, .weight_decay = 0}};
+  for (const auto& [name, parameter] : named_parameters(*model)) groups[std::regex_search(name, kept) ? 1 : 0].parameters.push_back(parameter);
+  return groups;
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Flags& flags, const Model& model) {
   const optim::AdamWOptions options{.lr = flags.lr, .beta2 = 0.95, .weight_decay = flags.weight_decay};
-  if (flags.optimizer == "adamw8bit") return std::make_unique<optim::AdamW8bit>(parameters, options);
-  return std::make_unique<optim::AdamW>(parameters, options);
+  if (flags.optimizer == "adamw8bit") return std::make_unique<optim::AdamW8bit>(groups_of(model), options);
+  return std::make_unique<optim::AdamW>(groups_of(model), options);
 }
 
 int train_model(const Flags& flags) {
@@ -240,7 +250,7 @@ int train_model(const Flags& flags) {
                                  .shape = optim::LearningRate::Shape::Cosine,
                                  .warmup = static_cast<int64_t>(flags.warmup * static_cast<double>(steps)),
                                  .steps = std::max<int64_t>(steps, 1)};
-  const auto made = make_optimizer(flags, parameters(*model));
+  const auto made = make_optimizer(flags, model);
   auto& optimizer = *made;
   trainer.prepare(optimizer, loader, rate);
 

@@ -56,7 +56,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--warmup", flags.warmup, "The share of steps in which it rises; then it falls, as a cosine")
       ->capture_default_str()
       ->check(from_to(0.0, 1.0));
-  app.add_option("--weight-decay", flags.weight_decay, "Of matrices")->capture_default_str()->check(from_to(0.0, 1000.0));
+  app.add_option("--weight-decay", flags.weight_decay, "Of all parameters but norms and biases")->capture_default_str()->check(from_to(0.0, 1000.0));
   app.add_option("--clip", flags.clip, "The greatest norm of gradients; 0 is any")->capture_default_str()->check(from_to(0.0, 1e9));
   app.add_option("--z-loss", flags.z_loss, "Keeps scores from drifting away")->capture_default_str()->check(from_to(0.0, 1.0));
   app.add_option("--loss-rows", flags.rows_at_once,

@@ -39,7 +39,8 @@ INNER = {
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/init.cpp"],
     "comm/gloo/*": ["comm/gloo/*", "comm/c10d/*", "comm/engines.cpp"],
     "comm/c10d/*": ["comm/c10d/*", "comm/engines.cpp"],
-    "comm/device/*": ["comm/device/*", "comm/c10d/*", "comm/self/*.cpp", "comm/fake/*.cpp", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp"],
+    "comm/device/*": ["comm/device/*", "comm/c10d/*", "comm/self/*.cpp", "comm/fake/*.cpp", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp",
+                      "cli/env.cpp", "cli/xla.cpp"],
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
 }
 # The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.

@@ -63,7 +63,7 @@ def run(command, status=0, **variables):
     """Runs a command, whose output it gives."""
     environment = ENVIRONMENT | {name: str(value) for name, value in variables.items()}
     done = subprocess.run([str(word) for word in command], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", timeout=100)
+                          stderr=subprocess.STDOUT, text=True, errors="replace", timeout=1000)
     expect(done.returncode == status, f"ended with status {done.returncode}, not {status}:\n{done.stdout}")
     return done.stdout
 
@@ -211,7 +211,7 @@ class Slurm:
                                                  stdin=subprocess.DEVNULL, stdout=out, stderr=out))
 
     def ask(self, *command):
-        return subprocess.run(command, env=ENVIRONMENT | self.variables, capture_output=True, text=True, timeout=30).stdout.strip()
+        return subprocess.run(command, env=ENVIRONMENT | self.variables, capture_output=True, text=True, timeout=300).stdout.strip()
 
     def wait_for(self, condition):
         deadline = time.monotonic() + 60

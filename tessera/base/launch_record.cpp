@@ -19,6 +19,7 @@ namespace {
 constexpr const char* kName = "tessera-launch-record";
 constexpr const char* kStarts = "starts";
 constexpr const char* kJoined = "joined";
+constexpr const char* kSettings = "settings";
 
 void add_line(int rank, std::string_view words) noexcept try {
   const auto path = env(LaunchRecord::kVariable);
@@ -40,6 +41,10 @@ void record_joined(int rank) noexcept {
   add_line(rank, kJoined);
 }
 
+void record_settings(int rank) noexcept {
+  add_line(rank, kSettings);
+}
+
 void record_failure(int rank, int culprit) noexcept {
   add_line(rank, std::to_string(culprit));
 }
@@ -58,6 +63,8 @@ std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
       ranks[rank].starts++;
     } else if (what == kJoined) {
       ranks[rank].joined++;
+    } else if (what == kSettings) {
+      ranks[rank].read_settings = true;
     } else if (std::from_chars(what.data(), what.data() + what.size(), culprit).ec == std::errc()) {
       ranks[rank].culprit = culprit;
     }

@@ -1,4 +1,5 @@
-// What ranks tell the launcher that started them: that they wait for the others at the start, and because of which rank they fail.
+// What ranks tell the launcher that started them: that they wait for the others at the start, that they have read what the configuration
+// says, and because of which rank they fail.
 #pragma once
 
 #include <map>
@@ -15,10 +16,12 @@ namespace tessera {
 void record_start(int rank) noexcept;
 /// The world that `rank` has waited for is there.
 void record_joined(int rank) noexcept;
+/// `rank` has read what the configuration says.
+void record_settings(int rank) noexcept;
 /// `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
 
-/// The launcher's side. A line is `RANK starts`, `RANK joined`, or `RANK CULPRIT`.
+/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, or `RANK CULPRIT`.
 class LaunchRecord {
  public:
   /// The environment variable that holds path() for a rank.
@@ -30,6 +33,7 @@ class LaunchRecord {
 
   struct Rank {
     int starts = 0, joined = 0;       // how many worlds
+    bool read_settings = false;
     std::optional<int> culprit = {};  // the last that it named
 
     bool waits() const { return starts > joined; }

@@ -67,6 +67,8 @@ class Attempts {
       const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
       const auto ending = run_here(share);
       for (const auto& trouble : ending.trouble) say("the log " + trouble);
+      if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
+        say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
       const auto report = ending.failed_rank ? cli::report(ending) : "";
       if (!report.empty()) say(report);
       const bool may_restart = share.attempt < share.max_restarts;
@@ -222,6 +224,7 @@ class Attempts {
     environment["MASTER_ADDR"] = share.host;
     environment["MASTER_PORT"] = std::to_string(share.port);
     environment["OMP_NUM_THREADS"] = threads_of(share);
+    if (const auto turns = turns_of_a_wait(share.ranks, threads_of(share))) environment["GOMP_SPINCOUNT"] = *turns;
     environment["TESSERA_SECRET"] = share.secret;
     environment["TORCHELASTIC_RUN_ID"] = share.run;
     environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(share.attempt);

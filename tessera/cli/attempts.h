@@ -18,6 +18,7 @@ namespace tessera::cli {
 struct LaunchPlan {
   std::vector<std::string> command = {};
   std::map<std::string, std::string> environment = {};  // what the configuration says to ranks
+  std::vector<std::string> asked_for = {};              // the keys of it that were given, and have no effect unless a rank reads them
   int ranks = 1;                                        // on this host
   int threads = 0;                                      // of each rank; 0: its part of the cores, or what OMP_NUM_THREADS says
   int nodes = 1, node = 0;

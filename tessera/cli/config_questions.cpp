@@ -122,7 +122,8 @@ class Interview {
     } else {
       ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
     }
-    ask_key({.name = "fsdp_offload_params", .text = "Do you want to keep parameters and gradients in host memory?", .otherwise = "no"});
+    if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params"))  // they are there already
+      ask_key({.name = "fsdp_offload_params", .text = "Do you want to keep parameters and gradients in host memory?", .otherwise = "no"});
     ask_units();
     if (is_first) {
       ask_key({.name = "fsdp_backward_prefetch",

@@ -49,7 +49,7 @@ TEST_F(Config, AsksInTheOrderOfAccelerate) {
   const auto ended = run({"config"},
                          "multi-CPU\n"        // machine
                          "1\nno\n\n"          // machines, DeepSpeed, FSDP
-                         "1\n4\nno\n"         // version 1, HYBRID_SHARD, offload
+                         "1\n4\n"             // version 1, HYBRID_SHARD
                          "2\n1e6\n"           // SIZE_BASED_WRAP
                          "\nyes\n3\nyes\n\n"  // prefetch, checkpoints of Accelerate, SHARDED_STATE_DICT, forward prefetch, names
                          "no\n\nyes\n"        // loading, sync, checkpointing
@@ -72,13 +72,26 @@ TEST_F(Config, AsksInTheOrderOfAccelerate) {
 
 TEST_F(Config, AsksAgainAndSaysWhy) {
   const auto ended = run({"config", "--set", "fsdp_auto_wrap_policy=NO_WRAP"},
-                         "5\n2\n0\n2\n2\n0\n\n0\nhost\n0\n29600\nperhaps\nno\n\n\n\n\n\n\n\n\n3\n4\n\n");
+                         "5\n2\n0\n2\n2\n0\n\n0\nhost\n0\n29600\nperhaps\nno\n\n\n\n\n\n\n\n3\n4\n\n");
   EXPECT_THAT(ended.output, HasSubstr("  distributed_type '5' is not one of NO, MULTI_CPU"));
   EXPECT_THAT(ended.output, HasSubstr("  num_machines '0' is not a whole number from 1 to 65536\n"));
   EXPECT_THAT(ended.output, HasSubstr("machine_rank 2 is not below num_machines 2"));
   EXPECT_THAT(ended.output, HasSubstr("  this question needs an answer\n"));
   EXPECT_THAT(ended.output, HasSubstr("  'perhaps' is not yes or no\n"));
   EXPECT_THAT(ended.output, HasSubstr("num_processes 3 can't be divided among num_machines 2"));
+}
+
+// What is asked must not lead to a file that no run accepts.
+TEST_F(Config, LeavesOutWhatCanNotBeMeantOnCpus) {
+  const std::string machine_and_version = "\n1\nno\nyes\n2\nyes\n";
+  const auto on_cpus = run({"config"}, "multi-CPU" + machine_and_version + "TRANSFORMER_BASED_WRAP\n2\nBertLayer,T5Block\n\n\n\n\n2\n\n");
+  EXPECT_EQ(on_cpus.status, 0) << on_cpus.output;
+  EXPECT_THAT(on_cpus.output, Not(HasSubstr("in host memory")));
+  EXPECT_THAT(on_cpus.output, HasSubstr("  fsdp_transformer_layer_cls_to_wrap '2' is not the names of classes with commas between"));
+  EXPECT_EQ(read(file_).text("fsdp_transformer_layer_cls_to_wrap"), "BertLayer,T5Block");
+  EXPECT_THAT(run({"config"}, "multi-GPU" + machine_and_version).output, HasSubstr("in host memory"));
+  EXPECT_THAT(says({"config", "default", "--config-file", folder_ / "cpu.yaml", "--set", "fsdp_offload_params=true"}),
+              HasSubstr("use_cpu true contradicts fsdp_offload_params true"));
 }
 
 TEST_F(Config, NamesTheQuestionAtWhichTheInputEnds) {
@@ -218,9 +231,7 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   type(terminal, kUp);
   terminal.wait_for({"> 5. HYBRID_SHARD_ZERO2"});
   type(terminal, "x9\x1bOA\r");  // what means nothing changes nothing
-  terminal.wait_for({"strategy? HYBRID_SHARD", "host memory"});
-  type(terminal, "\n");
-  terminal.wait_for({"wrap policy", "> 1. TRANSFORMER"});
+  terminal.wait_for({"strategy? HYBRID_SHARD", "wrap policy", "> 1. TRANSFORMER"});
   type(terminal, "j\r");
   terminal.wait_for({"policy? SIZE_BASED_WRAP", "at least"});
   type(terminal, "1e8\n");

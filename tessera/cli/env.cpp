@@ -21,6 +21,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/facts.h"
 #include "tessera/cli/help.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
 #ifdef TESSERA_XLA
@@ -83,7 +84,7 @@ Chapter facts_of_xla() {
   if (chapter.facts.empty()) chapter.facts.push_back(fact("cpu", "no: `pip install xla-cpu-pjrt` brings one"));
   return chapter;
 #else
-  return {"xla_plugins", {fact("cpu", "no: this build has no XLA devices; `pip install xla-cpu-pjrt` where libtorch is, and configure it anew")}};
+  return {"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 #endif
 }
 

@@ -22,6 +22,7 @@
 #include "tessera/base/words.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
+#include "tessera/config/keys.h"
 
 namespace tessera::cli {
 
@@ -74,6 +75,17 @@ inline bool read_flags(CLI::App& app, std::vector<std::string> arguments, const 
   const auto* command = &app;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
   throw ConfigError(words_of(*command, error) + "; see " + help_command(*command));
+}
+
+/// Why a program has no flag of this name: launch takes it. Empty if launch does not, either.
+inline std::string why_of_launch(const CLI::App& program, const std::string& word) {
+  const bool is_ranks = word.starts_with("-n") && word.find_first_not_of("0123456789", 2) == std::string::npos;
+  auto key = word.substr(std::min<size_t>(2, word.size()));
+  std::ranges::replace(key, '-', '_');
+  const bool is_key = word.starts_with("--") && (key == "config_file" || config::find_key(key) != nullptr);
+  if (!is_ranks && !is_key && word != "-np" && word != "--nproc-per-node" && word != "--max-restarts" && word != "--nnodes") return {};
+  const std::string flag = is_ranks || word == "-np" ? "-n 2" : word + (word.find('=') == std::string::npos ? " VALUE" : "");
+  return "it is a flag of launch, and stands before the program: tessera launch " + flag + " " + program.get_name();
 }
 
 /// A program with a command line.
@@ -147,7 +159,7 @@ class Program : public CLI::App {
     throw Error("--compile-for runs the command tessera, which is neither beside this program nor in PATH: " + std::string(std::strerror(errno)));
   }
 
-  Reasons reasons_;
+  Reasons reasons_ = why_of_launch;
   std::string device_, compile_for_;
   int cores_ = 0;
   bool reports_ = false;

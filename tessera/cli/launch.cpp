@@ -116,6 +116,18 @@ void give_devices_to_one_process(LaunchPlan& plan) {
   plan.ranks = 1;
 }
 
+/// The keys that somebody gave, and that only a program which reads them can follow.
+std::vector<std::string> keys_for_ranks(const config::Settings& settings) {
+  std::vector<std::string> names;
+  for (const auto& key : config::keys()) {
+    const auto& [value, origin, where] = settings.setting(key.name);
+    const bool is_given = origin == config::Origin::Flag || origin == config::Origin::File;
+    const bool any_rank_reads_it = key.name == "tessera_transport";
+    if (is_given && value != key.otherwise && !key.variable.empty() && has_effect(key) && !any_rank_reads_it) names.emplace_back(key.name);
+  }
+  return names;
+}
+
 LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Settings settings) {
   constexpr int kUsualPort = 29500;
   if (!flags.endpoint.empty()) read_endpoint(flags.endpoint, settings);
@@ -125,6 +137,7 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   }
   LaunchPlan plan = {.command = command.remaining(),
                      .environment = settings.environment(),
+                     .asked_for = keys_for_ranks(settings),
                      .ranks = ranks_of(command, flags, settings),
                      .threads = flags.threads,
                      .nodes = static_cast<int>(settings.integer("num_machines")),

@@ -113,6 +113,18 @@ TEST(Launch, SaysHowManyThreadsARankHas) {
   EXPECT_THAT(lines(asked.out), UnorderedElementsAre("[rank 0] 3", "[rank 1] 3"));
 }
 
+TEST(Launch, LetsThreadsThatWaitGiveUpTheirCoreWhereRanksFillTheMachine) {
+  const auto script = shell("echo ${GOMP_SPINCOUNT:-unset}");
+  const auto turns = [&](const std::string& threads, const Environment& environment = {}) {
+    return run("1", script, environment, {"--num-cpu-threads-per-process", threads}).out;
+  };
+  const auto many = std::to_string(std::thread::hardware_concurrency() + 1);
+  EXPECT_EQ(turns(many), "[rank 0] 10000\n");
+  EXPECT_EQ(turns("1"), "[rank 0] unset\n");
+  EXPECT_EQ(turns(many, {{"OMP_WAIT_POLICY", "active"}}), "[rank 0] unset\n");
+  EXPECT_EQ(turns(many, {{"GOMP_SPINCOUNT", "7"}}), "[rank 0] 7\n");
+}
+
 TEST(Launch, NamesTheRankThatFailsAndStopsTheOthers) {
   const auto ended = run("3", shell("[ $RANK = 1 ] || exec sleep 100; for i in 1 2 3 4 5 6; do echo word $i >&2; done; exit 3"));
   EXPECT_EQ(ended.status, 3);
@@ -179,6 +191,17 @@ TEST(Launch, KillsARankThatDoesNotListen) {
   const auto ended = run("2", shell("[ $RANK = 1 ] && exit 3; trap '' TERM; echo $$; while :; do sleep 0.1; done"));
   EXPECT_EQ(ended.status, 3);
   EXPECT_TRUE(ends(numbers_in(ended.out).at(0)));
+}
+
+TEST(Launch, NamesRanksThatHangWhereTheyTakeNoSignals) {
+  const auto script = shell("trap '' TERM INT; echo ready; [ $RANK = 1 ] && exit 3; [ $RANK = 2 ] && while :; do sleep 0.1; done; trap - TERM INT; exec sleep 100");
+  const auto ended = run("3", script);
+  EXPECT_EQ(ended.status, 3);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("launch: rank 2 still runs 3 s after SIGTERM, and is killed\n"), HasSubstr("launch: rank 1 ended with status 3")));
+  Launched interrupted(launch("3", shell("trap '' INT; echo ready; while :; do sleep 0.1; done"), {"--grace", "1"}));
+  for (int rank = 0; rank < 3; rank++) interrupted.read_line();
+  ::kill(interrupted.pid(), SIGINT);
+  EXPECT_THAT(interrupted.end().err, HasSubstr("launch: ranks 0, 1 and 2 still run 1 s after SIGINT, and are killed\n"));
 }
 
 TEST(Launch, LeavesNothingBehindThatARankStarted) {

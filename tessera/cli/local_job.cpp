@@ -15,6 +15,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/cli/blame.h"
 #include "tessera/cli/core_sets.h"
 
@@ -112,6 +113,10 @@ Ending LocalJob::run() {
       if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
     }
     if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.killed++;
+  }
+  for (const auto& [rank, told] : record_.read()) {
+    ending_.joined |= told.joined > 0;
+    ending_.read_settings |= told.read_settings;
   }
   if (interrupted_) say("");  // a rank has perhaps left an unfinished line
   ending_.interrupted = interrupted_.has_value();
@@ -211,7 +216,7 @@ void LocalJob::take_signal(int signal) {
   } else if (now < interrupted_at_ + (is_typed(signal) ? kSameKey : kSameEvent)) {
     return;  // a terminal that closes, or `timeout`, sends the same signal to the process and to its group
   } else {
-    plan_ = {{now, SIGKILL}};
+    plan_ = {{now, SIGKILL, "at another signal"}};
   }
   interrupted_ = signal;
 }
@@ -220,7 +225,7 @@ void LocalJob::pass_on(int signal) {
   const auto now = Clock::now();
   say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
                   ::sigabbrev_np(signal), job_.grace.count()));
-  plan_ = {{now, signal}, {now + job_.grace, SIGKILL}};
+  plan_ = {{now, signal}, {now + job_.grace, SIGKILL, fmt::format("{} s after SIG{}", job_.grace.count(), ::sigabbrev_np(signal))}};
   interrupted_ = signal;
   interrupted_at_ = now;
 }
@@ -295,13 +300,22 @@ void LocalJob::fail(int rank) {
 /// After a failure: ranks may still say what they saw of it.
 void LocalJob::stop_soon() {
   const auto now = Clock::now();
-  plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL}};
+  plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL, fmt::format("{} s after SIGTERM", kEnough.count())}};
+}
+
+/// A rank that hangs where it takes no signals ends without a word of its own.
+void LocalJob::name_those_that_still_run(const std::string& after) {
+  const auto hanging = running();
+  if (hanging.empty()) return;
+  say(fmt::format("launch: {} still {} {}, and {} killed\n", name_ranks(hanging), hanging.size() == 1 ? "runs" : "run", after,
+                  hanging.size() == 1 ? "is" : "are"));
 }
 
 void LocalJob::act() {
   while (!plan_.empty() && plan_.front().when <= Clock::now()) {
-    const int signal = plan_.front().signal;
+    const auto [when, signal, after] = plan_.front();
     plan_.erase(plan_.begin());
+    if (signal == SIGKILL) name_those_that_still_run(after);
     if (!interrupted_ && ending_.stopped.empty()) {
       ending_.stopped = running();
       for (const int rank : ending_.stopped) at(rank).stopped = true;

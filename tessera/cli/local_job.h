@@ -55,6 +55,8 @@ struct Ending {
   int killed = 0;                       // ranks that kill -9 has ended, by hand or because memory ran out
   bool interrupted = false;             // the launcher was asked to end
   bool ended_from_elsewhere = false;    // ranks were stopped because of another host
+  bool joined = false;                  // a rank has joined a world
+  bool read_settings = false;           // a rank has asked for what the configuration says
 };
 
 class LocalJob {
@@ -79,6 +81,7 @@ class LocalJob {
   struct Step {
     Clock::time_point when;
     int signal;
+    std::string after = {};  // of SIGKILL: when it comes, for those who read of it
   };
 
   void start(int place);
@@ -95,6 +98,7 @@ class LocalJob {
   void find_early_leaver();
   void fail(int rank);
   void stop_soon();
+  void name_those_that_still_run(const std::string& after);
   void blame();
   void act();
   void send(int signal);

@@ -87,18 +87,22 @@ std::string too_few_ranks(int left, int least) {
 /// A store of c10d that is gone throws what it likes.
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
+  const auto gone = [&](const std::string& why) {
+    return CommError(fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), why));
+  };
+  if (is_alone_) throw gone(why_alone_);
   try {
     return call();
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(
-        fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), first_line(error)));
+    throw gone(first_line(error));
   }
 }
 
 Nodes::Nodes(NodesOptions options, Hooks hooks) : options_(std::move(options)), hooks_(std::move(hooks)), store_(connect(options_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
+  store_->setTimeout(options_.timeout);  // node 0 that does not answer for as long is lost, as any other
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -259,8 +263,10 @@ void Nodes::keep_in_touch() try {
     }
     if (runs_) look(*store);
   }
-} catch (const std::exception&) {
-  wake_job(0);  // node 0 is gone; whoever asks it next says so
+} catch (const std::exception& error) {
+  why_alone_ = first_line(error);
+  is_alone_ = true;
+  wake_job(0);
 }
 
 void Nodes::look(c10d::Store& store) {

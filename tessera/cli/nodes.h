@@ -113,6 +113,8 @@ class Nodes {
   Pipe news_;
   static constexpr int kNothing = -1;
   std::atomic<int> to_tell_ = kNothing;
+  std::string why_alone_;               // written before is_alone_
+  std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
   std::mutex mutex_;  // of what follows, which the watcher works with while an attempt runs
   std::condition_variable wake_;
   bool stop_ = false, runs_ = false, told_ = false;

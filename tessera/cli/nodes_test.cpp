@@ -196,6 +196,22 @@ TEST(Nodes, EndWhenTheFirstOneIsGone) {
   EXPECT_TRUE(ends(rank));
 }
 
+// As one whose link is cut: its host is there, and answers nothing.
+TEST(Nodes, EndWhenTheFirstOneDoesNotAnswer) {
+  const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2"}};
+  const auto script = shell("echo ready $$; exec sleep 100");
+  auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
+  EXPECT_THAT(first.read_line(), HasSubstr("ready"));
+  const auto rank = numbers_in(second.read_line()).at(1);
+  ::kill(first.pid(), SIGSTOP);
+  const auto one = second.end();
+  EXPECT_EQ(one.status, 1);
+  EXPECT_THAT(one.err, HasSubstr("the launcher of node 0 at " + cluster.endpoint + " is gone (the connection to the store is lost: it does "
+                                 "not answer)"));
+  EXPECT_TRUE(ends(rank));
+  ::kill(first.pid(), SIGKILL);
+}
+
 TEST(Nodes, PassASignalOnToAll) {
   const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1"}};
   const auto script = shell("trap 'echo saved; exit 0' TERM; echo ready; while :; do sleep 0.1; done");

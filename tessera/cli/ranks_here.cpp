@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <ctime>
 #include <random>
 
@@ -19,6 +20,13 @@ int cores() {
 
 std::string threads_of_a_rank(int ranks) {
   return env("OMP_NUM_THREADS").value_or(std::to_string(std::max(1, cores() / ranks)));
+}
+
+std::optional<std::string> turns_of_a_wait(int ranks, const std::string& threads) {
+  constexpr auto kTurns = "10000";
+  const auto each = std::strtol(threads.c_str(), nullptr, 10);
+  const bool is_said = env("OMP_WAIT_POLICY") || env("GOMP_SPINCOUNT");
+  return is_said || each < 2 || each * ranks < cores() ? std::nullopt : std::optional<std::string>(kTurns);
 }
 
 std::string random_secret() {

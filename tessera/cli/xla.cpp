@@ -15,6 +15,7 @@
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/xla_program.h"
 #include "tessera/cli/xla_trace.h"
+#include "tessera/comm/device/own_device.h"
 #include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/figures.h"
@@ -201,7 +202,7 @@ int compile(const XlaFlags& flags) {
 #else
 
 int without_xla(const XlaFlags&) {
-  throw Error("this build has no XLA devices: `pip install xla-cpu-pjrt` where libtorch is, and configure it anew; ./check does both");
+  throw Error(why_none_of("xla"));
 }
 constexpr auto show_devices = without_xla, compile = without_xla;
 

@@ -31,6 +31,7 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kAuto = "auto";
+constexpr std::string_view kXla = "xla";
 
 /// The names by which a launched program can ask for an engine.
 std::vector<std::string_view> transport_names() {
@@ -43,6 +44,9 @@ std::vector<std::string_view> transport_names() {
 
 std::string chosen_transport(const InitOptions& options) {
   const auto names = transport_names();
+  // Launch asks for it where the device or the configuration does.
+  if ((options.transport.empty() ? env("TESSERA_TRANSPORT") : options.transport) == kXla && std::ranges::find(names, kXla) == names.end())
+    throw ConfigError(why_none_of(kXla));
   if (options.transport.empty()) {
     const auto given = env_choice("TESSERA_TRANSPORT", names);
     return std::string(given ? names[*given] : kAuto);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <regex>
 
 #include "tessera/base/error.h"
@@ -45,6 +46,8 @@ struct Exclusion {
 constexpr Exclusion kExclusions[] = {
     {"use_cpu", "true", "distributed_type", "MULTI_GPU"},
     {"use_cpu", "true", "distributed_type", "XLA"},
+    {"use_cpu", "true", "fsdp_offload_params", "true"},  // parameters are in the memory of the host already
+    {"use_cpu", "true", "tessera_offload", "host"},
     {"tessera_codec", "bf16", "mixed_precision"},
     {"tessera_offload", "none", "fsdp_offload_params", "true"},
     {"tessera_offload", "disk", "fsdp_offload_params", "true"},
@@ -141,6 +144,16 @@ void expect_gpu_ids(const Setting& ids) {
       fmt::format("{}: gpu_ids '{}' is neither all nor numbers with commas between them, such as 0,1", ids.where, printable(ids.value)));
 }
 
+void expect_classes(const Setting& classes) {
+  for (size_t begin = 0; begin < classes.value.size(); begin = std::min(classes.value.find(',', begin), classes.value.size() - 1) + 1) {
+    const auto first = static_cast<unsigned char>(classes.value[std::min(classes.value.find_first_not_of(' ', begin), classes.value.size() - 1)]);
+    if (std::isalpha(first) != 0 || first == '_' || first >= 0x80) continue;
+    throw ConfigError(fmt::format("{}: fsdp_transformer_layer_cls_to_wrap '{}' is not the names of classes with commas between, such as "
+                                  "BertLayer,T5Block",
+                                  classes.where, printable(classes.value)));
+  }
+}
+
 void expect_pattern(const Setting& pattern) {
   if (pattern.value.empty()) return;
   try {
@@ -216,6 +229,7 @@ void Settings::expect_consistent() const {
   expect_sizes_of_strategy(*this, keyed_strategy());
   for (const auto& need : kNeeds) expect_need(*this, need);
   for (const auto& exclusion : kExclusions) expect_no_exclusion(*this, exclusion);
+  expect_classes(setting("fsdp_transformer_layer_cls_to_wrap"));
   expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
     throw ConfigError(

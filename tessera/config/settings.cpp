@@ -11,6 +11,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/launch_record.h"
 #include "tessera/base/words.h"
 #include "tessera/config/value.h"
 
@@ -122,6 +123,7 @@ void Settings::read_environment() {
     }
   }
   for (auto& remark : remarks_on_environment()) add_remark(std::move(remark));
+  record_settings(static_cast<int>(to_integer(env("RANK").value_or("")).value_or(0)));
 }
 
 const Setting& Settings::setting(std::string_view key) const {

@@ -195,6 +195,8 @@ TEST_F(Files, ThatAreNoneSayWhy) {
   EXPECT_THAT(error("- a\n"), HasSubstr("has no keys"));
   EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is no YAML or JSON"));
   EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is no YAML or JSON"));
+  EXPECT_THAT(error("debug: true\nfsdp_config:\n\tfsdp_version: 2\n"),
+              HasSubstr(" (a tab indents line 3; YAML takes spaces alone there)"));
   EXPECT_THAT(error(std::string(1000, '[')), HasSubstr("c.yaml"));
   for (const auto* wrong : {"a: &a [*a]\n", "a: &a {<<: *a}\n", "a: &a {b: [{c: *a}]}\n"})
     EXPECT_THAT(error(wrong), HasSubstr("c.yaml:1: a value contains itself")) << wrong;
@@ -403,6 +405,12 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
   EXPECT_THAT(error("num_processes: 6\nparallelism_config: {dp_replicate_size: 2, dp_shard_size: 2}\n"),
               HasSubstr("is 4, but there are 6 ranks"));
   EXPECT_THAT(error("distributed_type: MULTI_GPU\nuse_cpu: true\n"), HasSubstr("use_cpu true contradicts"));
+  EXPECT_THAT(error("use_cpu: true\nfsdp_config: {fsdp_offload_params: true}\n"), HasSubstr("c.yaml:1: use_cpu true contradicts"));
+  for (const auto* classes : {"'2'", "'A, 2'", "',A'"}) {
+    EXPECT_THAT(error(fmt::format("fsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP, transformer_layer_cls_to_wrap: {}}}\n", classes)),
+                HasSubstr("is not the names of classes with commas between"))
+        << classes;
+  }
   EXPECT_THAT(error("fsdp_config: {fsdp_ignored_modules: '(head'}\n"), HasSubstr("c.yaml:1: fsdp_ignored_modules '(head' is no regular"));
   EXPECT_THAT(error("gpu_ids: 0;1\n"), HasSubstr("c.yaml:1: gpu_ids '0;1' is neither all nor numbers"));
 }

@@ -169,6 +169,18 @@ std::string read_small_file(const std::filesystem::path& file) {
   return text;
 }
 
+/// " (a tab indents line 3; ...)" if that is so near the line at which reading failed, counted from 0; or else nothing.
+std::string word_of_tabs(const std::string& text, int line) {
+  std::istringstream lines(text);
+  std::string each;
+  for (int number = 0; std::getline(lines, each) && number <= line + 1; number++) {
+    const auto indentation = each.substr(0, each.find_first_not_of(" \t"));
+    if (number >= line - 1 && indentation.find('\t') != std::string::npos)
+      return fmt::format(" (a tab indents line {}; YAML takes spaces alone there)", number + 1);
+  }
+  return {};
+}
+
 }  // namespace
 
 const YamlValue* YamlValue::find(std::string_view name) const {
@@ -183,7 +195,8 @@ YamlValue read_yaml(const std::filesystem::path& file) {
     if (has_more_documents(text)) throw ConfigError(fmt::format("{} holds more than one document; a configuration is one", file.string()));
     return maker.make(YAML::Load(text));
   } catch (const YAML::Exception& error) {
-    throw ConfigError(fmt::format("{} is no YAML or JSON: {}", maker.place(error.mark), printable(error.msg)));
+    throw ConfigError(
+        fmt::format("{} is no YAML or JSON: {}{}", maker.place(error.mark), printable(error.msg), word_of_tabs(text, error.mark.line)));
   }
 }
 

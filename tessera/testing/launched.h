@@ -129,7 +129,7 @@ inline char state(const std::string& pid) {
 }
 
 inline bool comes_true(const std::function<bool()>& condition) {
-  for (int i = 0; i < 1000; i++) {
+  for (int i = 0; i < 6000; i++) {  // a minute, which ends only what hangs
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }

@@ -124,7 +124,7 @@ bool Run::next_epoch() {
     return false;
   }
   epoch_ = position.epoch + 1;
-  is_in_batch_ = false;
+  is_in_batch_ = has_reported_ = false;
   parts_->progress.emplace(
       ProgressOptions{.title = options_.epochs ? fmt::format("epoch {}/{}", epoch_, *options_.epochs) : fmt::format("epoch {}", epoch_),
                       .steps = loader_.batches().value_or(0),
@@ -151,9 +151,12 @@ std::optional<data::Samples> Run::next() {
   const bool at_end = loader_.at_end();
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
-    is_due_ = (steps_before_ + 1) % options_.report_every == 0;
     is_in_batch_ = true;
-    return loader_.next();
+    auto samples = loader_.next();
+    const auto step = steps_before_ + 1;
+    // An epoch that is shorter than the time between two reports has one of its last step.
+    is_due_ = step % options_.report_every == 0 || (!has_reported_ && (loader_.at_end() || step == options_.steps));
+    return samples;
   }
   parts_->progress.reset();
   if (at_end) loader_.next();  // to the next epoch
@@ -199,6 +202,7 @@ void Run::report(const std::vector<Measured>& numbers) {
     const auto means = trainer_.reduce(at::stack(values), Reduce::Mean).cpu();
     for (size_t i = 0; i < values.size(); i++) parts_->reported[i].value = means[static_cast<int64_t>(i)].item<double>();
   }
+  has_reported_ = true;
   parts_->shown.clear();
   for (const auto& [name, value, unit] : parts_->reported)
     parts_->shown.push_back({.name = name, .value = parts_->means.try_emplace(name, kReportsShown).first->second.add(value)});

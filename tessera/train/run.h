@@ -32,7 +32,7 @@ struct RunOptions {
   int64_t save_every = 0;    // steps between two more checkpoints; 0 for none
   bool save_beside = false;  // by AsyncSaver, while training goes on
   std::optional<checkpoint::Keep> keep = {};  // which older ones stay; all of them unless given
-  int64_t report_every = 20;                  // steps
+  int64_t report_every = 20;                  // steps; also the last one of an epoch that would have no report
   /// What ends the run after the present step, with a checkpoint: Ctrl-C, and what batch systems send before the time is up. Without a
   /// prefix these do what they do in any program.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
@@ -100,6 +100,7 @@ class Run {
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
   int64_t steps_more_ = 0;  // than steps(), in the names of folders
   bool is_in_batch_ = false, is_due_ = false, stopped_ = false, has_saved_ = false;
+  bool has_reported_ = false;  // in this epoch
 };
 
 class Run::Batches {

@@ -244,6 +244,21 @@ TEST(Run, ReportsMeansOverRanksWhenTheyAreDue) {
   EXPECT_FALSE(row.contains("nothing"));
 }
 
+TEST(Run, ReportsTheLastStepOfAnEpochWithoutAReport) {
+  const Folder folder;
+  const auto steps_reported = [&](RunOptions options) {
+    const auto log = folder / fmt::format("{}-{}.jsonl", options.report_every, options.steps.value_or(0));
+    with_ranks(1, [&](const Communicator& world) { trained(world, options, {}, {.log_with = {log.string()}}); });
+    std::vector<int64_t> steps;
+    std::ifstream file(log);
+    for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line).at("step"));
+    return steps;
+  };
+  EXPECT_THAT(steps_reported({.epochs = 3}), ElementsAre(6, 12, 18));
+  EXPECT_THAT(steps_reported({.epochs = 3, .report_every = 8}), ElementsAre(6, 8, 16));
+  EXPECT_THAT(steps_reported({.steps = 8}), ElementsAre(6, 8));
+}
+
 TEST(Run, RefusesWhatCanNotBeMeant) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

@@ -9,8 +9,8 @@
 namespace tessera::train {
 
 struct StopOptions {
-  /// Batch systems send these before the time is up. Add SIGINT to take Ctrl-C, too.
-  std::vector<int> signals = {SIGTERM, SIGUSR1};
+  /// Ctrl-C, and what batch systems send before the time is up.
+  std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
 /// From its creation on, the first of these signals only makes requested() true. Those that follow within a second count as the same one;

@@ -38,6 +38,16 @@ TEST(StopSignal, IsTrueOnAllRanksOnceOneWasTold) {
   });
 }
 
+TEST(StopSignal, TakesControlCUnlessToldOtherwise) {
+  testing::run_world({"self", 1}, [](const Communicator& world) {
+    const OwnHandler typed(SIGINT);
+    StopSignal stop(world);
+    std::raise(SIGINT);
+    EXPECT_TRUE(stop.requested());
+    EXPECT_EQ(own_signals, 0);
+  });
+}
+
 TEST(StopSignal, LeavesTheSecondSignalToTheProgram) {
   testing::run_world({"self", 1}, [](const Communicator& world) {
     const OwnHandler term(SIGTERM), user(SIGUSR1);

@@ -74,6 +74,18 @@ with torch.no_grad():
 """
 
 
+DECAYED = """
+import sys, torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Trainer
+expected = set(Trainer.get_decay_parameter_names(None, AutoModelForCausalLM.from_pretrained(sys.argv[1])))
+one, other = (load_file(f"{folder}/model.safetensors") for folder in sys.argv[1:])
+changed = {name for name in one if not torch.equal(one[name], other[name])}
+assert changed == expected, changed ^ expected
+print(len(one) - len(expected), "parameters do not decay")
+"""
+
+
 class Runs(unittest.TestCase):
     """What all parts have."""
 
@@ -131,6 +143,15 @@ class Training(Runs):
         for model in ("out", "out.gguf"):
             further = self.train("--model", model, "--max-steps", 1, "--eval-data", "texts.tokens", "--packing", "whole", "--units", "apart", lr=0)
             self.assertLess(self.losses(further)[0], 0.8, further)
+
+    def test_the_parameters_decay_that_hugging_faces_trainer_lets_decay(self):
+        self.tokenize()
+        (self.folder / "model/config.json").write_text(json.dumps({**MODEL, "model_type": "qwen2"}))  # which has biases
+        self.train("--config", "model", "--max-steps", 2, "--output", "base")
+        for decay in (0, 5):
+            self.train("--model", "base", "--max-steps", 1, "--weight-decay", decay, "--output", f"decay-{decay}")
+        said = self.run_program(PYTHON, "-c", DECAYED, "decay-0", "decay-5")
+        self.assertIn("11 parameters do not decay", said)  # six biases, and five norms
 
     def test_accumulated_passes_count_by_their_tokens(self):
         self.tokenize()

@@ -138,7 +138,7 @@ class Training(Recipe, unittest.TestCase):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
             wait_for(lambda: launcher.poll() is not None or list(self.folder.glob("net-step-*[0-9]")))
             os.kill(ranks_of(launcher.pid)[1], signal.SIGKILL)
-            said = launcher.communicate(timeout=60)[0]
+            said = launcher.communicate(timeout=600)[0]
         self.assertEqual(launcher.returncode, 0, said)
         self.assertIn("launch: 1 rank on", said)
         self.assertIn("epoch 4/4: accuracy", said)
@@ -156,7 +156,7 @@ class Training(Recipe, unittest.TestCase):
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
                 wait_for(lambda: file.exists() and len(file.read_text().splitlines()) > before + 20)
                 os.kill(whom(launcher.pid, ranks_of(launcher.pid)), number)
-                said = launcher.communicate(timeout=30)[0]
+                said = launcher.communicate(timeout=300)[0]
             self.assertIn("stopped by a signal; go on with --resume", said)
             if number == signal.SIGUSR1:
                 self.assertEqual(launcher.returncode, 0, said)
@@ -229,7 +229,7 @@ class Trouble(Recipe, unittest.TestCase):
             ranks = ranks_of(launcher.pid)
             self.assertEqual(len(ranks), 2)
             os.kill(whom(launcher.pid, ranks), signal.SIGKILL)
-            said = launcher.communicate(timeout=30)[0]
+            said = launcher.communicate(timeout=300)[0]
         wait_for(lambda: not any(map(runs, ranks)))
         return launcher.returncode, said
 

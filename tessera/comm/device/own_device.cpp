@@ -48,16 +48,20 @@ int devices_here(c10::DeviceType type) {
   return c10::impl::hasDeviceGuardImpl(type) ? c10::impl::VirtualGuardImpl(type).deviceCount() : 0;
 }
 
+std::string why_none_of(std::string_view kind) {
+  if (kind != "xla")
+    return "the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA";
+  return "this build has no XLA devices; add the package xla-cpu-pjrt where libtorch is (build/python/bin/pip install --no-deps "
+         "xla-cpu-pjrt), configure and build again (cmake --preset release && cmake --build build); ./check does all of it";
+}
+
 c10::Device own_device(c10::Device wanted, int local_rank) {
   if (wanted.is_cpu()) return wanted;
   const auto type = wanted.type();
   const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
     throw ConfigError(
-        fmt::format("device {}: the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch "
-                    "with CUDA, or "
-                    "train on the CPU: unset TESSERA_DEVICE, or give --device cpu",
-                    name));
+        fmt::format("device {}: {}; or train on the CPU: unset TESSERA_DEVICE, or give --device cpu", name, why_none_of(name)));
   }
   const int count = devices_here(type);
   if (count == 0)

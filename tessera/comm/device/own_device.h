@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <string>
+#include <string_view>
 
 namespace tessera {
 
@@ -12,6 +13,9 @@ c10::Device default_device();
 
 /// How many devices of this type are here. 0 also where this libtorch knows nothing of them.
 int devices_here(c10::DeviceType type);
+
+/// Why this build knows no devices of the kind, "xla" or "cuda", and the way out.
+std::string why_none_of(std::string_view kind);
 
 /// The device of a rank with this number on its host: `wanted`, or if that has no index, the device of the rank's number. More ranks than
 /// devices share them. Throws ConfigError if there is none.

@@ -5,16 +5,18 @@
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
+#include <utility>
+
 #include "tessera/comm/host/bounded.h"
 
 namespace tessera {
 namespace {
 
 /// The code of getaddrinfo(), and what it has found.
-std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, int kind_of_socket) {
+std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, int kind_of_socket, int flags = 0) {
   addrinfo hints{};
   hints.ai_socktype = kind_of_socket;
-  hints.ai_flags = AI_PASSIVE;
+  hints.ai_flags = AI_PASSIVE | flags;
   addrinfo* found = nullptr;
   const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
   if (code != 0) return {code, nullptr};
@@ -24,6 +26,8 @@ std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, in
 }  // namespace
 
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end) {
+  // A number asks no name server, and so needs no time.
+  if (auto found = look_up(host.c_str(), port, kind_of_socket, AI_NUMERICHOST).second) return {.first = std::move(found)};
   const auto result = bounded(time_until(end), [=] { return look_up(host.c_str(), port, kind_of_socket); });
   const auto why_not = [&](const char* reason) { return fmt::format("the name '{}' can't be resolved: {}", host, reason); };
   if (!result) return {.why_not = why_not("no name server answers")};

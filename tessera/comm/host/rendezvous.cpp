@@ -40,6 +40,7 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(5);
 constexpr auto kGrace = std::chrono::seconds(2);
+constexpr size_t kMostNamed = 64;  // of the missing ranks: each costs a question to the store
 
 /// Throws ConfigError if the file holds something else than keys and values as c10d writes them. c10d itself would believe any length.
 void expect_store(const Fd& file, const std::string& where) {
@@ -151,11 +152,11 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
     const bool late = Clock::now() >= wait.end, due = Clock::now() >= wait.notice && !warned;
     if (late || due) {
       std::vector<int> missing;
-      for (int other = rank; other < identity.world_size; other++) {
+      for (int other = rank; other < identity.world_size && missing.size() < kMostNamed; other++) {
         if (!store.check({key(other)})) missing.push_back(other);
       }
       if (missing.empty()) continue;
-      const auto who = fmt::format("{} of {}", name_ranks(missing), identity.world_size);
+      const auto who = fmt::format("{}{} of {}", name_ranks(missing), missing.size() < kMostNamed ? "" : " and perhaps more", identity.world_size);
       if (late) {
         throw TimeoutError(
             fmt::format("start of rank {}: time is up, and {} still missing; are all processes of the job running, with "
@@ -238,8 +239,10 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
                                   const StartWait& wait) {
   auto values = bounded(time_until(wait.end) + kGrace, [=] { return exchange_now(*store, identity, topic, own, wait); });
   if (!values) {
-    throw TimeoutError(
-        fmt::format("start of rank {}: the store does not answer; rank 0 keeps it: is its host up and reachable?", identity.rank));
+    const auto* const keeper = env("TESSERA_STORE")  ? "TESSERA_STORE names it: does its file system answer?"
+                               : identity.rank == 0 ? "this process keeps it: does it get any time to run?"
+                                                    : "rank 0 keeps it: is its host up and reachable?";
+    throw TimeoutError(fmt::format("start of rank {}: the store does not answer; {}", identity.rank, keeper));
   }
   return std::move(*values);
 }

@@ -25,6 +25,7 @@ using Clock = StoreClient::Clock;
 constexpr auto kPause = std::chrono::milliseconds(50);        // between attempts
 constexpr auto kAttempt = std::chrono::milliseconds(5000);    // what connecting to one address may take
 constexpr auto kTransfer = std::chrono::milliseconds(10000);  // for an answer, after its own time limit
+constexpr auto kAnswer = std::chrono::milliseconds(70000);    // for one that comes at once, unless the store's time limit is shorter
 
 /// Why an attempt to connect failed.
 struct NoConnection {
@@ -120,34 +121,42 @@ Fd connect_once(const std::string& host, int port, const std::string& secret, Cl
 StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::time_point end,
                          const std::function<void(const std::string& why)>& on_failure)
     : host_(std::move(host)), port_(port), secret_(std::move(secret)) {
-  for (;;) {
+  for (std::string why;;) {
     try {
       socket_ = connect_once(host_, port_, secret_, end);
       return;
     } catch (const NoConnection& failure) {
-      if (Clock::now() + kPause >= end) throw TimeoutError(failure.why);
-      on_failure(failure.why);
+      // An attempt that met the end of the time tells less than the one before it.
+      if (why.empty() || Clock::now() < end) why = failure.why;
+      if (Clock::now() + kPause >= end) throw TimeoutError(why);
+      on_failure(why);
     }
     std::this_thread::sleep_for(kPause);
   }
 }
 
 c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
-  return c10::make_intrusive<StoreClient>(host_, port_, secret_, Clock::now() + kAttempt);
+  auto other = c10::make_intrusive<StoreClient>(host_, port_, secret_, Clock::now() + kAttempt);
+  other->setTimeout(timeout_);
+  return other;
 }
 
-std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds patience) {
+std::string StoreClient::request(const Fields& fields) {
+  return request(fields, std::min(timeout_, kAnswer));
+}
+
+std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
   if (!socket_) throw std::runtime_error("the connection to the store was lost before");
   try {
-    const auto end = Clock::now() + patience + kTransfer;
+    const auto end = Clock::now() + limit;
     send_all(socket_.get(), pack(fields), end);
     for (;;) {
       if (auto frame = take_sized(received_, kLongestFrame)) {
         const auto answer = unpack(*frame);
         if (answer.size() != 2) throw IoError("an answer that makes no sense");
         if (answer[0] == kLate)
-          throw TimeoutError(fmt::format("nobody has set '{}' in the store within {} ms", fields.back(), patience.count()));
+          throw TimeoutError(fmt::format("nobody has set '{}' in the store within {} ms", fields.back(), fields.at(1)));
         return answer[1];
       }
       receive_some(socket_.get(), received_, end);
@@ -200,7 +209,7 @@ void StoreClient::wait(const std::vector<std::string>& keys, const std::chrono::
   if (keys.empty()) return;
   Fields fields = {std::string(kWait), std::to_string(timeout.count())};
   fields.insert(fields.end(), keys.begin(), keys.end());
-  request(fields, timeout);
+  request(fields, timeout + kTransfer);
 }
 
 }  // namespace tessera

@@ -12,7 +12,8 @@
 
 namespace tessera {
 
-/// A lost connection is a std::runtime_error, as in other stores of c10d: whoever uses the store says what that means.
+/// A lost connection is a std::runtime_error, as in other stores of c10d: whoever uses the store says what that means. So is an answer that
+/// has not come within the store's time limit (setTimeout).
 class StoreClient final : public c10d::Store {
  public:
   using Clock = std::chrono::steady_clock;
@@ -38,7 +39,8 @@ class StoreClient final : public c10d::Store {
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
 
  private:
-  std::string request(const store_protocol::Fields& fields, std::chrono::milliseconds patience = std::chrono::seconds(60));
+  std::string request(const store_protocol::Fields& fields);
+  std::string request(const store_protocol::Fields& fields, std::chrono::milliseconds limit);
 
   const std::string host_;
   const int port_;

@@ -152,7 +152,7 @@ TEST(Store, HangsUpOnMembersThatSpeakNonsense) {
 std::string trouble_at(const std::string& host, int port) {
   const auto start = Clock::now();
   const auto text = message_of<TimeoutError>([&] { StoreClient(host, port, "secret", start + 500ms); });
-  EXPECT_LT(Clock::now() - start, 3s) << text;
+  EXPECT_LT(Clock::now() - start, 30s) << text;
   return text;
 }
 
