@@ -55,7 +55,7 @@ INNER["xla/pjrt/*"] += ["cli/xla.cpp", "cli/env.cpp"]
 INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
-    "comm": {"operation.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h"},
+    "comm": {"operation.h", "calling.h", "traits.h", "transport.h", "work.h", "topology.h", "communicator.h", "engine.h"},
     "shard": {"options.h", "codec.h", "custom_reduction.h", "gradient_sink.h", "write_kind.h", "activation_options.h", "offload.h", "tensors.h", "forward_phase.h",
               "weight_forms.h"},
     "xla": {"options.h", "training.h", "metrics.h", "memory_figures.h"},

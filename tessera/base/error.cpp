@@ -1,5 +1,7 @@
 #include "tessera/base/error.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <array>
 
@@ -63,6 +65,8 @@ std::string first_line(const std::exception& error) {
 std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
+  } catch (const c10::Error& known) {
+    return message_without_calls(known);
   } catch (const std::exception& known) {
     return known.what();
   } catch (...) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <charconv>
 #include <exception>
 #include <filesystem>
@@ -20,6 +21,9 @@ constexpr const char* kName = "tessera-launch-record";
 constexpr const char* kStarts = "starts";
 constexpr const char* kJoined = "joined";
 constexpr const char* kSettings = "settings";
+constexpr const char* kRecovers = "recovers";
+
+std::atomic<int> failed = -1;  // the rank of this process that has recorded a failure last
 
 void add_line(int rank, std::string_view words) noexcept try {
   const auto path = env(LaunchRecord::kVariable);
@@ -47,6 +51,15 @@ void record_settings(int rank) noexcept {
 
 void record_failure(int rank, int culprit) noexcept {
   add_line(rank, std::to_string(culprit));
+  failed = rank;
+}
+
+void record_failure_in_world(int rank, int culprit) noexcept {
+  if (culprit != rank && env("RANK") == std::to_string(rank)) record_failure(rank, culprit);
+}
+
+void record_recovery(int rank) noexcept {
+  if (failed.load(std::memory_order_relaxed) == rank && failed.exchange(-1) == rank) add_line(rank, kRecovers);
 }
 
 LaunchRecord::LaunchRecord() : file_(kName) {}
@@ -65,6 +78,8 @@ std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
       ranks[rank].joined++;
     } else if (what == kSettings) {
       ranks[rank].read_settings = true;
+    } else if (what == kRecovers) {
+      ranks[rank].culprit.reset();
     } else if (std::from_chars(what.data(), what.data() + what.size(), culprit).ec == std::errc()) {
       ranks[rank].culprit = culprit;
     }

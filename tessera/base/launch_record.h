@@ -20,8 +20,13 @@ void record_joined(int rank) noexcept;
 void record_settings(int rank) noexcept;
 /// `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
+/// The same, if the launcher knows this process by the number `rank` and `culprit` is another one. A world of only some of its ranks, or of
+/// threads, numbers them otherwise.
+void record_failure_in_world(int rank, int culprit) noexcept;
+/// `rank` goes on after all, if it has recorded a failure since the last call. Costs nothing otherwise.
+void record_recovery(int rank) noexcept;
 
-/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, or `RANK CULPRIT`.
+/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT` or `RANK recovers`.
 class LaunchRecord {
  public:
   /// The environment variable that holds path() for a rank.
@@ -34,7 +39,7 @@ class LaunchRecord {
   struct Rank {
     int starts = 0, joined = 0;       // how many worlds
     bool read_settings = false;
-    std::optional<int> culprit = {};  // the last that it named
+    std::optional<int> culprit = {};  // the last that it named, unless it has recovered since
 
     bool waits() const { return starts > joined; }
   };

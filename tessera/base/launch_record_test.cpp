@@ -33,6 +33,20 @@ TEST(LaunchRecord, HasTheCulpritThatARankNamedLast) {
   EXPECT_EQ(ranks[2].culprit, std::nullopt);
 }
 
+TEST(LaunchRecord, ForgetsTheCulpritOfARankThatGoesOn) {
+  const LaunchRecord record;
+  const Announced announced(record.path());
+  record_failure(0, 2);
+  record_failure(1, 2);
+  record_recovery(0);  // not the last to fail in this process
+  record_recovery(1);
+  record_recovery(1);  // only the first one after a failure is recorded
+  EXPECT_EQ(record.read()[0].culprit, 2);
+  EXPECT_EQ(record.read()[1].culprit, std::nullopt);
+  record_failure(1, 0);
+  EXPECT_EQ(record.read()[1].culprit, 0);
+}
+
 TEST(LaunchRecord, TellsWhoWaitsAtTheStart) {
   const LaunchRecord record;
   const Announced announced(record.path());

@@ -15,6 +15,7 @@
 #include "tessera/base/log.h"
 #include "tessera/base/pinned_memory.h"
 #include "tessera/checkpoint/live/save.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
@@ -149,6 +150,7 @@ AsyncSaver::~AsyncSaver() {
 }
 
 void AsyncSaver::save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options) {
+  const Calling calling("AsyncSaver::save");
   wait();
   const c10::AutoGradMode no_grad(false);
   under_way_ = std::make_unique<UnderWay>(folder, contents, world_, options, *buffers_);
@@ -178,6 +180,7 @@ bool AsyncSaver::poll() {
 }
 
 void AsyncSaver::wait() {
+  const Calling calling("AsyncSaver::wait");
   while (!poll()) std::this_thread::sleep_for(kBetweenLooks);
 }
 

@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/live/training_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/nn/lora.h"
@@ -141,6 +142,7 @@ void expect_one_save(const Manifest& manifest, const fs::path& folder, const Com
 }  // namespace
 
 void load(const fs::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options) {
+  const Calling calling("checkpoint::load");
   expect_idle("checkpoint::load");
   expect_model(contents);
   const c10::AutoGradMode no_grad(false);

@@ -16,6 +16,7 @@
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
+#include "tessera/comm/calling.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
@@ -249,6 +250,7 @@ void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSo
 
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                      const FullOptimStateDictOptions& options) {
+  const Calling calling("checkpoint::full_optim_state_dict");
   expect_idle("full_optim_state_dict");
   expect_optimizer(optimizer);
   const c10::AutoGradMode no_grad(false);
@@ -294,6 +296,7 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
 
 void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
                                 const LoadFullOptimStateDictOptions& options) {
+  const Calling calling("checkpoint::load_full_optim_state_dict");
   expect_idle("load_full_optim_state_dict");
   expect_optimizer(optimizer);
   const c10::AutoGradMode no_grad(false);
@@ -305,6 +308,7 @@ void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef mo
 
 ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                                const ShardedOptimStateDictOptions& options) {
+  const Calling calling("checkpoint::sharded_optim_state_dict");
   expect_idle("sharded_optim_state_dict");
   expect_optimizer(optimizer);
   const c10::AutoGradMode no_grad(false);
@@ -343,6 +347,7 @@ ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, Co
 
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadOptimStateDictOptions& options) {
+  const Calling calling("checkpoint::load_sharded_optim_state_dict");
   expect_idle("load_sharded_optim_state_dict");
   expect_optimizer(optimizer);
   const c10::AutoGradMode no_grad(false);

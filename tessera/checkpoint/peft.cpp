@@ -23,6 +23,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/access/local_values.h"
@@ -134,6 +135,7 @@ constexpr Part kParts[] = {{".lora_A.weight", &lora::Weights::a, false},
 }  // namespace
 
 void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicator& world, const AdapterFile& options) {
+  const Calling calling("checkpoint::save_adapter");
   const BelowPaging below;
   const auto here = local_values(*model);
   auto names = names_in_file(model, options.adapter);
@@ -264,6 +266,7 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
 }  // namespace
 
 void load_adapter(ModuleRef model, const fs::path& folder, const std::string& adapter) {
+  const Calling calling("checkpoint::load_adapter");
   const auto failure = fmt::format("can't load the adapter in {}; nothing was changed", folder.string());
   all_or_none(world_of(*model).value_or(self_world()), {.unit = "adapter"}, failure, [&] { expect_alike(model, folder, adapter); });
   WeightsOptions options{

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/live/save.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
@@ -114,6 +115,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
 }  // namespace
 
 void save(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options) try {
+  const Calling calling("checkpoint::save");
   const c10::AutoGradMode no_grad(false);
   if (options.format != Format::Tessera) return save_as(folder, contents, world, options);
   Save save(folder, contents, world, options);

@@ -11,6 +11,7 @@
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/rank_contents.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/access/buffer_dtype.h"
@@ -83,6 +84,7 @@ void load_own_part(torch::nn::Module& model, const Dict& dict, const LoadStateDi
 }  // namespace
 
 StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& options) {
+  const Calling calling("checkpoint::full_state_dict");
   expect_idle("full_state_dict");
   const c10::AutoGradMode no_grad(false);
   const auto world = world_for(model);
@@ -99,6 +101,7 @@ StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& opti
 }
 
 void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options) {
+  const Calling calling("checkpoint::load_full_state_dict");
   expect_idle("load_full_state_dict");
   const c10::AutoGradMode no_grad(false);
   const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
@@ -108,6 +111,7 @@ void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFull
 }
 
 ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDictOptions& options) {
+  const Calling calling("checkpoint::sharded_state_dict");
   expect_idle("sharded_state_dict");
   const c10::AutoGradMode no_grad(false);
   ShardedStateDict dict;
@@ -120,6 +124,7 @@ ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDict
 }
 
 LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOptions& options) {
+  const Calling calling("checkpoint::local_state_dict");
   expect_idle("local_state_dict");
   const c10::AutoGradMode no_grad(false);
   LocalStateDict dict;
@@ -133,10 +138,12 @@ LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOption
 }
 
 void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options) {
+  const Calling calling("checkpoint::load_sharded_state_dict");
   load_own_part(model, dict, options, "load_sharded_state_dict");
 }
 
 void load_local_state_dict(ModuleRef model, const LocalStateDict& dict, const LoadStateDictOptions& options) {
+  const Calling calling("checkpoint::load_local_state_dict");
   load_own_part(model, dict, options, "load_local_state_dict");
 }
 

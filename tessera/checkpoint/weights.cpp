@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/nn/lora.h"
@@ -60,6 +61,7 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
 }  // namespace
 
 void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options) {
+  const Calling calling("checkpoint::load_weights");
   expect_idle("load_weights");
   const c10::AutoGradMode no_grad(false);
   const auto known = world_of(module);

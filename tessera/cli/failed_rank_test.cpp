@@ -9,6 +9,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
+#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
 #include "tessera/testing/child_task.h"
@@ -26,6 +27,15 @@ int rank_in(const std::string& trouble) {
     if (trouble == "ends well" && world.rank() == 2) return 0;
     const auto group = world.split(std::array{0, 1, 1});
     group.barrier();
+    if (trouble == "fails a step of all" || trouble == "gets over a step of all") {
+      try {
+        all_or_none(world, {.unit = "test"}, "can't save", [&] {
+          if (world.rank() == (trouble == "fails a step of all" ? 2 : 0)) throw CommError("no room");
+        });
+      } catch (const CommError&) {
+        if (trouble == "fails a step of all" && world.rank() != 2) throw;
+      }
+    }
     const auto area = trouble == "leaves an area" ? world.share({.bytes_per_rank = 64, .counters = 1}).area : nullptr;
     if (world.rank() != 2) {
       if (area) area->wait(0, 1, 10s, [] { return std::string("reading"); });
@@ -87,7 +97,8 @@ TEST(EarlyLeaver, IsNamedByTheRankThatStillNeedsIt) {
 
 INSTANTIATE_TEST_SUITE_P(OverShm, FailedRank,
                          ::testing::Combine(::testing::Values("shm"),
-                                            ::testing::Values("leaves", "aborts", "leaves a group", "leaves an area")));
+                                            ::testing::Values("leaves", "aborts", "leaves a group", "leaves an area", "fails a step of all",
+                                                              "gets over a step of all")));
 INSTANTIATE_TEST_SUITE_P(OverGloo, FailedRank, ::testing::Combine(::testing::Values("gloo"), ::testing::Values("leaves", "aborts")));
 
 }  // namespace

@@ -6,10 +6,12 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/host/shared_area.h"
@@ -92,6 +94,35 @@ TEST_P(TalkingWorld, NamesTheRankThatLeaves) {
     const auto message = message_of<CommError>([&] { world.barrier(); });
     EXPECT_THAT(message, HasSubstr(last_rank()));
     EXPECT_LT(std::chrono::steady_clock::now() - start, kTestLimit);
+  });
+}
+
+TEST_P(TalkingWorld, NamesTheCallThatOnlyOneRankMakes) {
+  run_world(GetParam(), [&](const Communicator& world) {
+    const Subject unit{.unit = "Net", .number = 5};
+    const auto disagreement = [&](const std::function<void()>& of_last, const std::function<void()>& of_others) {
+      return message_of<DisagreementError>([&] { world.rank() == last() ? of_last() : of_others(); });
+    };
+    const auto use = [&] { world.extremes(1, unit); };
+    const auto call = [&] {
+      const Calling calling("tessera::full_parameter");
+      const Calling inner("something in it");
+      use();
+    };
+    EXPECT_THAT(disagreement(call, [&] { world.barrier(); }),
+                AllOf(HasSubstr("compare of 'Net' (unit 5), in tessera::full_parameter;"),
+                      HasSubstr(last_rank() + " called tessera::full_parameter; every rank must make such a call")));
+    EXPECT_THAT(disagreement(use, [&] { world.barrier(); }),
+                HasSubstr(last_rank() + " uses parameters of the model; a forward pass, also in an evaluation, or the first read of a member"));
+    EXPECT_THAT(disagreement(use, [&] { world.extremes(1, {.unit = "Net", .number = 6}); }), HasSubstr("UnusedParameters::Zeros"));
+    world.barrier();
+    if (world.rank() == last()) return;
+    EXPECT_THAT(message_of<CommError>(call), HasSubstr("; every rank must call tessera::full_parameter, not only some of them"));
+  });
+  run_world(GetParam(), [&](const Communicator& world) {
+    world.barrier();
+    if (world.rank() == last()) return;
+    EXPECT_THAT(message_of<CommError>([&] { world.extremes(1, {.unit = "Net", .number = 5}); }), HasSubstr("(data::Tail)"));
   });
 }
 

@@ -14,3 +14,4 @@ std::string_view name(Reduce op) {
 }
 
 }  // namespace tessera
+#include "tessera/comm/calling.ipp"

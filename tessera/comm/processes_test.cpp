@@ -9,6 +9,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <set>
 #include <sstream>
@@ -18,6 +19,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/port.h"
 #include "tessera/base/process.h"
+#include "tessera/comm/calling.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
 #include "tessera/testing/child_task.h"
@@ -102,6 +106,35 @@ int child(const std::string& task) {
     }
     if (task == "sleep") world.with_limit(std::chrono::seconds(1)).barrier({.unit = "nap"});
     if (task == "disagree") world.all_reduce(sum, {}, {.unit = world.rank() == 1 ? "b" : "a"}).wait();
+    if (task == "trouble in a column") {
+      const auto column = world.split(std::array{0, 1, 0, 1});
+      const auto say = [](const std::function<void()>& act) {
+        try {
+          act();
+        } catch (const Error& error) {
+          std::printf("%s\n", error.what());
+        }
+      };
+      if (world.rank() % 2 == 1) {
+        const bool is_last = world.rank() == 3;
+        say([&] { column.broadcast(sum, is_last ? 0 : 1).wait(); });
+        say([&] { column.broadcast(sum, is_last ? 7 : 0).wait(); });
+        say([&] { std::printf("%s\n", difference_on_ranks(column, is_last ? "a\tof 2\n" : "a\tof 1\n", {}).c_str()); });
+        say([&] {
+          all_or_none(column, {}, "can't begin", [&] {
+            if (is_last) throw UsageError("too late");
+          });
+        });
+        say([&] {
+          if (is_last) return column.barrier();
+          const Calling calling("a function for all");
+          column.texts("", {.unit = "texts"});
+        });
+      }
+      world.barrier();
+      if (world.rank() == 3) std::this_thread::sleep_for(std::chrono::seconds(2));
+      if (world.rank() == 1) column.with_limit(std::chrono::milliseconds(300)).barrier();
+    }
     if (task == "take a signal") {
       if (world.rank() == 2) ::raise(SIGUSR2);
       std::this_thread::sleep_for(std::chrono::seconds(4));
@@ -245,7 +278,7 @@ TEST_P(OverTransport, AReportSaysWhereARankIsThatOthersWaitFor) {
   const auto report = the_report(run_job({.ranks = 3, .task = "sleep", .transport = GetParam()}));
   EXPECT_THAT(report, ContainsRegex("rank 0 is before its first unit; waits for [0-9.]+ m?s in barrier of 'nap' \\(operation 2\\)"));
   EXPECT_THAT(report,
-              ContainsRegex("rank 1 is in forward of 'layers.3' for [0-9.]+ s; in no operation, the last was all_reduce of 'hello'"));
+              ContainsRegex("rank 1 was last in forward of 'layers.3', [0-9.]+ s ago; in no operation, the last was all_reduce of 'hello'"));
   EXPECT_THAT(report, HasSubstr("the last operations of rank 2:\n  0 barrier of 'start': done"));
 }
 
@@ -261,6 +294,24 @@ TEST_P(OverTransport, ASignalToOneRankBringsAReport) {
   for (const auto& [status, output] : ended) EXPECT_EQ(status, 0) << output;
   EXPECT_THAT(the_report(ended),
               AllOf(HasSubstr("SIGUSR2. Where"), HasSubstr("rank 0 is"), HasSubstr("rank 1 is"), HasSubstr("rank 2 is")));
+}
+
+// Rank 3 of the world is rank 1 of its column.
+TEST_P(OverTransport, ErrorsOfAPartNameRanksByTheirNumbersInTheWorld) {
+  const auto ended = run_job({.ranks = 4, .task = "trouble in a column", .transport = GetParam()});
+  for (const int rank : {1, 3}) {
+    EXPECT_THAT(ended[rank].output,
+                AllOf(HasSubstr("rank 1 at operation 0: broadcast: 1000 x Float from rank 3; rank 3 at operation 0: broadcast: 1000 x Float from rank 1"),
+                      HasSubstr("rank 3 can't take part in broadcast"), HasSubstr("rank 1: a of 1; rank 3: a of 2"), HasSubstr("too late"),
+                      HasSubstr("rank 1 at operation 6: texts of 'texts', in a function for all; rank 3 at operation 6: barrier;"),
+                      HasSubstr("rank 1 called a function for all; every rank must make such a call")))
+        << rank;
+  }
+  EXPECT_THAT(ended[1].output, AllOf(HasSubstr("rank 3 can't begin: too late"), HasSubstr("of rank 1, barrier, waited 0.3 s for rank 3")));
+  for (const int rank : {0, 2}) {
+    EXPECT_EQ(ended[rank].status, 3);
+    EXPECT_THAT(ended[rank].output, ::testing::AnyOf(HasSubstr("rank 1, barrier, waited 0.3 s for rank 3"), HasSubstr("rank 1 has closed"))) << rank;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, OverTransport, ::testing::Values("shm", "gloo"));

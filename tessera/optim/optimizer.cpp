@@ -17,6 +17,7 @@
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/shard_place.h"
@@ -303,6 +304,7 @@ WriteKind Optimizer::kind_of_write() const {
 }
 
 void Optimizer::step() {
+  const Calling calling("optimizer.step");
   at::RecordFunction recorded(at::RecordScope::USER_SCOPE);
   if (recorded.isActive()) recorded.before("tessera::step");
   expect_idle("step()");
@@ -310,7 +312,8 @@ void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
   expect_ignored_alike(parameters_);
   const Releases after{units_};
-  if (units_with_gradients().empty() && !backward_step_) expect_nobody_waits(parameters_);
+  if (!backward_step_) expect_gradients(parameters_);
+  units_with_gradients();
   const WriteGuard guard(units_, kind_of_write(), description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
   forget_stale_factor();
@@ -324,12 +327,13 @@ void Optimizer::step() {
   }
   end_step();
   factor_ = at::Tensor();
-  end_backward_step();
+  if (backward_step_ && !end_backward_step()) expect_gradients(parameters_);
   guard.commit();
   ends_step_ = true;
 }
 
 void Optimizer::skip_step() {
+  const Calling calling("optimizer.skip_step");
   expect_idle("skip_step()");
   expect_all_synced();
   expect_ignored_alike(parameters_);

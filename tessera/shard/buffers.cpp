@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/deferred/values.h"
 
@@ -24,6 +25,7 @@ at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Commu
 }
 
 void sync_buffers(ModuleRef module, const Communicator& world, BufferSync sync) {
+  const Calling calling("tessera::sync_buffers");
   if (sync == BufferSync::None) return;
   const c10::AutoGradMode no_grad(false);
   all_or_none(world, {.unit = "sync_buffers"}, "has buffers without values", [&] {

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/gradients.h"
@@ -79,6 +80,7 @@ void expect_synced_everywhere(const torch::nn::Module& module, const std::vector
 }  // namespace
 
 FullParams full_params(ModuleRef module, Access access, WithGradients gradients) {
+  const Calling calling("tessera::full_params");
   expect_idle("full_params");
   auto all = units(module);
   if (gradients == WithGradients::Yes) expect_synced_everywhere(module, all);
@@ -147,6 +149,7 @@ FullParams::~FullParams() {
 }
 
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
+  const Calling calling("tessera::full_grad");
   const auto found = located(parameter);
   const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
   if (!listed.shard.grad().defined()) return {};
@@ -160,6 +163,7 @@ at::Tensor unsynced_grad(const at::Tensor& parameter) {
 }
 
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
+  const Calling calling("tessera::full_parameter");
   const auto found = located(parameter);
   const BelowPaging below;
   expect_shards_current(*found.unit);
@@ -167,6 +171,7 @@ at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks) {
 }
 
 std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks, BufferSync buffers, CopyTo to, Frozen frozen) {
+  const Calling calling("tessera::full_state");
   const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);
@@ -191,6 +196,7 @@ std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks,
 }
 
 at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks, BufferSync buffers) {
+  const Calling calling("tessera::full_tensor");
   const BelowPaging below;
   const auto model = local_values(module, name);
   const auto alias = model.aliases.find(name);

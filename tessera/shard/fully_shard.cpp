@@ -14,6 +14,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/per_group.h"
@@ -257,8 +258,12 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
       .modules = {modules.begin(), modules.end()}, .name = name, .option = precision.output_dtype ? "output_dtype" : "cast_forward_inputs"};
   auto own = units_of(*modules.front());
   if (own.empty()) {
-    own = units(*modules.front());
-    for (const auto& inner : modules.front()->modules(/*include_self=*/false)) call.inner.push_back(inner.get());
+    for (const auto* module : modules) {
+      for (const auto& unit : units(*module)) {
+        if (std::ranges::find(own, unit) == own.end()) own.push_back(unit);
+      }
+      for (const auto& inner : module->modules(/*include_self=*/false)) call.inner.push_back(inner.get());
+    }
     call.is_said = std::make_shared<std::atomic<bool>>(false);
   }
   for (const auto& unit : own) unit->needed_calls().push_back(call);
@@ -279,6 +284,7 @@ void materialize_rest(Module& module, const std::string& prefix, const ShardOpti
 }
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
+  const Calling calling("tessera::fully_shard");
   if (Recording::tape() != nullptr)
     throw UsageError("fully_shard was called inside deferred_init; call it with what deferred_init returns");
   install_paging();

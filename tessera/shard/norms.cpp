@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
@@ -137,6 +138,7 @@ void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Te
 }  // namespace
 
 at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& options) {
+  const Calling calling("tessera::grad_norm");
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
   const auto p = options.p;
@@ -191,6 +193,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
 }
 
 bool gradients_are_finite(std::span<const at::Tensor> listed) {
+  const Calling calling("tessera::gradients_are_finite");
   expect_idle("gradients_are_finite");
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);
@@ -219,6 +222,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
 }
 
 at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, const NormOptions& options) {
+  const Calling calling("tessera::clip_grad_norm");
   expect_max_norm(max_norm);
   std::vector<at::Tensor> kept;
   const auto parameters = distinct(listed, kept);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/calling.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/backward/unit_node.h"
@@ -126,6 +127,7 @@ void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurs
 }
 
 void sync_gradients(ModuleRef model) {
+  const Calling calling("tessera::sync_gradients");
   expect_idle("sync_gradients");
   const c10::AutoGradMode no_grad(false);
   auto all = units_for(model, Recurse::Yes, "sync_gradients");
@@ -147,6 +149,7 @@ DivideFactors default_divide_factors(int ranks) {
 }
 
 void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world) {
+  const Calling calling("tessera::average_gradients");
   expect_idle("average_gradients");
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> own;

@@ -406,12 +406,18 @@ void Trainer::take_rate(Prepared& optimizer) const {
   }
 }
 
+/// Of several optimizers, some may have parameters that this pass has not used.
+bool Trainer::has_no_part(const Prepared& optimizer) const {
+  auto* const* own = std::get_if<optim::Optimizer*>(&optimizer.optimizer);
+  return own != nullptr && optimizers_.size() > 1 && !(*own)->steps_in_backward() && !have_gradients((*own)->parameters());
+}
+
 bool Trainer::take_step(Prepared& optimizer) {
   expect_one_scale(optimizer);
   take_rate(optimizer);
   const bool changed = std::visit(
       [&](auto* each) {
-        const bool stepped = scaler_.step(*each);
+        const bool stepped = has_no_part(optimizer) || scaler_.step(*each);
         each->zero_grad();
         return stepped;
       },

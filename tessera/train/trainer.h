@@ -325,6 +325,7 @@ class Trainer {
   void update_scale();
   void take_rate(Prepared& optimizer) const;
   static void follow_steps(Prepared& optimizer);
+  bool has_no_part(const Prepared& optimizer) const;
   bool take_step(Prepared& optimizer);
   /// All of them unless one is given.
   bool step_some(std::optional<optim::AnyOptimizer> optimizer);

@@ -117,13 +117,13 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
       throw UsageError(fmt::format(
           "gather_for_metrics takes rows, one for each sample, but rank {} has a single number, an undefined tensor, or tensors of "
           "different lengths",
-          rank));
+          world_.world_rank(rank)));
     }
     if (of != kUnknown && has != of) {
       throw UsageError(fmt::format(
           "gather_for_metrics takes a row for each sample, but rank {} has {} rows of a batch of {}, so it can't be told which ones only "
           "fill the batch; give it tensors whose dimension 0 is that of samples, or {{}} in place of the batch to get all rows",
-          rank, has, of));
+          world_.world_rank(rank), has, of));
     }
     counted.push_back(std::max<int64_t>(has - repeats, 0));
   }

@@ -5,6 +5,7 @@
 #include "tessera/shard/call.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/reduction.h"
 
 namespace tessera::idioms::collectives {
 namespace {
@@ -186,6 +187,14 @@ Chapter chapter() {
        run.world().all_reduce(x).wait();
        y.sum().backward();
      }, .refused = "modified by an inplace operation"},
+
+    {.what = "`average_gradients` on rank 0 alone", .act = [](Run& run) {
+       Mlp net;
+       run.shard(net.first);
+       net.forward(run.batch({4, 6})).sum().backward();
+       if (run.rank() == 0) average_gradients(net.second->parameters(), run.world());
+       run.world().barrier();
+     }, .refused = "rank 0 called tessera::average_gradients"},
 
     // --- Statistics over the batches of all ranks ---
     {.what = "`nn::SyncBatchNorm`", .act = [](Run& run) { train_norm(run, 5); }},

@@ -9,6 +9,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/rebind.h"
+#include "tessera/shard/reduction.h"
 
 namespace tessera::idioms::optimizers {
 namespace {
@@ -111,6 +112,26 @@ void train_gan(Run& run, Gan& gan) {
   run.record_parameters(gan);
 }
 
+/// A model beside a loss whose weights are in no unit. `average` sees them before each step.
+void train_with_loss_of_its_own(Run& run, const std::function<void(const Tensors& weights)>& average) {
+  const auto model = nested(run);
+  nn::Linear of_loss(3, 2);
+  fill(*of_loss);
+  const auto optimizer = run.adamw(*model), own = run.sgd(Tensors(of_loss->parameters()));
+  for (int step = 0; step < 4; step++) {
+    const auto loss = of_loss(model->forward(run.batch({4, 6}, step))).pow(2).mean();
+    run.backward(loss);
+    average(of_loss->parameters());
+    optimizer.step();
+    own.step();
+    optimizer.zero_grad();
+    own.zero_grad();
+    run.record(loss);
+  }
+  run.record_parameters(*model);
+  for (const auto& weight : of_loss->parameters()) run.record(weight);
+}
+
 const auto kNormRounds = "a norm over shards is added in another order";
 
 }  // namespace
@@ -204,6 +225,79 @@ Chapter chapter() {
       {.what = "an optimizer over the head alone, the trunk staying as it is", .act = [](Run& run) {
         const auto model = one_unit(run);
         train_around(run, *model, run.adamw(*model->second), {});
+       }},
+      {.what = "layers that are sharded in a model that is not, `fully_shard(model)` being forgotten", .act = [](Run& run) {
+        const auto model = std::make_shared<Mlp>();
+        run.shard(model->first);
+        const auto optimizer = run.adamw(model->parameters());
+        for (int step = 0; step < 4; step++) {
+          run.backward(loss_of(run, *model, step));
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+       }, .refused = "in no unit", .remark = "torch's optimizers are found out in the second backward pass"},
+      {.what = "a loss with weights of its own in no unit", .act = [](Run& run) {
+        train_with_loss_of_its_own(run, [](const Tensors&) {});
+       }, .refused = "the ranks train something in no unit to different values"},
+      {.what = "the same, with `average_gradients` of these weights", .act = [](Run& run) {
+        train_with_loss_of_its_own(run, [&](const Tensors& weights) { average_gradients(weights, run.world()); });
+       }},
+      {.what = "the same, with a mean by `world.all_reduce`", .act = [](Run& run) {
+        train_with_loss_of_its_own(run, [&](const Tensors& weights) {
+          for (const auto& weight : weights) run.world().all_reduce(weight.grad(), {.op = Reduce::Mean}).wait();
+        });
+       }},
+      {.what = "inputs of each rank that are moved by their own gradients, out of place", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        auto x = run.batch({4, 6}).requires_grad_();
+        for (int step = 0; step < 4; step++) {
+          run.backward(model->forward(x).pow(2).mean());
+          x = (x.detach() + 0.1 * x.grad()).requires_grad_();
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "inputs of each rank that are moved in place, by `torch::autograd::grad`", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        const auto x = run.batch({4, 6}).requires_grad_();
+        for (int step = 0; step < 4; step++) {
+          const auto uphill = torch::autograd::grad({model->forward(x).pow(2).mean()}, {x})[0];
+          {
+            const torch::NoGradGuard no_grad;
+            x.add_(uphill, 0.1);
+          }
+          run.backward(model->forward(x.detach()).pow(2).mean());
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "`step()` of an optimizer of Tessera without a backward pass", .act = [](Run& run) {
+        const auto model = nested(run);
+        optim::SGD optimizer(run.parameters(*model), {.lr = 0.1});
+        optimizer.step();
+       }, .refused = "a step without gradients", .remark = "`torch::optim` changes nothing then"},
+      {.what = "`zero_grad()` between backward and `step()`", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        optim::AdamW optimizer(run.parameters(*model), {});
+        run.backward(loss_of(run, *model, 0));
+        optimizer.zero_grad();
+        optimizer.step();
+       }, .refused = "zero_grad() after it"},
+      {.what = "a step of frozen parameters alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto head = run.adamw(*model->second), trunk = run.adamw(*model->first);
+        for (const auto& parameter : run.parameters(*model->first)) parameter.requires_grad_(false);
+        for (int step = 0; step < 3; step++) {
+          run.backward(loss_of(run, *model, step));
+          trunk.step();
+          head.step();
+          model->zero_grad();
+        }
+        run.record_parameters(*model);
        }},
       {.what = "another learning rate in every step, also 0", .act = [](Run& run) {
         const auto model = nested(run);

@@ -4,6 +4,7 @@
 #include "idiom.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
+#include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
 #include "tessera/shard/reduction.h"
@@ -376,6 +377,78 @@ Chapter chapter() {
           learn(run, optimizer, loss_of(run, *model, step));
         }
        }, .refused = "wait for each other", .gathered = "ranks disagree"},
+      {.what = "`zero_grad` on rank 0 alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 3; step++) {
+          run.backward(loss_of(run, *model, step));
+          optimizer.step();
+          if (run.rank() == 0) optimizer.zero_grad();
+        }
+       }, .refused = "call zero_grad() on every rank or on none"},
+      {.what = "gradients set to zero on rank 1 alone", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        for (int step = 0; step < 3; step++) {
+          run.backward(loss_of(run, *model, step));
+          for (const auto& parameter : run.parameters(*model)) {
+            if (run.rank() == 1) parameter.mutable_grad().zero_();
+          }
+        }
+       }, .refused = "call zero_grad() on every rank or on none"},
+      {.what = "gradients halved on all ranks between the passes that add them up", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        for (int step = 0; step < 4; step++) {
+          run.backward(loss_of(run, *model, step));
+          if (step % 2 == 1) {
+            optimizer.step();
+            optimizer.zero_grad();
+          } else {
+            for (const auto& parameter : run.parameters(*model)) parameter.mutable_grad().mul_(0.5);
+          }
+        }
+        run.record_parameters(*model);
+       }},
+      {.what = "a batch more on rank 0", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.adamw(*model);
+        for (int step = 0; step < (run.rank() == 0 ? 4 : 3); step++) learn(run, optimizer, loss_of(run, *model, step));
+       }, .refused = "give all ranks the same number of them (data::Tail)"},
+      {.what = "a branch of the model for each rank, in the first pass", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto x = run.batch({4, 6});
+        const auto y = run.rank() == 0 ? model->first(x).sum() : model->second(x.narrow(1, 0, 5)).sum();
+        run.backward(y);
+       }, .refused = "tessera::UnusedParameters::Zeros"},
+      {.what = "a first read of a member on rank 0 alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        if (run.rank() == 0) (void)model->second->weight.norm().item<double>();
+        run.world().barrier();
+       }, .refused = "the first read of a member is for every rank"},
+      {.what = "`full_parameter` on rank 0 alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        learn(run, optimizer, loss_of(run, *model, 0));
+        if (run.rank() == 0) (void)full_parameter(model->first->weight);
+        run.world().barrier();
+       }, .refused = "rank 0 called tessera::full_parameter"},
+      {.what = "`full_state` on rank 1 alone", .act = [](Run& run) {
+        const auto model = one_unit(run);
+        if (run.rank() == 1) (void)full_state(*model);
+        run.world().barrier();
+       }, .refused = "rank 1 called tessera::full_state"},
+      {.what = "`full_params` on rank 0 alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        if (run.rank() == 0) (void)full_params(*model, Access::Read);
+        run.world().barrier();
+       }, .refused = "rank 0 called tessera::full_params"},
+      {.what = "the norm of the gradients on rank 0 alone", .act = [](Run& run) {
+        const auto model = nested(run);
+        const auto optimizer = run.sgd(*model);
+        run.backward(loss_of(run, *model, 0));
+        if (run.rank() == 0) (void)grad_norm(run.parameters(*model));
+        run.world().barrier();
+       }, .refused = "rank 0 called tessera::grad_norm"},
       {.what = "a unit that one rank does not use", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);
@@ -436,9 +509,9 @@ Chapter chapter() {
           optimizer.zero_grad();
         }
        }, .refused = "wait for each other", .gathered = "ranks disagree", .remark = "`skip_step` says so"},
-      {.what = "a backward pass that one rank leaves out", .act = [](Run& run) {
+      {.what = "a backward pass that one rank leaves out, before a step of `torch::optim`", .act = [](Run& run) {
         const auto model = nested(run);
-        const auto optimizer = run.sgd(*model);
+        const Steps optimizer(std::make_unique<torch::optim::SGD>(run.parameters(*model), torch::optim::SGDOptions(0.1)));
         for (int step = 0; step < 4; step++) {
           const auto loss = loss_of(run, *model, step);
           if (run.rank() != 1 || step != 1) run.backward(loss);
@@ -447,6 +520,16 @@ Chapter chapter() {
         }
        }, .refused = "rank 1 has left the group", .gathered = "ranks disagree",
        .remark = "where ranks share parameters, that rank is one batch ahead until it has no more"},
+      {.what = "a backward pass that one rank leaves out, before a step of Tessera's", .act = [](Run& run) {
+        const auto model = nested(run);
+        optim::SGD optimizer(run.parameters(*model), {.lr = 0.1});
+        for (int step = 0; step < 4; step++) {
+          const auto loss = loss_of(run, *model, step);
+          if (run.rank() != 1 || step != 1) run.backward(loss);
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+       }, .refused = "a step without gradients"},
       {.what = "a rank that leaves training early", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.adamw(*model);

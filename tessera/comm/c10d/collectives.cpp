@@ -64,17 +64,21 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   } else {
     work->wait(time_until(start.end));
   }
-} catch (const std::exception&) {
+} catch (const std::exception& error) {
   const bool late = Clock::now() >= start.end;
   auto failure = others_are_late(*link_);
+  bool failed_on_all = false;
   try {
-    auto digest = Digest::unfit();  // a rank for which it has not failed meets this when it agrees about its next operation
+    // A rank for which it has not failed meets this when it agrees about its next operation, which has another hash.
+    Digest digest{.what = Extremes::of(0), .known = {}};
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
+    failed_on_all = digest.agrees();
   } catch (const LinkFailure& found) {
     if (found.kind != LinkFailure::Kind::Late) throw;
     failure.ranks = found.ranks;
   }
   if (late) throw failure;
+  if (failed_on_all) throw CommError(fmt::format("{} (on every rank, so it is the fault of none)", first_line(error)));
   throw;  // nobody else has ended it
 }
 

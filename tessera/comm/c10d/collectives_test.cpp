@@ -185,26 +185,29 @@ TEST(CollectivesOfABackend, NameARankThatStopsInTheirMiddle) {
 /// Its broadcasts fail on the last rank, and have ended at once on all others.
 class OneSided final : public c10d::Backend {
  public:
+  int first_to_fail = 0;
   using Backend::Backend;
   const std::string getBackendName() const override { return "one-sided"; }
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& /*tensors*/, const c10d::BroadcastOptions& /*options*/) override {
     struct Ended final : c10d::Work {
       bool wait(milliseconds /*limit*/) override { return true; }
     };
-    if (rank_ == size_ - 1) throw std::runtime_error("no buffer left");
+    if (rank_ >= first_to_fail) throw std::runtime_error("no buffer left");
     return c10::make_intrusive<Ended>();
   }
 };
 
-TEST(CollectivesOfABackend, TellOthersOfAFailureThatTheyDoNotHave) {
+/// What each rank gets of a broadcast over a backend that fails on some.
+std::vector<std::string> errors_of_broadcast(int first_to_fail) {
   constexpr int kSize = 3;
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(kSize));
   std::vector<std::string> errors(kSize);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < kSize; rank++) {
     auto link = std::make_shared<SharedMemoryLink>(block, rank, all_ranks(kSize));
-    auto transport =
-        std::make_unique<CollectivesTransport>(GroupTraits{.name = "one-sided"}, link, c10::make_intrusive<OneSided>(rank, kSize), nullptr);
+    auto backend = c10::make_intrusive<OneSided>(rank, kSize);
+    backend->first_to_fail = first_to_fail;
+    auto transport = std::make_unique<CollectivesTransport>(GroupTraits{.name = "one-sided"}, link, std::move(backend), nullptr);
     ranks.emplace_back([&errors, rank, world = world_over({.link = std::move(link), .transport = std::move(transport)}, {})] {
       errors[rank] = message_of<CommError>([&] {
         world.broadcast(at::ones({4}), 0).wait();
@@ -213,6 +216,16 @@ TEST(CollectivesOfABackend, TellOthersOfAFailureThatTheyDoNotHave) {
     });
   }
   for (auto& rank : ranks) rank.join();
+  return errors;
+}
+
+TEST(CollectivesOfABackend, BlameNoRankForWhatFailsOnAll) {
+  EXPECT_THAT(errors_of_broadcast(0), Each(HasSubstr("failed: no buffer left (on every rank, so it is the fault of none)")));
+}
+
+TEST(CollectivesOfABackend, TellOthersOfAFailureThatTheyDoNotHave) {
+  const auto errors = errors_of_broadcast(2);
+  EXPECT_THAT(errors, Each(::testing::Not(HasSubstr("on every rank"))));
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("of rank 2, broadcast: 4 x Float"), HasSubstr("failed: no buffer left"))));
   for (int rank = 0; rank < 2; rank++) EXPECT_THAT(errors[rank], HasSubstr("compare, was broken off"));
 }

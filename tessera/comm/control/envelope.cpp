@@ -1,5 +1,6 @@
 #include "tessera/comm/control/envelope.h"
 
+#include <c10/util/FunctionRef.h>
 #include <fmt/format.h>
 
 #define XXH_INLINE_ALL
@@ -12,12 +13,90 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/calling.h"
 
 namespace tessera {
 namespace {
 
 std::string_view dtype_name(int8_t dtype) {
   return c10::toString(static_cast<c10::ScalarType>(dtype));
+}
+
+/// Ranks with equal envelopes. Lists of them are in the order of their first ranks.
+struct Alike {
+  const Envelope& envelope;
+  std::vector<int> ranks;
+};
+using Alikes = std::vector<Alike>;
+
+/// Whether an envelope is about the unit of the first one, but differs in what `of` returns.
+bool differ_in(const Alikes& groups, c10::function_ref<uint64_t(const Envelope&)> of) {
+  const auto& first = groups.front().envelope;
+  return std::ranges::any_of(groups, [&](const Alike& other) {
+    return other.envelope.number == first.number && of(other.envelope) != of(first);
+  });
+}
+
+std::string advice_about_calls(const Alikes& groups) {
+  std::string who;
+  bool is_one = true;
+  for (const auto& [envelope, ranks] : groups) {
+    is_one = is_one && envelope.call == groups.front().envelope.call;
+    if (!envelope.call.empty()) who += fmt::format(" {} called {};", name_ranks(ranks), envelope.call.view());
+  }
+  if (is_one) return {};
+  return who + " every rank must make such a call, so it can't stand behind `if (world.rank() == 0)`;";
+}
+
+std::string advice_about_passes(const Alikes& groups) {
+  const auto of_pass = std::ranges::count_if(groups, [](const Alike& each) { return each.envelope.is_of_pass(); });
+  if (of_pass == std::ssize(groups)) {
+    const auto& first = groups.front().envelope;
+    const auto is_same = [&](const Alike& each) { return each.envelope.number == first.number && each.envelope.operation == first.operation; };
+    if (std::ranges::all_of(groups, is_same)) return {};
+    return " every rank must use the same units in each pass: add what a branch leaves out with a factor of 0, or in memory that the ranks "
+           "share, shard with {.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
+  }
+  const bool are_calls = std::ranges::any_of(groups, [](const Alike& each) { return !each.envelope.call.empty(); });
+  if (of_pass == 0 || are_calls) return {};
+  std::string who;
+  for (const auto& [envelope, ranks] : groups) {
+    if (envelope.is_of_pass()) who += fmt::format(" {} {} parameters of the model;", name_ranks(ranks), ranks.size() == 1 ? "uses" : "use");
+  }
+  return who + " a forward pass, also in an evaluation, or the first read of a member is for every rank, and not behind `if (world.rank() == 0)`;";
+}
+
+std::string advice_about_gradients(const Alikes& groups) {
+  const auto adds = [](const Envelope& envelope) { return envelope.unit.view().find(kEarlierGradients) != std::string_view::npos ? 1 : 0; };
+  std::string advice;
+  if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {
+    advice +=
+        " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
+        "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
+  }
+  if (differ_in(groups, [](const Envelope& envelope) { return envelope.members; })) {
+    advice +=
+        " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
+        "every pass (add the others with a factor of 0, or shard with UnusedParameters::Zeros);";
+  }
+  if (differ_in(groups, adds)) advice += " only some ranks have cleared the gradients of the pass before: call zero_grad() on every rank or on none;";
+  return advice;
+}
+
+std::string advice_about_writers(const Alikes& groups) {
+  const auto& first = groups.front().envelope;
+  const auto is_other = [&](const Alike& other) { return other.envelope.number == first.number && other.envelope.words != first.words; };
+  if (std::ranges::none_of(groups, is_other)) return {};
+  const bool beside = std::ranges::any_of(groups, [](const Alike& each) { return each.envelope.words.view().starts_with(kBeside); });
+  std::string advice = beside ? " the ranks train something in no unit to different values:" : " different optimizers have written the shards:";
+  for (const auto& [envelope, ranks] : groups) {
+    const auto words = envelope.words.view();
+    advice += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? "none yet" : beside ? words.substr(0, words.find(';')) : words);
+  }
+  if (!beside) return advice + " give every rank the same one, with the same options;";
+  return advice +
+         " nobody averages its gradients: call fully_shard for the whole model last, or tessera::average_gradients for what lies outside of it; "
+         "where ranks are to differ, take the gradient by torch::autograd::grad;";
 }
 
 }  // namespace
@@ -38,9 +117,10 @@ std::string Envelope::describe() const {
   if (!unit.empty()) result += fmt::format(" of '{}'", unit.view());
   if (number != 0) result += fmt::format(" (unit {})", number);
   if (version != 0) result += fmt::format(" version {}", version);
-  if (operation == Operation::Barrier || operation == Operation::Compare || operation == Operation::Texts) return result;
-  if (operation == Operation::Split) return result + fmt::format(" by colors #{:08x}", layout & 0xffffffff);
-  if (operation == Operation::Share) return result + fmt::format(": {} bytes for each rank", numel);
+  const auto in_call = call.empty() ? std::string() : fmt::format(", in {}", call.view());
+  if (operation == Operation::Barrier || operation == Operation::Compare || operation == Operation::Texts) return result + in_call;
+  if (operation == Operation::Split) return result + fmt::format(" by colors #{:08x}", layout & 0xffffffff) + in_call;
+  if (operation == Operation::Share) return result + fmt::format(": {} bytes for each rank", numel) + in_call;
   result += ":";
   if (pieces != 1) result += fmt::format(" {} pieces,", pieces);
   result += fmt::format(" {} x {}", numel, dtype_name(dtype));
@@ -50,24 +130,28 @@ std::string Envelope::describe() const {
     if (wire_dtype != dtype) result += fmt::format(" sent as {}", dtype_name(wire_dtype));
     if (sum_dtype != dtype) result += fmt::format(" added in {}", dtype_name(sum_dtype));
   }
-  return result;
+  return result + in_call;
+}
+
+bool Envelope::is_of_pass() const {
+  return call.empty() && (number != 0 || unit.view() == kGradientMemory);
+}
+
+std::string Envelope::advice_if_alone() const {
+  if (!call.empty()) return fmt::format("; every rank must call {}, not only some of them", call.view());
+  return is_of_pass() ? std::string(kSameBatches) : std::string();
 }
 
 void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> world_ranks, Callers callers) {
   Digest digest;
   for (const auto& each : envelopes) digest.add(each.digest());
   if (digest.agrees()) return;
-  // Each group consists of ranks with equal envelopes; the groups are in the order of their first ranks.
-  struct Group {
-    const Envelope& envelope;
-    std::vector<int> ranks;
-  };
-  std::vector<Group> groups;
+  Alikes groups;
   bool refused = false;
   for (size_t rank = 0; rank < envelopes.size(); rank++) {
     const auto& own = envelopes[rank];
     refused |= own.refused;
-    auto same = std::ranges::find_if(groups, [&](const Group& group) { return std::memcmp(&group.envelope, &own, sizeof own) == 0; });
+    auto same = std::ranges::find_if(groups, [&](const Alike& group) { return std::memcmp(&group.envelope, &own, sizeof own) == 0; });
     if (same == groups.end()) {
       groups.push_back({.envelope = own, .ranks = {}});
       same = groups.end() - 1;
@@ -90,33 +174,7 @@ void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> 
   if (std::ranges::any_of(envelopes, &Envelope::recovers)) {
     throw DisagreementError(message + " a rank that calls tessera::recover has met an error of its own: call it on every rank, or end");
   }
-  const auto older = [&](const Envelope& other) {
-    return other.number == envelopes.front().number && other.version != envelopes.front().version;
-  };
-  if (std::ranges::any_of(envelopes, older)) {
-    message +=
-        " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
-        "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
-  }
-  const auto other_members = [&](const Envelope& other) {
-    return other.number == envelopes.front().number && other.members != envelopes.front().members;
-  };
-  if (std::ranges::any_of(envelopes, other_members)) {
-    message +=
-        " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
-        "every pass (add the others with a factor of 0);";
-  }
-  const auto other_writer = [&](const Envelope& other) {
-    return other.number == envelopes.front().number && other.words != envelopes.front().words;
-  };
-  if (std::ranges::any_of(envelopes, other_writer)) {
-    message += " different optimizers have written the shards:";
-    for (const auto& [envelope, ranks] : groups) {
-      const auto words = envelope.words.view();
-      message += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? "none yet" : words);
-    }
-    message += " give every rank the same one, with the same options;";
-  }
+  for (const auto advice : {advice_about_calls, advice_about_passes, advice_about_gradients, advice_about_writers}) message += advice(groups);
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {
     message +=

@@ -36,6 +36,8 @@ struct Envelope {
   FixedText<80> unit = {};  // only the end of a longer name
   /// With `refused` the reason, otherwise the subject's `writer`.
   FixedText<192> words = {};
+  /// The function of the library that the program is in, see Calling. It is not compared.
+  FixedText<64> call = {};
 
   void refuse(std::string_view why);
   /// Whether its rank waits in tessera::recover for the others.
@@ -44,8 +46,12 @@ struct Envelope {
   /// What all ranks have to have in common; the words apart, which a rank may not know. A refusal fits nothing.
   Digest digest() const;
 
-  /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"
+  /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"; "barrier, in checkpoint::save"
   std::string describe() const;
+  /// What to do if a rank waits in this operation for one that has ended well. Empty if there is nothing more to say.
+  std::string advice_if_alone() const;
+  /// Whether a forward or backward pass has brought its rank here, as far as one can tell.
+  bool is_of_pass() const;
 };
 static_assert(std::has_unique_object_representations_v<Envelope>);
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/comm/calling.h"
 
 namespace tessera {
 namespace {
@@ -33,7 +34,7 @@ std::string complaint(const Piece& piece, const GroupTraits& group) {
   const bool same_memory = piece.whole.is_cpu() || piece.whole.is_alias_of(piece.own);
   const bool overlap = same_memory && !own.empty() && own.data() < whole.data() + whole.size() && whole.data() < own.data() + own.size();
   if (overlap && own.data() != part_of(whole, static_cast<size_t>(rank), static_cast<size_t>(size)).data()) {
-    return fmt::format("own overlaps whole, but does not lie at the place of rank {}", rank);
+    return fmt::format("own overlaps whole, but does not lie at the place of rank {}", group.world_ranks[static_cast<size_t>(rank)]);
   }
   return {};
 }
@@ -52,6 +53,7 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
   envelope.members = call.subject.members;
   envelope.unit.assign_suffix(call.subject.unit);
   envelope.words.assign_prefix(call.subject.writer);
+  envelope.call.assign_prefix(Calling::outermost());
   try {
     if (fill) fill(envelope);
   } catch (const std::exception& error) {

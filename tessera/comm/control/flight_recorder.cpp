@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "tessera/base/last_words.h"
 #include "tessera/base/words.h"
 
 namespace tessera {
@@ -14,6 +15,8 @@ namespace {
 
 using nlohmann::json;
 
+// The only phase whose end is told: of a forward pass, nobody can see where it ends.
+constexpr std::string_view kInBackward = "backward";
 constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
 
 std::string time_text(double seconds) {
@@ -42,16 +45,23 @@ struct Rank {
     const auto parsed = json::parse(text);
     place = parsed.at("place");
     since = parsed.at("since");
+    is_inside = parsed.at("inside");
     for (const auto& each : parsed.at("operations")) lines.emplace_back(each);
   }
 
   std::string place;
   double since = 0;
+  bool is_inside = false;
   std::vector<Line> lines;  // the oldest first
 };
 
 std::string where(const Rank& rank) {
-  auto text = rank.place.empty() ? std::string("before its first unit") : fmt::format("in {} for {}", rank.place, time_text(rank.since));
+  const auto place = [&] {
+    if (rank.place.empty()) return std::string("is before its first unit");
+    if (rank.is_inside) return fmt::format("is in {} for {}", rank.place, time_text(rank.since));
+    return fmt::format("was last in {}, {} ago", rank.place, time_text(rank.since));
+  };
+  auto text = place();
   const auto running = std::ranges::find(rank.lines, "running", &Line::outcome);
   if (running != rank.lines.end())
     return text + fmt::format("; waits for {} in {} (operation {})", time_text(running->ago), running->what, running->sequence);
@@ -87,9 +97,12 @@ std::string differences(const std::map<int, Rank>& ranks) {
 
 void FlightRecorder::enter(std::string_view phase, std::string_view unit) {
   const std::lock_guard lock(mutex_);
+  is_inside_ = phase == kInBackward;
+  entered_ = Clock::now();
+  if (phase.empty()) return;
   phase_.assign_suffix(phase);
   unit_.assign_suffix(unit);
-  entered_ = Clock::now();
+  note_place(phase, unit);
 }
 
 uint64_t FlightRecorder::begin(uint64_t group, const Envelope& envelope) {
@@ -112,7 +125,7 @@ std::string FlightRecorder::to_json() const {
   const auto seconds = [](Clock::duration duration) { return std::chrono::duration<double>(duration).count(); };
   std::string place(phase_.view());
   if (!unit_.empty()) place += fmt::format(" of '{}'", unit_.view());
-  json result = {{"place", place}, {"since", seconds(now - entered_)}, {"operations", json::array()}};
+  json result = {{"place", place}, {"since", seconds(now - entered_)}, {"inside", is_inside_}, {"operations", json::array()}};
   const auto first = begun_ - std::min<uint64_t>(begun_, ring_.size());
   for (auto number = first; number < begun_; number++) {
     const auto& [group, envelope, began, ended, outcome] = ring_[number % ring_.size()];
@@ -136,7 +149,7 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
     if (found == ranks.end()) {
       silent.push_back(number);
     } else {
-      report += fmt::format("rank {} is {}\n", number, where(found->second));
+      report += fmt::format("rank {} {}\n", number, where(found->second));
     }
   }
   if (!silent.empty()) report += fmt::format("{} did not answer\n", name_ranks(silent));

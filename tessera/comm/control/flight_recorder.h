@@ -19,7 +19,7 @@ class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Where the program is now: "backward" of unit "layers.3".
+  /// Where the program is now: "backward" of unit "layers.3". Without a phase: the last one has ended.
   void enter(std::string_view phase, std::string_view unit);
   /// An operation of a group begins. `group` is the same number on all ranks of the group. Returns what end() wants.
   uint64_t begin(uint64_t group, const Envelope& envelope);
@@ -43,6 +43,7 @@ class FlightRecorder {
   uint64_t begun_ = 0;  // operations, of which the ring has the last
   FixedText<32> phase_;
   FixedText<80> unit_;  // only the end of a longer name
+  bool is_inside_ = false;  // whether it is there for certain, and not only was there last
   Time entered_ = {};
 };
 

@@ -36,5 +36,17 @@ TEST(FlightReports, DoNotRepeatWhatIsOver) {
   EXPECT_FALSE(report_after(Outcome::Done).ends_with('\n'));
 }
 
+TEST(FlightReports, SayWhetherARankIsStillWhereItWasLast) {
+  FlightRecorder recorder;
+  const auto report = [&] { return flight_report({{0, recorder.to_json()}}, 1); };
+  EXPECT_THAT(report(), HasSubstr("rank 0 is before its first unit; has begun no operation"));
+  recorder.enter("forward", "layers.3");  // nobody can see where it ends
+  EXPECT_THAT(report(), HasSubstr("rank 0 was last in forward of 'layers.3', "));
+  recorder.enter("backward", "layers.3");
+  EXPECT_THAT(report(), HasSubstr("rank 0 is in backward of 'layers.3' for "));
+  recorder.enter({}, {});
+  EXPECT_THAT(report(), HasSubstr("rank 0 was last in backward of 'layers.3', "));
+}
+
 }  // namespace
 }  // namespace tessera::testing::flight_recorder_test

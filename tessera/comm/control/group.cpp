@@ -9,6 +9,7 @@
 #include <ranges>
 
 #include "tessera/base/error.h"
+#include "tessera/base/launch_record.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/control/fill_envelope.h"
@@ -270,6 +271,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
   try {
     agree(envelope, known, start.end);
+    record_recovery(world_rank());  // whatever has failed before
     auto ready = run_agreed(envelope, start, run);
     outcome = FlightRecorder::Outcome::Done;
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
@@ -351,15 +353,16 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
   const int culprit = record_culprit(failure, world_rank());
   switch (failure.kind) {
     case LinkFailure::Kind::Late: {
-      const auto message = fmt::format("{}, waited {} s for {} and gave up; {}", what, std::chrono::duration<double>(limit).count(),
-                                       name_ranks(failure.ranks), before);
+      const auto message = fmt::format("{}, waited {} s for {} and gave up; {}{}", what, std::chrono::duration<double>(limit).count(),
+                                       name_ranks(failure.ranks), before, envelope.call.empty() ? "" : envelope.advice_if_alone());
       broken_ = std::make_exception_ptr(TimeoutError(message));
       family_->report(kLate, message);
       family_->abort(message, culprit);
       break;
     }
     case LinkFailure::Kind::Gone: {
-      const auto message = fmt::format("{}, can't finish: {} {}; {}", what, name_ranks(failure.ranks), failure.reason, before);
+      const auto advice = failure.reason.ends_with("has died") ? std::string() : envelope.advice_if_alone();
+      const auto message = fmt::format("{}, can't finish: {} {}; {}{}", what, name_ranks(failure.ranks), failure.reason, before, advice);
       broken_ = std::make_exception_ptr(CommError(message));
       family_->abort(message, culprit);
       break;

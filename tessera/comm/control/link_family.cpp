@@ -3,7 +3,6 @@
 #include <exception>
 #include <string>
 
-#include "tessera/base/env.h"
 #include "tessera/base/launch_record.h"
 
 namespace tessera {
@@ -37,9 +36,7 @@ int record_culprit(const LinkFailure& failure, int own) noexcept {
   int culprit = own;
   if (!failure.ranks.empty()) culprit = failure.ranks.front();
   if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
-  // The launcher knows ranks by the numbers that it gave them. A world of only some of its ranks, or of threads, numbers them otherwise.
-  const bool numbers_agree = env("RANK") == std::to_string(own);
-  if (numbers_agree && culprit != own) record_failure(own, culprit);
+  record_failure_in_world(own, culprit);
   return culprit;
 }
 

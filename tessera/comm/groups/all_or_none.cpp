@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/launch_record.h"
 
 namespace tessera {
 
@@ -38,8 +39,9 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   }
   if (failed()) std::rethrow_exception(error_);
   if (found) {
-    rethrow_as(static_cast<char>(found->words.front() - '0'),
-               fmt::format("rank {} {}: {}", world.world_rank(found->rank), failure, found->words.substr(1)));
+    const auto culprit = world.world_rank(found->rank);
+    record_failure_in_world(world.world_rank(world.local_ranks().front()), culprit);
+    rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", culprit, failure, found->words.substr(1)));
   }
 }
 

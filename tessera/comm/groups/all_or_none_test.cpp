@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "tessera/base/error.h"
+#include "tessera/base/launch_record.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/testing/transports.h"
 
@@ -52,6 +55,32 @@ TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
     }
     world.barrier();  // all may go on
   });
+}
+
+TEST(AllOrNone, TellsTheLauncherOfTheRankThatFailedUntilAllGoOn) {
+  const LaunchRecord record;
+  ::setenv(LaunchRecord::kVariable, record.path().c_str(), 1);
+  ::setenv("RANK", "0", 1);  // the others are threads, which no launcher knows
+  run_world({.transport = "threads", .ranks = 3}, [&](const Communicator& world) {
+    const auto refuse = [&] {
+      if (world.rank() == 2) throw IoError("no room");
+    };
+    EXPECT_THROW(all_or_none(world, {.unit = "test"}, "can't save", refuse), IoError);
+    if (world.rank() == 0) {
+      EXPECT_EQ(record.read()[0].culprit, 2);
+    }
+    world.barrier();
+    EXPECT_EQ(record.read().count(1), 0);
+    if (world.rank() == 0) {
+      EXPECT_EQ(record.read()[0].culprit, std::nullopt);
+    }
+    EXPECT_THROW(all_or_none(world, {.unit = "test"}, "can't save", refuse), IoError);
+    if (world.rank() == 0) {
+      EXPECT_EQ(record.read()[0].culprit, 2);
+    }
+  });
+  ::unsetenv("RANK");
+  ::unsetenv(LaunchRecord::kVariable);
 }
 
 TEST(SameOnAll, FindsTheRankThatDiffers) {

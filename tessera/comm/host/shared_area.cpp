@@ -6,6 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/host/peer_group.h"
 
 namespace tessera {
@@ -105,7 +106,8 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
     const bool late = failure.kind == LinkFailure::Kind::Late;
     const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),
                                             name_ranks(failure.ranks), stand)
-                              : fmt::format("{}, can't go on: {} {}{}", what(), name_ranks(failure.ranks), failure.reason, stand);
+                              : fmt::format("{}, can't go on: {} {}{}{}", what(), name_ranks(failure.ranks), failure.reason, stand,
+                                            failure.reason.ends_with("has died") ? "" : kSameBatches);
     if (tell_) tell_(failure, message);
     if (late) throw TimeoutError(message);
     throw CommError(message);

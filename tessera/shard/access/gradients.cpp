@@ -110,19 +110,23 @@ void expect_synced(Unit& unit) {
 void drop_unsynced(Unit& unit, const at::Tensor& shard) {
   const LockedState state(unit);
   auto& unsynced = state->reduction.unsynced;
-  if (unsynced.empty()) return;
+  if (!unsynced.may_exist()) return;
   for (const auto* parameter : unit.parameters_in(shard)) unsynced.drop(*parameter, tag_of(shard)->group);
 }
 
-void expect_nobody_waits(std::span<const at::Tensor> parameters) {
-  for (const auto& parameter : parameters) {
-    const auto unit = locate(parameter).unit;
-    if (!unit || !parameter.requires_grad() || !unit->schedule()->reduces_in_order() || unit->mesh().world().size() == 1) continue;
-    throw UsageError(fmt::format(
-        "a step without gradients: this rank's backward pass has used no parameter of the model with unit '{}', so with "
-        "UnusedParameters::Zeros the other ranks wait for it in vain; add 0 * loss of some batch, or leave the batch out on all ranks",
-        unit->name()));
-  }
+void expect_gradients(std::span<const at::Tensor> parameters) {
+  if (std::ranges::any_of(parameters, [](const at::Tensor& parameter) { return parameter.grad().defined(); })) return;
+  const auto trained = std::ranges::find_if(parameters, [](const at::Tensor& parameter) { return parameter.requires_grad(); });
+  if (trained == parameters.end()) return;
+  const auto unit = locate(*trained).unit;
+  const bool is_waited_for = unit && unit->schedule()->reduces_in_order() && unit->mesh().world().size() > 1;
+  throw UsageError(fmt::format(
+      "a step without gradients: no parameter of the optimizer has one, so nothing would change; call backward() before step() and zero_grad() "
+      "after it, and skip_step() for a step that is left out{}",
+      is_waited_for ? fmt::format(". With UnusedParameters::Zeros the other ranks wait in vain for this rank's backward pass through the model "
+                                  "with unit '{}': add 0 * loss of some batch, or leave the batch out on all ranks",
+                                  unit->name())
+                    : std::string()));
 }
 
 uint64_t recoveries_of(std::span<const at::Tensor> parameters) {

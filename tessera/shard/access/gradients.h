@@ -32,9 +32,9 @@ bool is_ignored(const at::Tensor& parameter);
 void expect_synced(Unit& unit);
 /// Drops such gradients of one of its shards.
 void drop_unsynced(Unit& unit, const at::Tensor& shard);
-/// Called by a step for which none of these parameters has a gradient. Throws UsageError if other ranks wait for those of this rank:
-/// UnusedParameters::Zeros gives every trained shard a gradient in every pass that uses any unit.
-void expect_nobody_waits(std::span<const at::Tensor> parameters);
+/// Throws UsageError if some of these parameters are trained, and none of them has a gradient: a step would change nothing. Where other
+/// ranks wait for those of this rank, it says so: UnusedParameters::Zeros gives every trained shard a gradient in every pass.
+void expect_gradients(std::span<const at::Tensor> parameters);
 /// How often tessera::recover has dropped the gradients of these parameters. What was known of gradients is forgotten when it grows.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 

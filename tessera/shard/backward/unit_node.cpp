@@ -85,6 +85,7 @@ class UnitBackward {
     schedule->finish_sum();  // of the unit before, if it did not have to: its errors appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
+    unit_->memory().gradients->note_evaluations(schedule->evaluations(held));
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
     ag::variable_list results;
     results.reserve(gradients.size());
@@ -209,6 +210,7 @@ class UnitNode final : public ag::Node {
     backward_->run_hooks(gradients);
     const c10::AutoGradMode no_grad(false);
     const auto held = schedule->lock();
+    schedule->look_at_graph(held);
     const bool is_postponed = !unit.state(held).settings.syncs() || schedule->reduces_in_order();
     if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
     if (!unit.state(held).settings.syncs()) {

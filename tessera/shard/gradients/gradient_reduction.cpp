@@ -16,6 +16,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/pinned_memory.h"
+#include "tessera/comm/calling.h"
 #include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
@@ -154,12 +155,14 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   }
   if (pass_.after.op == Reduce::Mean && !pass_.after.is_part && !hook && !pass_.share.sink && ranks.size() == 1) {
     const auto chunk = groups_.front()->chunk;
-    reduction.equal_batches_->note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
+    reduction.watch_->equal_batches.note_own(unit, buffers_.buffers.front(), ranks.front() * chunk, chunk);
   }
   auto subject = reduction.versions_.subject();
   std::string described(name);
   if (const auto& divide = reduction_.settings_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
   if (widens_) described += ", with gradients of passes before that were not reduced";
+  if (reduction.unsynced.forget_drops()) described += fmt::format(", after {} were dropped", kEarlierGradients);
+  described += reduction.watch_->earlier.note_reduction(unit);
   if (pass_.share.sink) {
     subject.writer = pass_.share.sink->writer();
     described += ", with its step in backward";
@@ -172,11 +175,12 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   pass.described = std::move(described);
   subject.unit = pass.described;
   subject.members = members;
-  if (pass.after.all_reduces) {  // in finish_mean(), where replicas have to agree about the same
-    pass.writer = subject.writer;
-    pass.subject = subject;
-    pass.subject.writer = pass.writer;
+  if (const auto& beside = reduction.watch_->beside.words(); pass.after.all_reduces || !beside.empty()) {
+    pass.writer = beside;
+    pass.writer += subject.writer;
+    subject.writer = pass.writer;
   }
+  if (pass.after.all_reduces) pass.subject = subject;  // in finish_mean(), where replicas have to agree about the same
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
@@ -361,7 +365,7 @@ void GradientReduction::finish_sum() {
   try {
     for (const auto& work : works) work.wait();
     for (const auto& memory : reduced) finish_mean(memory);
-    if (!reduced.empty()) equal_batches_->note_mean(unit_, reduced.front().values);
+    if (!reduced.empty()) watch_->equal_batches.note_mean(unit_, reduced.front().values);
     if (pass_.share.sink) {
       give_to_sink([&](size_t piece, int64_t begin, const at::Tensor& target) {
         at::Tensor(target).copy_(reduced[piece].values.narrow(0, begin, target.numel()));

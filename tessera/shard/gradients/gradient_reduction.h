@@ -14,7 +14,7 @@
 
 #include "tessera/base/event.h"
 #include "tessera/shard/gradient_sink.h"
-#include "tessera/shard/gradients/equal_batches.h"
+#include "tessera/shard/gradients/gradient_watch.h"
 #include "tessera/shard/gradients/unsynced.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/unit_settings.h"
@@ -128,7 +128,7 @@ class GradientReduction {
   /// From now on reductions also compute the sum of squares of their results, because a norm of the gradients was requested.
   void compute_squares() { wants_squares_ = true; }
   /// What looks at the gradients of all units of a model.
-  void watch(std::shared_ptr<EqualBatches> equal_batches) { equal_batches_ = std::move(equal_batches); }
+  void watch(std::shared_ptr<GradientWatch> watch) { watch_ = std::move(watch); }
 
  private:
   GradientMemory make_memory(const Unit::Group& group, const at::Tensor& packed);
@@ -142,7 +142,7 @@ class GradientReduction {
   Unit& unit_;
   const UnitSettings& settings_;
   Versions& versions_;
-  std::shared_ptr<EqualBatches> equal_batches_;
+  std::shared_ptr<GradientWatch> watch_;
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
   PassReduction pass_;                                // the one in flight

@@ -20,6 +20,7 @@ at::Tensor UnsyncedGradients::sum_of(const Unit::Parameter& parameter) const {
 }
 
 void UnsyncedGradients::drop(const Unit::Parameter& parameter, size_t group) {
+  dropped_ = true;
   sums_.erase(&parameter);
   if (in_parts_.erase(&parameter) == 0) return;
   if (const auto part = parts_.find(group); part != parts_.end())
@@ -83,3 +84,5 @@ at::Tensor zeros_like(const Unit::Parameter& parameter, c10::Device device) {
 }
 
 }  // namespace tessera
+#include "tessera/shard/gradients/earlier_gradients.ipp"
+#include "tessera/shard/gradients/trained_beside.ipp"

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <span>
+#include <utility>
 
 #include "tessera/shard/unit/unit.h"
 
@@ -19,7 +20,7 @@ class UnsyncedGradients {
   /// Whether a rank may have something here.
   bool may_exist() const { return expected_ || !empty(); }
   void clear() {
-    expected_ = false;
+    expected_ = dropped_ = false;
     sums_.clear();
     parts_.clear();
     in_parts_.clear();
@@ -31,6 +32,8 @@ class UnsyncedGradients {
 
   /// Drops what is here of a parameter, which belongs to the group of this number.
   void drop(const Unit::Parameter& parameter, size_t group);
+  /// Whether anything was dropped since the last call. All ranks have to drop, or none.
+  bool forget_drops() { return std::exchange(dropped_, false); }
 
   /// Adds gradients of whole parameters on this rank, in at least float32.
   void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
@@ -46,6 +49,7 @@ class UnsyncedGradients {
 
  private:
   bool expected_ = false;  // since the last reduction
+  bool dropped_ = false;
   std::map<const Unit::Parameter*, at::Tensor> sums_;
   std::map<size_t, at::Tensor> parts_;         // by the number of the group
   std::set<const Unit::Parameter*> in_parts_;  // that have a gradient in `parts_`

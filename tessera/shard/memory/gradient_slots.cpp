@@ -10,6 +10,9 @@
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/calling.h"
 #include "tessera/comm/control/fill_envelope.h"
 #include "tessera/comm/groups/per_group.h"
 #include "tessera/comm/host/reducer.h"
@@ -32,9 +35,10 @@ constexpr uint32_t slots_of(size_t bytes) {
 constexpr size_t kSpareBytes = 1024;  // for padding between buffers
 /// The beginning of a slot, by which ranks notice that they would add up different things. They read envelopes only if the digests differ.
 struct Head {
-  explicit Head(const Envelope& envelope) : digest(envelope.digest()), envelope(envelope) {}
+  Head(const Envelope& envelope, uint64_t evaluations) : digest(envelope.digest()), evaluations(evaluations), envelope(envelope) {}
 
   Digest digest;
+  uint64_t evaluations;  // see note_evaluations()
   Envelope envelope;
 };
 constexpr size_t kHead = aligned(sizeof(Head));
@@ -115,7 +119,7 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   area_.reset();
   size_ = 0;
   const auto bytes = slots_of(expected_) * expected_;
-  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = bytes, .counters = kSlotCounters}, {.unit = "gradients"});
+  auto attempt = group_.with_limit(limit).share({.bytes_per_rank = bytes, .counters = kSlotCounters}, {.unit = kGradientMemory});
   if (!attempt.area) {
     throw IoError(
         fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
@@ -162,7 +166,7 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
     describe(envelope, pieces, group_.traits());
     if (!pieces.empty()) describe(envelope, resolved({.op = op}, pieces.front().whole));
   };
-  new (slot(area_->rank(), turn->number)) Head(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill));
+  new (slot(area_->rank(), turn->number)) Head(envelope_for(Operation::ReduceScatter, {.subject = subject}, fill), evaluations_);
   uint64_t bytes = 0;  // read by other ranks
   for (const auto& piece : pieces) bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
   group_.count(Operation::ReduceScatter, bytes);
@@ -188,6 +192,22 @@ void GradientSlots::finish_through(uint32_t turn, const Turn* awaited) {
   }
 }
 
+void GradientSlots::compare_evaluations(uint32_t turn) {
+  std::vector<int> with_more;
+  uint64_t least = head_of(slot(0, turn)).evaluations;
+  for (int rank = 0; rank < area_->size(); rank++) least = std::min(least, head_of(slot(rank, turn)).evaluations);
+  for (int rank = 0; rank < area_->size(); rank++) {
+    if (head_of(slot(rank, turn)).evaluations > least) with_more.push_back(group_.world_rank(rank));
+  }
+  if (with_more.empty()) return;
+  compares_evaluations_ = false;
+  if (group_.world_rank(area_->rank()) != with_more.front()) return;
+  log(LogLevel::Warning,
+      fmt::format("{} evaluated the model without the other ranks, which works only because they share its parameters in memory: between hosts and "
+                  "on devices it is an error, so evaluate on all ranks",
+                  name_ranks(with_more)));
+}
+
 void GradientSlots::add_up(Turn& turn, bool awaited) {
   area_->expect_in_step();
   area_->wait(kPacked, turn.number, turn.limit, [&] { return head_of(slot(area_->rank(), turn.number)).envelope.describe(); });
@@ -199,6 +219,7 @@ void GradientSlots::add_up(Turn& turn, bool awaited) {
     for (int rank = 0; rank < area_->size(); rank++) envelopes.push_back(head_of(slot(rank, turn.number)).envelope);
     expect_agreement(envelopes, group_.traits().world_ranks, area_->callers());
   }
+  if (compares_evaluations_) compare_evaluations(turn.number);
   if (turn.take && awaited) {
     return std::exchange(turn.take, {})(
         [&](size_t piece, int64_t begin, const at::Tensor& target) { add_up(turn, turn.pieces[piece].whole, begin, target); });

@@ -39,6 +39,12 @@ class GradientSlots {
   /// Buffers in this rank's next slot. Waits until all ranks have added up what was in that slot before. Collective if the slots have to
   /// grow.
   GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
+  /// How many evaluations this rank has begun, for the next reduction. If a part of the ranks has begun more than others, one of them warns,
+  /// once: where no memory is shared, that is an error.
+  void note_evaluations(uint64_t number) {
+    const std::lock_guard lock(mutex_);
+    evaluations_ = number;
+  }
   /// The state of one reduction. To avoid an allocation in each step, a caller may use it again once its work is done.
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
@@ -54,6 +60,7 @@ class GradientSlots {
   std::byte* slot(int rank, uint32_t turn) const;
   void make_area(std::chrono::milliseconds limit);
   void finish_through(uint32_t turn, const Turn* awaited = nullptr);
+  void compare_evaluations(uint32_t turn);
   void add_up(Turn& turn, bool awaited);
   void add_up(const Turn& turn, const at::Tensor& whole, int64_t begin, const at::Tensor& target, double* squares = nullptr);
 
@@ -65,6 +72,8 @@ class GradientSlots {
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
+  uint64_t evaluations_ = 0;
+  bool compares_evaluations_ = true;
   c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
   std::vector<ConstBytes> contributions_;            // of all ranks to one buffer; kept for its memory
 };

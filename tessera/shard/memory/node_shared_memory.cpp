@@ -182,6 +182,8 @@ class SlotGradients final : public GradientPacking {
     for (size_t i = 0; i < places.size(); i++) pack(places[i], gradients[i]);
   }
 
+  void note_evaluations(uint64_t number) override { slots_->note_evaluations(number); }
+
   Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) override {
     return {slots_->reduce(turn_, pieces, subject, limit_, op, std::move(take))};
   }

@@ -138,6 +138,8 @@ class GradientPacking {
   /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody
   /// keeps it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
+  /// How many evaluations this rank has begun, for a remark if a part of the ranks evaluates where that happens to work.
+  virtual void note_evaluations(uint64_t /*number*/) {}
 };
 
 struct UnitMemory {

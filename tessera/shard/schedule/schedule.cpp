@@ -60,6 +60,7 @@ void Schedule::enter(Pass pass) {
   order(pass_).end();
   order(pass).begin();
   pass_ = pass;
+  if (pass == Pass::Evaluation) watch_->evaluations++;
   if (pass == Pass::Backward) {
     to_reduce_.clear();
     ready_.clear();
@@ -77,8 +78,10 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   to_reduce_.clear();
   ready_.clear();
   enter(Pass::None);
+  settings_.world.enter({});
   live_.end_backward(held);
   finish_reductions();
+  watch_->earlier.note_end_of_pass();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
 }
 
@@ -278,6 +281,7 @@ void Schedule::abandon_pass() {
   const auto held = lock();
   for (auto& order : orders_) order = UseOrder(order.pass());  // ranks may have recorded different uses
   pass_ = Pass::None;
+  watch_->evaluations = 0;
   backward_++;
   to_reduce_.clear();
   ready_.clear();
@@ -326,7 +330,7 @@ void Schedule::add(Unit& unit) {
 void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   const auto held = lock();
   unit.attach(shared_from_this(), std::move(state));
-  unit.state(held).reduction.watch(equal_batches_);
+  unit.state(held).reduction.watch(watch_);
   members_.push_back(&unit);
 }
 
@@ -363,7 +367,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   std::erase(to_reduce_, &unit);
   ready_.erase(&unit);
   for (auto& order : orders_) order = UseOrder(order.pass());
-  equal_batches_->forget(unit);
+  watch_->forget(unit);
   if (visited_ == &unit) visited_ = nullptr;
 }
 

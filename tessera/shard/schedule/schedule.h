@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tessera/base/sweep.h"
-#include "tessera/shard/gradients/equal_batches.h"
+#include "tessera/shard/gradients/gradient_watch.h"
 #include "tessera/shard/schedule/live_set.h"
 #include "tessera/shard/schedule/schedule_settings.h"
 #include "tessera/shard/schedule/use_order.h"
@@ -31,7 +31,7 @@ using WeakModule = std::weak_ptr<const torch::nn::Module>;
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings)
-      : settings_(settings), live_(settings_), equal_batches_(std::make_shared<EqualBatches>(settings.world)) {}
+      : settings_(settings), live_(settings_), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
@@ -48,6 +48,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
+  /// Called in each graph of a backward pass before the gradients of a unit are reduced.
+  void look_at_graph(const ScheduleLock& /*held*/) { watch_->beside.look_at_graph(); }
   /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward
   /// is known to need it still.
   void gradients_complete(const ScheduleLock& held, Unit& unit);
@@ -92,6 +94,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Adds a unit of another schedule. Throws UsageError if it is pinned.
   void take_over(Unit& unit);
 
+  /// How many times passes without gradients have begun.
+  uint64_t evaluations(const ScheduleLock& /*held*/) const { return watch_->evaluations; }
   /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
@@ -127,7 +131,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
   std::vector<Unit*> written_;   // units with a new version that is not published yet
   uint64_t misses_ = 0;
-  const std::shared_ptr<EqualBatches> equal_batches_;
+  const std::shared_ptr<GradientWatch> watch_;
   std::vector<Unit*> members_;
   Sweep sweep_;
   std::vector<WeakModule> watched_;

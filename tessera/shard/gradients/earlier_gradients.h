@@ -1,0 +1,40 @@
+// Which shards a reduction adds to, because they have kept their gradients since an earlier backward pass.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace tessera {
+
+class Unit;
+
+/// If only some ranks clear gradients between two passes, the others step with the sum of both, and nothing shows it. A gradient that the
+/// program has written since its pass does not count as kept: it may be zeros, which are as good as none.
+class EarlierGradients {
+ public:
+  /// This pass reduces gradients of the unit. Returns what ranks have to compare: empty if no shard has kept an earlier gradient.
+  std::string note_reduction(const Unit& unit);
+  /// The pass has ended, so shards have what it leaves them.
+  void note_end_of_pass();
+  void forget(const Unit& unit) { known_.erase(&unit); }
+
+ private:
+  struct Left {
+    const c10::TensorImpl* gradient = nullptr;
+    uint32_t version = 0;
+    bool operator==(const Left&) const = default;
+  };
+  struct Known {
+    bool has_new = false;          // gradients of a pass that has not ended
+    std::vector<Left> left = {};  // by the last pass, in the order of parameters_of()
+  };
+  static Left left_in(const at::Tensor& shard);
+
+  std::map<const Unit*, Known> known_;
+};
+
+}  // namespace tessera
