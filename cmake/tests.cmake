@@ -135,6 +135,8 @@ target_compile_definitions(test_data PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_tokens.py"
   TESSERA_TEST_BPE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bpe_tokens.py")
 target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)  # to pack what is read
+target_compile_definitions(test_nn PRIVATE
+  TESSERA_NN_FOLDER="${PROJECT_SOURCE_DIR}/tessera/nn" TESSERA_MODELS_PAGE="${PROJECT_SOURCE_DIR}/docs/models.md")
 target_compile_definitions(test_models PRIVATE
   TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py"
   TESSERA_TEST_VIT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/vit_files.py"

@@ -136,6 +136,16 @@ TEST(Quantize, KeepsValuesToWithinTheirBlocks) {
   }
 }
 
+TEST(Quantize, OfNoOutputsHasZerosAsGradients) {
+  for (const auto kind : kAll) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 0));
+    nn::quantize(net, {.quantization = kind});
+    auto x = at::ones({2, 3, 4}).requires_grad_();
+    net->forward(x).sum().backward();
+    EXPECT_TRUE(at::equal(x.grad(), at::zeros_like(x))) << name_of(kind);
+  }
+}
+
 struct BlockImpl : torch::nn::Module {
   torch::nn::Linear up = register_module("up", torch::nn::Linear(24, 40)), down = register_module("down", torch::nn::Linear(40, 24));
   at::Tensor forward(const at::Tensor& x) { return x + down(torch::relu(up(x))); }

@@ -27,6 +27,11 @@ nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
   return nn::RmsNorm(size, config.rms_norm_eps);
 }
 
+/// As in transformers, padding is learned by nobody: its row gets no gradient from what goes in, if the head has it from what comes out.
+torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
+  return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
+}
+
 const LlamaConfig& checked(const LlamaConfig& config) {
   expect_sense(config);
   return config;
@@ -107,8 +112,8 @@ at::Tensor LlamaAttentionImpl::forward(const at::Tensor& states, const std::shar
   const auto& mask = slides ? pass->sliding_mask : pass->mask;
   return nn::linear(o_proj, nn::grouped_attention(queries, keys, values,
                                                   {.mask = mask,
-                                                   .causal = queries.size(2) > 1,
-                                                   .documents = pass->documents.empty() ? nullptr : &pass->documents,
+                                                   .causal = !mask.defined() && queries.size(2) > 1,
+                                                   .documents = mask.defined() || pass->documents.empty() ? nullptr : &pass->documents,
                                                    .dropout = is_training() ? dropout : 0}));
 }
 
@@ -134,10 +139,14 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& states, const std::s
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
     : config(checked(config)),
-      embed_tokens(register_module("embed_tokens", torch::nn::Embedding(config.vocab_size, config.hidden_size))),
+      embed_tokens(register_module("embed_tokens", torch::nn::Embedding(embedding_options(config)))),
       layers(register_module("layers", torch::nn::ModuleList())),
       norm(register_module("norm", make_norm(config.hidden_size, config))) {
   torch::nn::init::normal_(embed_tokens->weight, 0, config.initializer_range);
+  if (config.pad_token_id) {
+    const torch::NoGradGuard no_grad;
+    embed_tokens->weight.select(0, *config.pad_token_id).zero_();
+  }
   for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) layers->push_back(LlamaDecoderLayer(config, layer));
 }
 

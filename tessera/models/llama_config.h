@@ -35,7 +35,8 @@ struct LlamaConfig {
   /// How many tokens a token sees, itself included, in the layers whose entry is "sliding_attention".
   std::optional<int64_t> sliding_window = {};
   std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: the first for all layers
-  std::optional<int64_t> bos_token_id = {}, pad_token_id = {};
+  std::optional<int64_t> bos_token_id = {};
+  std::optional<int64_t> pad_token_id = {};  // whose embedding gets no gradient from what goes in, as in transformers
   std::vector<int64_t> eos_token_ids = {};  // eos_token_id: after one of them a text ends
 
   int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }

@@ -50,7 +50,8 @@ TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   with_ranks(2, [&](const Communicator& world) {
-    for (const auto* name : {"llama", "llama5", "linear", "tied", "mistral", "qwen2", "qwen3", "smollm3", "partial"})
+    for (const auto* name :
+         {"llama", "llama5", "linear", "tied", "padded", "tied-padded", "mistral", "qwen2", "qwen3", "smollm3", "partial"})
       expect_same(folder / name, world);
   });
 }

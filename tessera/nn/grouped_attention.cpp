@@ -1,7 +1,14 @@
 #include "tessera/nn/grouped_attention.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "tessera/base/error.h"
 #include "tessera/base/wide_products.h"
 
 namespace tessera::nn {
@@ -39,12 +46,36 @@ at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const 
   return at::cat(rows, 0);
 }
 
+void expect_fit(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  const auto refuse = [](const std::string& what) { throw UsageError("grouped_attention: " + what); };
+  const bool fits = queries.dim() == 4 && keys.dim() == 4 && keys.sizes() == values.sizes() && keys.size(0) == queries.size(0) &&
+                    keys.size(1) > 0 && queries.size(1) % keys.size(1) == 0 && keys.size(3) == queries.size(3);
+  if (!fits)
+    refuse(fmt::format("queries of [{}], keys of [{}] and values of [{}] don't belong together", fmt::join(queries.sizes(), ", "),
+                       fmt::join(keys.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  const auto* const documents = options.documents;
+  if (options.mask.defined() && (options.causal || documents != nullptr))
+    refuse(fmt::format("a mask says alone what queries see, so {} beside it has no place; put it into the mask",
+                       documents != nullptr ? "documents" : "causal"));
+  if (documents == nullptr) return;
+  if (std::ssize(*documents) != queries.size(0))
+    refuse(fmt::format("documents of {} rows for a batch of {}", documents->size(), queries.size(0)));
+  for (size_t row = 0; row < documents->size(); row++) {
+    const auto& lengths = (*documents)[row];
+    const auto all = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    if (all != queries.size(2) || all != keys.size(2) || std::ranges::any_of(lengths, [](int64_t length) { return length < 0; }))
+      refuse(fmt::format("row {} has documents of {} tokens, for {} queries and {} keys", row, fmt::join(lengths, " + "), queries.size(2),
+                         keys.size(2)));
+  }
+}
+
 }  // namespace
 
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  expect_fit(queries, keys, values, options);
   if (queries.is_cpu() && multiplies_slowly(queries.scalar_type())) return wide_attention(queries, keys, values, options);
   if (options.mask.defined()) return masked(queries, keys, values, options.mask, options.dropout);
-  if (options.documents != nullptr) return by_document(queries, keys, values, *options.documents, options.dropout);
+  if (options.documents != nullptr && queries.size(0) > 0) return by_document(queries, keys, values, *options.documents, options.dropout);
   return unmasked(queries, keys, values, options.causal, options.dropout);
 }
 

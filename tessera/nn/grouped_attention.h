@@ -18,7 +18,7 @@ struct GroupedAttention {
 
 /// Takes queries {batch, heads, length, size} and keys and values {batch, fewer heads, keys, size}, and returns {batch, length, heads *
 /// size}. On CPUs nothing of the size queries * keys is made, and keys and values are not repeated in memory, unless there is a mask, for
-/// which they are, or dropout.
+/// which they are, or dropout. Throws UsageError for what does not belong together.
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              const GroupedAttention& options = {});
 

@@ -10,6 +10,11 @@
 
 namespace tessera::nn {
 
+/// The rows of its last dimension: {rows, size}. A reshape to {-1, size} could not tell how many there are if the size is 0.
+inline at::Tensor rows_of(const at::Tensor& x) {
+  return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
+}
+
 /// The same result as `call(layer, x)`. libtorch's Linear::forward takes two operators, one for the product and one for the bias, if x has
 /// more than two dimensions.
 inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {

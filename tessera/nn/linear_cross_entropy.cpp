@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,6 +12,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/wide_products.h"
+#include "tessera/nn/linear.h"
 #include "tessera/shard/weight_forms.h"
 
 namespace tessera::nn {
@@ -18,7 +20,7 @@ namespace {
 
 /// Of so many rows scores take 32 MB, or an eighth of what the gradient of the weight takes if that is more.
 int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
-  const auto small = std::max<int64_t>(1, (int64_t{32} << 20) / (weight.size(0) * 4));
+  const auto small = std::max<int64_t>(1, (int64_t{32} << 20) / (std::max<int64_t>(1, weight.size(0)) * 4));
   return has_gradient ? std::max(small, at::divup(weight.size(1), 8)) : small;
 }
 
@@ -53,6 +55,8 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto matrix = weight.to(multiplied);
   Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
   if (for_x) result.grad_x = at::empty_like(x);
+  // The others wait for this rank's gradient, also if it has no rows.
+  if (for_weight && rows == 0) result.grad_weight = at::zeros(weight.sizes(), x.options().dtype(dtype));
   for (int64_t begin = 0; begin < rows; begin += at_once) {
     const auto size = std::min(at_once, rows - begin);
     const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
@@ -90,6 +94,11 @@ struct Loss : torch::autograd::Function<Loss> {
     return scored.sum * share;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    if (c10::GradMode::is_enabled()) {
+      throw UsageError(
+          "linear_cross_entropy makes its gradients in forward, so they can't be differentiated again; call backward without create_graph, "
+          "or compute cross_entropy of linear(x, weight)");
+    }
     const auto saved = context->get_saved_variables();
     const auto factor = grads[0] * saved[2];
     // They are as large as the weight, so no copy is made unless backward may come again.
@@ -113,7 +122,9 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
         fmt::format("linear_cross_entropy: values of the sizes [{}], a weight of [{}] and targets of [{}] don't belong together",
                     fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
   }
-  const auto rows = x.reshape({-1, x.size(-1)}), of_rows = targets.reshape(-1);
+  if (c10::GradMode::is_enabled() && options.divisor.defined() && options.divisor.requires_grad())
+    throw UsageError("linear_cross_entropy has no gradient of its divisor; detach it, or divide the loss yourself");
+  const auto rows = rows_of(x), of_rows = targets.reshape(-1);
   if (has_stand_in(weight)) return loss_of_scores(rows, weight, of_rows, options);
   const bool grad = at::GradMode::is_enabled();
   return Loss::apply(rows, weight, of_rows, options, grad && x.requires_grad(), grad && weight.requires_grad());

@@ -16,7 +16,7 @@ struct LinearCrossEntropy {
 
 /// The mean of cross_entropy(x @ weight.T, targets) over the rows that count; 0 if none does. x: {..., inputs}, weight: {classes, inputs},
 /// targets: integers {...}. Losses are computed in float32, whatever the dtype of x and weight. Gradients are made in forward, chunk by
-/// chunk of rows, so that backward reads neither x nor weight; scores take the memory of one chunk.
+/// chunk of rows, so that backward reads neither x nor weight; scores take the memory of one chunk. Second derivatives are refused.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options = {});
 

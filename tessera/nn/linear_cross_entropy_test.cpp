@@ -82,6 +82,31 @@ TEST(LinearCrossEntropy, AddsInFloat32InBfloat16) {
             0.02 * wide_weight.grad().abs().max().item<double>());
 }
 
+TEST(LinearCrossEntropy, OfNoRowsHasZerosAsGradients) {
+  run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
+    torch::nn::Linear head(torch::nn::LinearOptions(6, 10).bias(false));
+    {
+      const torch::NoGradGuard no_grad;
+      head->weight.copy_(at::arange(60).view({10, 6}).to(at::kFloat) / 60);
+    }
+    const auto x = at::arange(18).view({3, 6}).to(at::kFloat) / 10, targets = at::tensor({1, 9, 0}, at::kLong);
+    auto whole = head->weight.detach().clone().requires_grad_();
+    plain(x, whole, targets, {}).backward();
+    fully_shard(head, {.mesh = world});
+    const int64_t rows = world.is_first() ? 3 : 0;
+    const auto loss = nn::linear_cross_entropy(x.narrow(0, 0, rows), head->weight, targets.narrow(0, 0, rows));
+    EXPECT_EQ(loss.item<float>() == 0, !world.is_first());
+    loss.backward();
+    EXPECT_TRUE(at::allclose(full_grad(head->weight), whole.grad() / 2, 1e-5, 1e-6));
+  });
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{0, 6}, {2, 0, 6}, {0, 0}}) {
+    auto x = at::ones(sizes).requires_grad_(), weight = at::ones({5, sizes.back()}).requires_grad_();
+    nn::linear_cross_entropy(x, weight, at::zeros(at::IntArrayRef(sizes).slice(0, sizes.size() - 1), at::kLong)).backward();
+    EXPECT_TRUE(at::equal(x.grad(), at::zeros_like(x)));
+    EXPECT_TRUE(at::equal(weight.grad(), at::zeros_like(weight)));
+  }
+}
+
 TEST(LinearCrossEntropy, IsSharded) {
   run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
     torch::nn::Linear head(torch::nn::LinearOptions(6, 10).bias(false));

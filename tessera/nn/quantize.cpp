@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tessera/base/error.h"
+#include "tessera/nn/linear.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_operator.h"
@@ -37,7 +38,7 @@ struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
     const auto& grad = grads[0];
     const auto weight =
         dequantized(static_cast<Quantization>(context->saved_data["quantization"].toInt()), held, sizes, grad.scalar_type());
-    auto of_rows = at::linear(grad.reshape({-1, sizes[0]}), weight.t());
+    auto of_rows = at::linear(rows_of(grad), weight.t());
     auto shape = grad.sizes().vec();
     shape.back() = sizes[1];
     return {of_rows.view(shape), {}, {}, {}};

@@ -3,12 +3,16 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/grad_mode.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <array>
 #include <ostream>
 
+#include "tessera/base/error.h"
 #include "tessera/nn/rms_norm_kernels.h"
 
 namespace tessera::nn {
@@ -22,10 +26,14 @@ at::ScalarType dtype_of_sums(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
+/// 1 / sqrt(mean of x * x + eps) of each row.
+at::Tensor factors_of(const at::Tensor& x, double eps) {
+  return (x.to(dtype_of_sums(x)).square().mean(-1) + eps).rsqrt();
+}
+
 Two forward_of(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  const auto wide = x.to(dtype_of_sums(x));
-  const auto r = (wide.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
-  return {(wide * r * weight.to(wide.scalar_type())).to(x.scalar_type()), r.squeeze(-1)};
+  const auto wide = x.to(dtype_of_sums(x)), r = factors_of(x, eps);
+  return {(wide * r.unsqueeze(-1) * weight.to(wide.scalar_type())).to(x.scalar_type()), r};
 }
 
 Two backward_of(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& r) {
@@ -99,11 +107,16 @@ struct RmsNormalize : torch::autograd::Function<RmsNormalize> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, double eps) {
     auto [y, r] = call_forward(x, weight, eps);
     context->save_for_backward({x, weight, r});
+    context->saved_data["eps"] = eps;
     return y;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    auto [of_x, of_weight] = call_backward(grads[0], saved[0], saved[1], saved[2]);
+    // With create_graph by operators, and of factors that depend on x, so that the gradients can be differentiated again.
+    const bool is_recorded = c10::GradMode::is_enabled();
+    auto [of_x, of_weight] = is_recorded
+                                 ? backward_of(grads[0], saved[0], saved[1], factors_of(saved[0], context->saved_data["eps"].toDouble()))
+                                 : call_backward(grads[0], saved[0], saved[1], saved[2]);
     return {of_x, of_weight, {}};
   }
 };
@@ -124,6 +137,10 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  // The loops go by the size of the weight, and would read beyond the end of x.
+  if (x.dim() < 1 || weight.dim() != 1 || weight.size(0) != x.size(-1))
+    throw UsageError(fmt::format("rms_norm: a weight of [{}] is not of values of [{}]; it has one for each of the last dimension",
+                                 fmt::join(weight.sizes(), ", "), fmt::join(x.sizes(), ", ")));
   return RmsNormalize::apply(x, weight, eps);
 }
 

@@ -1,9 +1,11 @@
 // RMSNorm has the values and gradients of its formula, whatever the dtype, and its weight may be sharded.
 #include "tessera/nn/rms_norm.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tessera/base/error.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/testing/transports.h"
@@ -53,6 +55,15 @@ TEST(RmsNorm, TakesViewsAndOtherDtypesOfTheWeight) {
   const auto mixed = nn::rms_norm(x.to(at::kBFloat16), weight, kEps);
   EXPECT_EQ(mixed.scalar_type(), at::kBFloat16);
   EXPECT_TRUE(at::allclose(mixed.to(at::kFloat), formula(x, weight), 0.02, 0.02));
+}
+
+TEST(RmsNorm, RefusesWeightsOfOtherSizes) {
+  for (const auto& sizes : std::vector<std::vector<int64_t>>{{3}, {8}, {1}, {4, 1}}) {
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  nn::rms_norm(at::ones({2, 4}), at::ones(sizes), kEps);
+                }),
+                ::testing::HasSubstr("is not of values of [2, 4]"));
+  }
 }
 
 TEST(RmsNorm, HasTheSameBitsWithSeveralThreads) {

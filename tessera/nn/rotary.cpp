@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numbers>
@@ -25,7 +27,7 @@ at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling
   return at::where(is_long, frequencies / scaling.factor, at::where(is_short, frequencies, mixed));
 }
 
-/// In operators, for devices other than the CPU, and for dtypes that the kernels have not.
+/// In operators, for devices other than the CPU, for dtypes that the kernels have not, and where the result is differentiated.
 at::Tensor turned(const at::Tensor& x, const RotaryTable& table, double direction) {
   const auto pairs = table.cos.size(-1);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -42,7 +44,7 @@ Heads<T> heads_of(const at::Tensor& x, T* values) {
 
 /// Turns x, {batch, length, heads, size}, into `to` of these sizes.
 void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction, const at::Tensor& to) {
-  const auto cos = table.cos.contiguous(), sin = table.sin.contiguous();
+  const auto cos = table.cos.to(at::kFloat).contiguous(), sin = table.sin.to(at::kFloat).contiguous();
   const auto act = [&]<class T>(T* from, T* values) {
     const Rotation<T> rotation{.from = heads_of<const T>(x, from),
                                .to = heads_of<T>(to, values),
@@ -62,8 +64,9 @@ void turn_on_cpu(const at::Tensor& x, const RotaryTable& table, double direction
 
 /// Turns x, {batch, length, heads, size}. In the memory of the result heads come before length, or length before heads.
 at::Tensor turn(const at::Tensor& x, const RotaryTable& table, double direction, bool heads_first) {
+  const bool is_recorded = c10::GradMode::is_enabled() && x.requires_grad();  // in a backward pass with create_graph
   const bool fits = x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
-  if (!fits) return turned(x, table, direction);
+  if (!fits || is_recorded) return turned(x, table, direction);
   const auto from = x.stride(-1) == 1 ? x : x.contiguous();
   const auto to = heads_first ? at::empty({x.size(0), x.size(2), x.size(1), x.size(3)}, x.options()).transpose(1, 2)
                               : at::empty(x.sizes(), x.options());
@@ -81,6 +84,25 @@ struct Rotate : torch::autograd::Function<Rotate> {
     return {turn(grads[0].transpose(1, 2), {saved[0], saved[1]}, -1, /*heads_first=*/false), {}, {}};
   }
 };
+
+/// The loops go by the sizes of both, and would read and write beyond the end of one that does not fit.
+void expect_fit(const at::Tensor& x, const RotaryTable& table) {
+  const auto &cos = table.cos, &sin = table.sin;
+  const auto refuse = [](const std::string& what) { throw UsageError("rotary embeddings: " + what); };
+  if (!x.defined() || !cos.defined() || !sin.defined()) refuse("undefined tensors; nn::rotary_table makes a table");
+  const bool fits = x.dim() == 4 && cos.dim() == 3 && sin.sizes() == cos.sizes() && (cos.size(0) == 1 || cos.size(0) == x.size(0)) &&
+                    cos.size(1) == x.size(1) && 2 * cos.size(2) <= x.size(3);
+  if (!fits) {
+    refuse(
+        fmt::format("a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half of a "
+                    "head's size as pairs, for {{batch, length, heads, size}}",
+                    fmt::join(cos.sizes(), ", "), fmt::join(sin.sizes(), ", "), fmt::join(x.sizes(), ", ")));
+  }
+  if (cos.device() != x.device() || sin.device() != x.device())
+    refuse(fmt::format("a table on {} for values on {}; make it of positions there", cos.device().str(), x.device().str()));
+  if (c10::GradMode::is_enabled() && (cos.requires_grad() || sin.requires_grad()))
+    refuse("there is no gradient of a table; detach it, or turn the values by operators");
+}
 
 }  // namespace
 
@@ -106,6 +128,7 @@ RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const 
 }
 
 at::Tensor rotary(const at::Tensor& x, const RotaryTable& table) {
+  expect_fit(x, table);
   return Rotate::apply(x, table.cos, table.sin);
 }
 

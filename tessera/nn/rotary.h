@@ -38,6 +38,7 @@ RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const 
 
 /// Takes {batch, length, heads, size}, and returns {batch, heads, length, size}, contiguous, as attention wants it. Value i of a head is
 /// turned together with value i + pairs; the last ones are left if the table has fewer pairs than half the size. Computed in float32.
+/// Throws UsageError if the table is of other positions.
 at::Tensor rotary(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace tessera::nn

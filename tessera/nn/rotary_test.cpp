@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <array>
 #include <limits>
 
 #include "tessera/base/error.h"
@@ -58,6 +59,45 @@ TEST(Rotary, KeepsScoresOfTheSameDistance) {
 TEST(Rotary, RefusesHeadsThatCantBePaired) {
   EXPECT_THAT(message_of<UsageError>([] { nn::rotary_table({.partial_rotary_factor = 0.25}, 12, at::arange(3).unsqueeze(0)); }),
               ::testing::HasSubstr("3 of the 12 values of a head can't be turned in pairs"));
+}
+
+TEST(Rotary, RefusesTablesOfOtherPositions) {
+  const auto table_of = [](int64_t batch, int64_t length, int64_t size) {
+    return nn::rotary_table({}, size, at::arange(length).unsqueeze(0).expand({batch, length}));
+  };
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    const auto x = at::randn({2, 5, 2, 8}).to(dtype);
+    for (const auto& [batch, length, size] : {std::array<int64_t, 3>{1, 3, 8}, {1, 6, 8}, {3, 5, 8}, {1, 5, 10}}) {
+      EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, table_of(batch, length, size)); }),
+                  ::testing::HasSubstr("is not of values of [2, 5, 2, 8]"));
+    }
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  nn::rotary(x, {table_of(1, 5, 8).cos, table_of(1, 5, 4).sin});
+                }),
+                ::testing::HasSubstr("[1, 5, 2]"));
+    EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, {}); }), ::testing::HasSubstr("undefined"));
+    auto learned = table_of(1, 5, 8);
+    learned.cos.requires_grad_();
+    EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, learned); }), ::testing::HasSubstr("no gradient of a table"));
+    const auto wide = table_of(1, 5, 8);
+    EXPECT_TRUE(at::equal(nn::rotary(x, {wide.cos.to(at::kDouble), wide.sin.to(at::kDouble)}), nn::rotary(x, wide)));
+  }
+}
+
+TEST(GroupedAttention, RefusesWhatDoesNotBelongTogether) {
+  const auto make = [](int64_t heads, int64_t length = 6) { return at::randn({2, heads, length, 8}); };
+  const auto said = [&](int64_t heads, int64_t keys, const nn::GroupedAttention& options) {
+    return message_of<UsageError>([&] { nn::grouped_attention(make(heads), make(2, keys), make(2, keys), options); });
+  };
+  using ::testing::HasSubstr;
+  const auto mask = at::zeros({1, 1, 6, 6});
+  const std::vector<std::vector<int64_t>> one_row = {{1, 5}}, short_row = {{6}, {1, 4}}, fits = {{6}, {1, 5}};
+  EXPECT_THAT(said(4, 6, {.documents = &one_row}), HasSubstr("documents of 1 rows for a batch of 2"));
+  EXPECT_THAT(said(4, 6, {.documents = &short_row}), HasSubstr("row 1 has documents of 1 + 4 tokens, for 6 queries and 6 keys"));
+  EXPECT_THAT(said(4, 7, {.documents = &fits}), HasSubstr("for 6 queries and 7 keys"));
+  EXPECT_THAT(said(4, 6, {.mask = mask, .causal = true}), HasSubstr("causal beside it has no place"));
+  EXPECT_THAT(said(4, 6, {.mask = mask, .documents = &fits}), HasSubstr("documents beside it has no place"));
+  EXPECT_THAT(said(3, 6, {}), HasSubstr("queries of [2, 3, 6, 8], keys of [2, 2, 6, 8]"));
 }
 
 TEST(GroupedAttention, IsThatOfRepeatedKeysAndValues) {

@@ -1,6 +1,7 @@
 #include "tessera/nn/swiglu.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace tessera::nn {
@@ -14,6 +15,10 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const auto &gate = saved[0], &up = saved[1];
+    if (c10::GradMode::is_enabled()) {  // with create_graph: libtorch has no derivative of silu_backward
+      const auto share = at::sigmoid(gate);
+      return {grads[0] * up * share * (1 + gate * (1 - share)), grads[0] * gate * share};
+    }
     return {at::silu_backward(grads[0] * up, gate), at::silu(gate).mul_(grads[0])};
   }
 };

@@ -110,7 +110,8 @@ class Normalize : public ag::Function<Normalize> {
     const auto weight = saved[1].defined() ? widened(saved[1], x) : at::ones_like(mean);
     const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
     // A rank without a gradient takes part with zeros, because the others wait for it.
-    const auto gradient = gradients[0].defined() ? gradients[0] : at::zeros_like(x);
+    // Laid out as x, because libtorch's kernel is wrong for one image whose gradient lies channels last beside it.
+    const auto gradient = gradients[0].defined() ? gradients[0].contiguous(x.suggest_memory_format()) : at::zeros_like(x);
     auto [of_x, of_weight, of_bias] =
         x.numel() == 0
             ? std::make_tuple(at::zeros_like(x), at::zeros_like(mean), at::zeros_like(mean))

@@ -107,6 +107,35 @@ TEST(SyncBatchNorm, HasTheOptionsOfBatchNorm) {
   expect_as_one_process({.rows = {2, 3}, .options = tnn::BatchNormOptions(5).track_running_stats(false)});
 }
 
+/// libtorch's kernel is wrong for one image beside whose values the gradient lies otherwise.
+TEST(SyncBatchNorm, TakesGradientsInAnyLayout) {
+  using at::MemoryFormat;
+  for (const auto of_x : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast}) {
+    for (const auto of_gradient : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast}) {
+      for (const int64_t images : {1, 2}) {
+        with_ranks(2, [&](const Communicator& world) {
+          const Case test{.rows = {images, 3}, .rest = {5, 3, 4}};
+          const auto own = static_cast<size_t>(world.rank());
+          nn::SyncBatchNorm sync(test.options, world);
+          const auto x = batch(test, own, 0).contiguous(of_x).requires_grad_();
+          const auto weights_of = [&](size_t rank) { return batch(test, rank, 1).cos(); };
+          sync(x).backward(weights_of(own).contiguous(of_gradient));
+          tnn::BatchNorm1d whole(test.options);
+          const auto all = at::cat({batch(test, 0, 0), batch(test, 1, 0)}).to(at::kDouble).requires_grad_();
+          whole->to(at::kDouble);
+          batch_norm(whole, all).backward(at::cat({weights_of(0), weights_of(1)}).to(at::kDouble));
+          const auto expected = all.grad().narrow(0, own == 0 ? 0 : images, test.rows[own]);
+          EXPECT_LT((x.grad().to(at::kDouble) - expected).abs().max().item<double>(), 1e-4) << of_x << of_gradient << images;
+          for (size_t i = 0; i < 2; i++) {
+            const auto sum = nn::all_reduce(sync->parameters()[i].grad(), world).to(at::kDouble);
+            EXPECT_LT((sum - whole->parameters()[i].grad()).abs().max().item<double>(), 1e-4) << of_x << of_gradient << images;
+          }
+        });
+      }
+    }
+  }
+}
+
 TEST(SyncBatchNorm, RefusesWhatHasNoStatistics) {
   with_ranks(2, [](const Communicator& world) {
     nn::SyncBatchNorm norm(tnn::BatchNormOptions(5), world);

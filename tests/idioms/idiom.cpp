@@ -174,7 +174,7 @@ std::vector<Chapter> corpus() {
           gradients::chapter(),    autograd::chapter(), segments::chapter(),  passes::chapter(),       precision::chapter(),
           numbers::chapter(),
           optimizers::chapter(),   local_values::chapter(), states::chapter(), ranks::chapter(),        places::chapter(),
-          parts::chapter(),        collectives::chapter(), adapters::chapter(),  quantised::chapter()};
+          parts::chapter(),        collectives::chapter(), adapters::chapter(),  quantised::chapter(),    layers::chapter()};
 }
 
 }  // namespace tessera::idioms

@@ -206,6 +206,7 @@ namespace parts { Chapter chapter(); }
 namespace collectives { Chapter chapter(); }
 namespace adapters { Chapter chapter(); }
 namespace quantised { Chapter chapter(); }
+namespace layers { Chapter chapter(); }
 // clang-format on
 
 std::vector<Chapter> corpus();

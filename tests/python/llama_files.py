@@ -18,12 +18,15 @@ except ImportError:
 
 SMALL = dict(vocab_size=64, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64,
              bos_token_id=1, eos_token_id=2, pad_token_id=0)
+PADDED = SMALL | dict(pad_token_id=5)  # a token of texts, as in SmolLM2, whose chats end in it
 LENGTH, CONTINUED = 24, 12
 
 
 def keep(folder, model):
     torch.manual_seed(7)
     tokens = torch.randint(3, model.config.vocab_size, (2, LENGTH))
+    if model.config.pad_token_id > 2:  # whose row gets no gradient from what goes in
+        tokens[:, ::5] = model.config.pad_token_id
     model.train()  # nothing is dropped out
     out = model(tokens, labels=tokens)
     out.loss.backward()
@@ -111,7 +114,7 @@ def steps(folder, ranks):
     import socket
 
     torch.manual_seed(1)
-    LlamaForCausalLM(LlamaConfig(**SMALL, rope_scaling=LLAMA3)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**PADDED, rope_scaling=LLAMA3)).save_pretrained(folder)
     save_file({"tokens": torch.randint(3, SMALL["vocab_size"], (10, ranks, 2, LENGTH))}, f"{folder}/tokens.safetensors")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -129,6 +132,8 @@ if __name__ == "__main__":
     small(f"{root}/llama5", LlamaForCausalLM, LlamaConfig(**SMALL, rope_scaling=LLAMA3))
     small(f"{root}/linear", LlamaForCausalLM, LlamaConfig(**{**SMALL, "num_key_value_heads": 4}, rope_scaling=dict(rope_type="linear", factor=2.0)))
     small(f"{root}/tied", LlamaForCausalLM, LlamaConfig(**SMALL, tie_word_embeddings=True))
+    small(f"{root}/padded", LlamaForCausalLM, LlamaConfig(**PADDED))
+    small(f"{root}/tied-padded", LlamaForCausalLM, LlamaConfig(**PADDED, tie_word_embeddings=True))
     small(f"{root}/mistral", MistralForCausalLM, MistralConfig(**SMALL, sliding_window=7))
     small(f"{root}/qwen2", Qwen2ForCausalLM, Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1))
     small(f"{root}/qwen3", Qwen3ForCausalLM, Qwen3Config(**SMALL, head_dim=16, tie_word_embeddings=True, rope_theta=1e6))
