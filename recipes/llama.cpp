@@ -201,7 +201,7 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
   if (!has_adapters(model)) trainer.save_model(model, flags.output);
   if (trainer.is_main_process()) {
     if (has_adapters(model)) checkpoint::merge_adapter(flags.model, flags.adapter, flags.output);
-    source.config.write(flags.output);
+    source.config.write(flags.output, llm::dtype_of_weights(flags.output));
     source.tokenizer.write(flags.output);
     if (!flags.gguf.empty()) llm::write_gguf(flags.output, flags.gguf, {.code = flags.gguf_code});
   }

@@ -9,6 +9,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/live/part_records.h"
+#include "tessera/comm/self/self.h"
 #include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/weight_forms.h"
@@ -35,7 +37,31 @@ std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& val
   return names;
 }
 
+/// Of the values that this process holds of frozen parameters, at the speed of memory: nothing is gathered.
+uint64_t checksum_of_own(ConstModuleRef model, const LocalValues& values, const std::set<std::string>& frozen) {
+  const auto world = world_of(*model).value_or(self_world());
+  uint64_t sum = 0;
+  for (const auto& part : values.parts) {
+    if (!frozen.contains(part.name)) continue;
+    for (const auto& own : values_of_ranks(part.values, records_of(part), world)) sum += hash_of(part.name, own);
+  }
+  for (const auto& [name, tensor] : values.outside) {
+    if (frozen.contains(name)) sum += hash_of(name, tensor);
+  }
+  return sum;
+}
+
 }  // namespace
+
+void expect_unchanged(ConstModuleRef model, const Base& base) {
+  const BelowPaging below;
+  if (checksum_of_own(model, local_values(*model), base.parameters) == base.own) return;
+  throw UsageError(fmt::format(
+      "what is frozen in the model has changed since checkpoint::base_of(model, \"{}\"), or was sharded since, so a checkpoint that "
+      "refers to it would be of other weights; call base_of when the weights are in their places, and leave them (merged adapters that are taken out "
+      "again change them, too)",
+      base.name));
+}
 
 Base base_of(ConstModuleRef model, std::string name) {
   if (name.empty()) throw UsageError("base_of: a base needs a name, by which people find it");
@@ -54,10 +80,12 @@ Base base_of(ConstModuleRef model, std::string name) {
   }
   std::set<std::string> forms;
   for (const auto& [key, form] : values.forms) forms.insert(form->name);
+  const auto own = checksum_of_own(model, values, frozen);
   return {.name = std::move(name),
           .checksum = Checksum::text(sum),
           .forms = fmt::format("{}", fmt::join(forms, ", ")),
-          .parameters = std::move(frozen)};
+          .parameters = std::move(frozen),
+          .own = own};
 }
 
 }  // namespace tessera::checkpoint

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/diff.h"
@@ -304,6 +306,22 @@ void write_torch(const std::filesystem::path& path, const State& state) {
   checkpoint::TorchFileWriter writer(path, {std::move(dict)});
   for (const auto& [key, tensor] : state) writer.write(tensor);
   writer.close();
+}
+
+TEST(Convert, MakesNoValueInfinite) {
+  const Folder folder;
+  const auto infinite = std::numeric_limits<float>::infinity();
+  for (const auto& [dtype, most] : {std::pair(at::kHalf, 1e5F), {at::kBFloat16, 3.4e38F}}) {
+    for (const float value : {most, -most}) {
+      write_torch(folder / "in.pt", {{"large", at::tensor({1.0F, value, infinite})}});
+      for (const auto to : {Format::Hub, Format::Torch, Format::Tessera}) {
+        EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "in.pt", folder / "out", {.to = to, .dtype = dtype}); }),
+                    AllOf(HasSubstr("'large' has values up to "), HasSubstr(std::string(c10::toString(dtype)) + " can't hold")));
+      }
+    }
+    write_torch(folder / "in.pt", {{"infinite", at::tensor({1.0F, infinite})}});
+    convert(folder / "in.pt", folder / (std::string("fits-") + c10::toString(dtype)), {.to = Format::Hub, .dtype = dtype});
+  }
 }
 
 TEST(Convert, TakesEveryShapeAndDtype) {

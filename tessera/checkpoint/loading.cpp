@@ -83,6 +83,7 @@ struct Saved {
     const auto needs =
         fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
     if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
+    expect_unchanged(*contents.model, *contents.base);
     for (const auto& [name, parameter] : named_parameters(*contents.model)) {
       const bool trains = parameter.requires_grad();
       if (trains != base.parameters.contains(name) || (!trains && !contents.base->parameters.contains(name))) continue;

@@ -21,7 +21,9 @@
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/narrowed.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -38,9 +40,6 @@ constexpr auto kPrefix = "base_model.model.";
 
 /// What an adapter begins with, where that is all it says: others change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
-
-const std::pair<lora::Bias, const char*> kBiases[] = {
-    {lora::Bias::None, "none"}, {lora::Bias::All, "all"}, {lora::Bias::LoraOnly, "lora_only"}};
 
 /// What changes a model and is not there here: a value other than nothing is refused.
 constexpr const char* kUnread[] = {"layers_to_transform",
@@ -59,7 +58,6 @@ constexpr const char* kUnread[] = {"layers_to_transform",
                                    "velora_config"};
 
 Json config_of(const lora::Options& options, const AdapterFile& about) {
-  const auto* bias = std::ranges::find(kBiases, options.bias, &std::pair<lora::Bias, const char*>::first)->second;
   Json json = {{"peft_type", "LORA"},
                {"base_model_name_or_path", about.base},
                {"task_type", about.task_type.empty() ? Json() : Json(about.task_type)},
@@ -69,7 +67,7 @@ Json config_of(const lora::Options& options, const AdapterFile& about) {
                {"lora_dropout", options.lora_dropout},
                {"use_rslora", options.use_rslora},
                {"use_dora", options.use_dora},
-               {"bias", bias},
+               {"bias", lora::name_of(options.bias)},
                {"init_lora_weights", options.init_lora_weights == lora::Init::Pissa ? Json("pissa") : Json(true)},
                {"fan_in_fan_out", false},
                {"rank_pattern", Json::object()},
@@ -120,6 +118,13 @@ void write_files(const fs::path& folder, const std::map<std::string, at::Tensor>
   write_text(folder / kAdapterConfig, config_of(options, about).dump(2) + "\n");
 }
 
+/// Opens the weights of an adapter, and compares all of them with their checksums.
+CatalogReader open_weights(const fs::path& folder) {
+  CatalogReader stored(read_model(adapter_weights(folder)));
+  for (const auto& bytes : stored.catalog().checksums) stored.verify(bytes);
+  return stored;
+}
+
 /// The parts of a layer's adapter, by the ends of their names in files.
 struct Part {
   std::string_view end;
@@ -165,6 +170,13 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
   });
 }
 
+fs::path adapter_weights(const fs::path& folder) {
+  for (const auto* name : {kAdapterWeights, kAdapterTorch}) {
+    if (is_there(folder / name)) return folder / name;
+  }
+  throw UsageError(fmt::format("{} has neither {} nor {}", folder.string(), kAdapterWeights, kAdapterTorch));
+}
+
 void expect_no_model(const fs::path& folder) {
   if (is_complete(folder))
     throw UsageError(
@@ -198,7 +210,15 @@ lora::Options read_adapter_config(const fs::path& folder) {
       at_key = key;
       value = json.value(key, value);
     };
-    take("r", options.r), take("lora_alpha", options.lora_alpha), take("use_rslora", options.use_rslora);
+    // A conversion of a number that does not fit gives any other.
+    const auto rank_in = [&](const char* key, const Json& value) {
+      const auto r = value.get<double>();
+      if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
+      throw ConfigError(fmt::format("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path.string(), key,
+                                    value.dump(), lora::kMostRank));
+    };
+    options.r = rank_in("r", json.value(at_key = "r", Json(options.r)));
+    take("lora_alpha", options.lora_alpha), take("use_rslora", options.use_rslora);
     take("lora_dropout", options.lora_dropout), take("use_dora", options.use_dora);
     const auto init = json.value(at_key = "init_lora_weights", Json(true));
     if (init == "pissa") {
@@ -216,15 +236,12 @@ lora::Options read_adapter_config(const fs::path& folder) {
     };
     options.layers.exclude_modules = names("exclude_modules");
     options.modules_to_save = names("modules_to_save");
-    const auto take_patterns = [&](const char* key, auto& patterns) {
-      const auto given = json.value(at_key = key, Json::object());
-      for (const auto& [pattern, value] : given.items()) patterns.emplace_back(pattern, value);
-    };
-    take_patterns("rank_pattern", options.rank_pattern), take_patterns("alpha_pattern", options.alpha_pattern);
-    const auto bias = json.value(at_key = "bias", "none");
-    const auto* known = std::ranges::find(kBiases, bias, [](const auto& each) { return std::string(each.second); });
-    if (known == std::end(kBiases)) refuse("bias");
-    options.bias = known->first;
+    const auto ranks = json.value(at_key = "rank_pattern", Json::object()), alphas = json.value(at_key = "alpha_pattern", Json::object());
+    for (const auto& [pattern, r] : ranks.items()) options.rank_pattern.emplace_back(pattern, rank_in("rank_pattern", r));
+    for (const auto& [pattern, alpha] : alphas.items()) options.alpha_pattern.emplace_back(pattern, alpha);
+    const auto bias = lora::bias_named(json.value(at_key = "bias", "none"));
+    if (!bias) refuse("bias");
+    options.bias = *bias;
     return options;
   } catch (const Json::exception&) {
     throw IoError(fmt::format("{} is damaged: {} is missing, or of another form", path.string(), at_key));
@@ -253,11 +270,11 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
                     "(PiSSA); apply it with checkpoint::read_adapter_config",
                     folder.string(), adapter));
   }
-  const auto stored = SafetensorsFile(folder / kAdapterWeights).names();
+  const auto stored = read_model(adapter_weights(folder)).tensors;
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
-    if (in_file.find(".lora_") != std::string::npos || std::ranges::find(stored, in_file) != stored.end()) continue;
-    if (std::ranges::find(stored, kPrefix + name) == stored.end())
+    if (in_file.find(".lora_") != std::string::npos || stored.contains(in_file)) continue;
+    if (!stored.contains(kPrefix + name))
       throw UsageError(
           fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
   }
@@ -276,19 +293,15 @@ void load_adapter(ModuleRef model, const fs::path& folder, const std::string& ad
                      {"\\.(lora_[AB])\\.weight$", ".$1." + adapter + ".weight"},
                      {"\\.(lora_embedding_[AB])$", ".$1." + adapter},
                      {"\\.lora_magnitude_vector$", ".lora_magnitude_vector." + adapter + ".weight"}};
-  load_weights(model, folder / kAdapterWeights, options);
+  load_weights(model, adapter_weights(folder), options);
 }
 
 PlainAdapter read_adapter(const fs::path& folder) {
   PlainAdapter adapter{.options = read_adapter_config(folder)};
-  if (!is_there(folder / kAdapterWeights))
-    throw UsageError(
-        fmt::format("{} has no {}; adapters in other files, such as adapter_model.bin, are not read: peft writes this one with "
-                    "safe_serialization=True",
-                    folder.string(), kAdapterWeights));
-  const SafetensorsFile file(folder / kAdapterWeights);
+  const auto path = adapter_weights(folder);
+  const auto file = open_weights(folder);
   constexpr std::string_view kBefore = kPrefix;
-  for (const auto& name : file.names()) {
+  for (const auto& [name, tensor] : file.catalog().tensors) {
     const auto* part = std::ranges::find_if(kParts, [&](const Part& each) { return name.ends_with(each.end); });
     if (part == std::end(kParts) || !name.starts_with(kBefore) || name.size() <= kBefore.size() + part->end.size()) {
       adapter.others.push_back(name);
@@ -300,18 +313,18 @@ PlainAdapter read_adapter(const fs::path& folder) {
   }
   for (auto& [layer, weights] : adapter.layers) {
     if (!weights.a.defined() || !weights.b.defined())
-      throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", file.path().string(), layer));
+      throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", path.string(), layer));
     if (adapter.options.use_dora && !weights.magnitude.defined())
-      throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", file.path().string(), layer));
+      throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", path.string(), layer));
     if (!adapter.options.use_dora && weights.magnitude.defined())
       throw IoError(fmt::format("{} is damaged: it has the magnitudes of a DoRA for '{}', and {} says that it is none (use_dora)",
-                                file.path().string(), layer, kAdapterConfig));
+                                path.string(), layer, kAdapterConfig));
     weights.scaling = lora::scaling_of(adapter.options, layer);
     auto as_stored = adapter.options;
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
     as_stored.rank_pattern.clear();
     if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
-      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", file.path().string(), layer,
+      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", path.string(), layer,
                                 as_stored.r, kAdapterConfig));
     }
   }
@@ -344,7 +357,7 @@ namespace {
 /// An adapter in files, by the names of what it changes in a model.
 class StoredAdapter {
  public:
-  explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(folder / kAdapterWeights) {
+  explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(open_weights(folder)) {
     expect_on_whole_base(adapter_, folder);
     left_.insert(adapter_.others.begin(), adapter_.others.end());
     for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
@@ -354,7 +367,7 @@ class StoredAdapter {
   void expect_fit(const std::string& name, at::IntArrayRef sizes) {
     if (const auto whole = name_of_whole(name); !whole.empty()) {
       left_.erase(whole);
-      const auto& there = file_.info(whole).sizes;
+      const auto& there = file_.info(whole).shape;
       if (sizes != there)
         throw UsageError(
             fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "), fmt::join(there, ", ")));
@@ -404,14 +417,14 @@ class StoredAdapter {
   std::string name_of_whole(const std::string& name) const {
     const auto end = std::min(name.rfind('.'), name.size());
     for (auto in_file : {kPrefix + name, fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end))}) {
-      if (file_.contains(in_file)) return in_file;
+      if (file_.catalog().tensors.contains(in_file)) return in_file;
     }
     return {};
   }
 
   static constexpr std::string_view kWeight = ".weight";
   const PlainAdapter adapter_;
-  const SafetensorsFile file_;
+  const CatalogReader file_;
   std::set<std::string> left_;
 };
 
@@ -458,7 +471,7 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   HubWriter writer(out, entries, metadata, max_shard_size);
   for (const auto& entry : entries) {
     const auto merged = stored.merged(entry.name, [&] { return model.read(entry.name); });
-    writer.write(merged.defined() ? merged.to(entry.dtype).contiguous() : model.read(entry.name));
+    writer.write(merged.defined() ? narrowed(merged, entry.dtype, entry.name).contiguous() : model.read(entry.name));
   }
   writer.close();
   return writer.files();

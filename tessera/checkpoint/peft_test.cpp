@@ -11,6 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
@@ -27,8 +28,8 @@ namespace {
 using namespace checkpoint;  // NOLINT(google-build-using-namespace)
 namespace nn = torch::nn;
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
-
 
 struct NetImpl : nn::Module {
   nn::Embedding embed = register_module("embed", nn::Embedding(20, 12));
@@ -80,9 +81,10 @@ void expect_case(const Folder& folder, const std::string& name, const Communicat
   const auto again = fmt::format("{}-{}", where, world == nullptr ? 0 : world->size());
   save_adapter(net, again, world == nullptr ? self_world() : *world, {.base = "base"});
   if (world == nullptr || world->is_first()) {
-    const SafetensorsFile theirs(where + "/adapter_model.safetensors"), ours(again + "/adapter_model.safetensors");
-    EXPECT_THAT(ours.names(), ::testing::UnorderedElementsAreArray(theirs.names()));
-    for (const auto& each : theirs.names()) EXPECT_TRUE(at::equal(ours.read(each), theirs.read(each))) << each;
+    const CatalogReader theirs(read_catalog(adapter_weights(where)));
+    const SafetensorsFile ours(again + "/adapter_model.safetensors");
+    EXPECT_EQ(ours.names().size(), theirs.catalog().tensors.size());
+    for (const auto& [each, tensor] : theirs.catalog().tensors) EXPECT_TRUE(at::equal(ours.read(each), theirs.read(each))) << each;
   }
   {
     const lora::Disabled disabled(net);
@@ -106,6 +108,12 @@ TEST(Peft, HasTheNumbersOfPython) {
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
+  // In the file that older versions wrote.
+  expect_case(folder, "pickled", nullptr);
+  with_ranks(2, [&](const Communicator& world) { expect_case(folder, "pickled", &world); });
+  merge_adapter(folder / "base.safetensors", folder / "pickled", folder / "merged");
+  const SafetensorsFile together(folder / "merged/model.safetensors"), theirs(folder / "pickled.safetensors");
+  for (const auto& name : together.names()) expect_close(together.read(name), theirs.read("merged." + name), name);
   // A LoRA and a DoRA that act together.
   const SafetensorsFile mixed(folder / "mixed.safetensors");
   Net net;
@@ -126,15 +134,23 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
   save_adapter(net, folder / "adapter", self_world(), {.base = "base", .task_type = "CAUSAL_LM"});
   const auto config = read_file(folder / "adapter/adapter_config.json");
   EXPECT_THAT(config, HasSubstr(R"("task_type": "CAUSAL_LM")"));
+  const auto with = [](std::string text, const std::string& before, const std::string& after) {
+    return text.replace(text.find(before), before.size(), after);
+  };
   const auto said_of = [&](const std::string& before, const std::string& after) {
-    auto text = config;
-    text.replace(text.find(before), before.size(), after);
-    write_file(folder / "adapter/adapter_config.json", text);
+    write_file(folder / "adapter/adapter_config.json", with(config, before, after));
     return message_of<IoError>([&] { read_adapter(folder / "adapter"); });
   };
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
   EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
   EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
+  for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5", "true"}) {
+    write_file(folder / "adapter/adapter_config.json", with(config, R"("r": 2)", R"("r": )" + r));
+    EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }),
+                AllOf(HasSubstr("adapter_config.json: r: a rank of "), HasSubstr("from 1 to 1000000")));
+    write_file(folder / "adapter/adapter_config.json", with(config, R"("rank_pattern": {})", R"("rank_pattern": {"a": )" + r + "}"));
+    EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }), HasSubstr("rank_pattern: a rank of "));
+  }
   {
     auto text = config;
     text.insert(1, R"("use_qalora": true,)");

@@ -34,7 +34,7 @@ void add_merge_adapter(CLI::App& command, std::function<int()>& chosen) {
   auto* flags = command.add_subcommand("merge-adapter", "Makes a model with an adapter of LoRA or DoRA in its weights")->group("Commands");
   const auto merge = std::make_shared<MergeAdapterCommand>();
   flags->add_option("MODEL", merge->base, "The model that the adapter was trained on: a folder or a file of any format")->required();
-  flags->add_option("ADAPTER", merge->adapter, "A folder with adapter_config.json and adapter_model.safetensors")->required();
+  flags->add_option("ADAPTER", merge->adapter, "A folder of peft: adapter_config.json and adapter_model.safetensors, or .bin")->required();
   flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
   add_value(*flags, "--max-shard-size", merge->max_shard_size, bytes_of,
             "The largest file; if the model is larger, there are several and an index")

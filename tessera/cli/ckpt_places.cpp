@@ -13,6 +13,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
+#include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/train/progress.h"
 
@@ -65,7 +66,7 @@ fs::path resolve_rank_files(const fs::path& prefix, const std::string& suffix) {
 fs::path resolve_tensors(const std::string& given) {
   const auto path = resolve_checkpoint(given);
   const bool is_adapter = is_there(path / checkpoint::kAdapterConfig) && !checkpoint::is_hub_folder(path) && !checkpoint::is_complete(path);
-  return is_adapter ? path / checkpoint::kAdapterWeights : path;
+  return is_adapter ? checkpoint::adapter_weights(path) : path;
 }
 
 void expect_apart(const std::string& in, const std::string& out) {

@@ -130,6 +130,7 @@ std::vector<Key> keys_with_effect() {
        .meaning = "the dropout of what goes into adapters; less than 1",
        .kind = Kind::Number,
        .most = 1},
+      {"tessera_lora_rslora", "false", "whether what adapters add is divided by the square root of the rank in place of the rank"},
       {"tessera_lora_dora", "false", "whether adapters are DoRA: the size of each row of a weight trains apart from its direction"},
       {"tessera_lora_target_modules", "",
        "the layers that get adapters, by the ends of their names, with commas between them: q_proj,v_proj; all linear layers but the "
@@ -137,6 +138,10 @@ std::vector<Key> keys_with_effect() {
        "layer unless given"},
       {"tessera_lora_modules_to_save", "",
        "modules that train as a whole beside adapters, with commas between their names, such as a new classifier"},
+      {"tessera_lora_bias",
+       "none",
+       "which biases train beside adapters: none, all of the model, or those of layers with adapters",
+       {"none", "all", "lora_only"}},
       {"tessera_offload",
        "none",
        "where shards and gradients lie between their uses: host is for ranks on devices, and disk for those on CPUs",

@@ -1,4 +1,4 @@
-// Ten steps with adapters, of LoRA, DoRA and QLoRA, are those of Python's peft, transformers and bitsandbytes.
+// Ten steps with adapters, of LoRA, DoRA, QLoRA and DoRA on weights in few bits, are those of Python's peft, transformers and bitsandbytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ void expect_steps(const Folder& folder, const std::string& method, Residence res
     if (is_narrow) whole->to(at::kBFloat16);
     return whole;
   });
-  if (method.starts_with("qlora")) nn::quantize(model);
+  if (method.starts_with("q")) nn::quantize(model);
   lora::apply(model, checkpoint::read_adapter_config(start));
   fully_shard(model, {.mesh = world, .start = Start::Loaded, .residence = residence}, wrap_classes({"LlamaDecoderLayer"}));
   checkpoint::load_weights(model, folder.path(), {.may_be_missing = {".*\\.lora_.*"}});
@@ -66,7 +66,7 @@ TEST(Adapters, TakeTheStepsOfPeft) {
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_ADAPTER_SCRIPT, folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages peft and bitsandbytes";
   ASSERT_EQ(written.status, 0) << written.output;
-  for (const auto* method : {"lora", "dora", "qlora", "lora-bf16", "dora-bf16", "qlora-bf16"}) {
+  for (const auto* method : {"lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16", "qdora-bf16"}) {
     for (const int ranks : {2, 3}) {
       for (const auto residence : residences()) {
         with_ranks(ranks, [&](const Communicator& world) { expect_steps(folder, method, residence, world); });

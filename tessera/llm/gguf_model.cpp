@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <map>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -344,11 +345,18 @@ bool has_description(const fs::path& model) {
   return is_folder(model) ? is_there(model / models::kConfigFile) : is_there(model) && checkpoint::is_gguf_file(model);
 }
 
+at::ScalarType dtype_of_weights(const fs::path& model) {
+  std::map<at::ScalarType, int64_t> values;
+  for (const auto& [name, tensor] : checkpoint::read_model(model).tensors) values[tensor.dtype] += c10::multiply_integers(tensor.shape);
+  const auto most = std::ranges::max_element(values, {}, [](const auto& each) { return each.second; });
+  return most == values.end() ? at::kFloat : most->first;
+}
+
 void write_description(const fs::path& model, const fs::path& folder, std::optional<at::ScalarType> dtype) {
   if (!is_folder(model)) {
     const auto config = config_of(model);
     const auto tokenizer = tokenizer_of(model);
-    config.write(folder, dtype.value_or(at::kFloat));
+    config.write(folder, dtype ? *dtype : dtype_of_weights(model));
     return tokenizer.write(folder);
   }
   make_folder(folder);

@@ -30,8 +30,10 @@ void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer&
 
 /// Whether there is something for write_description: a GGUF file, or a folder with config.json.
 bool has_description(const std::filesystem::path& model);
+/// That of most values of a model's files, as they are read: float32 where they are quantized.
+at::ScalarType dtype_of_weights(const std::filesystem::path& model);
 /// What a folder has besides the weights: config.json and the files of the tokenizer, of a GGUF file or of another folder, whatever model
-/// that describes. `dtype`: that of the weights beside them.
+/// that describes. `dtype`: that of the weights beside them, if it is another one than in the model's files.
 void write_description(const std::filesystem::path& model, const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = {});
 /// The way back: a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
 void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);

@@ -102,6 +102,9 @@ TEST(Gguf, GoesThereAndBack) {
     write_file(folder / "alone/tokenizer.json", read_file(folder / "back/tokenizer.json"));
     data::Tokenizer::read(folder / "alone").write(folder / "again");
     EXPECT_THAT(read_file(folder / "again/tokenizer_config.json"), HasSubstr(R"("bos_token": "<|begin_of_text|>")"));
+    llm::write_hub(folder / "F16.gguf", folder / "half");  // as Python reads the dtype
+    EXPECT_THAT(read_file(folder / "half/config.json"), HasSubstr(R"("torch_dtype": "float16")"));
+    EXPECT_THAT(read_file(folder / "back/config.json"), HasSubstr(R"("torch_dtype": "float32")"));
     // The description of a folder goes along with its weights, in whatever dtype these are.
     llm::write_description(folder / "back", folder / "narrow", at::kBFloat16);
     EXPECT_THAT(read_file(folder / "narrow/config.json"), HasSubstr(R"("torch_dtype": "bfloat16")"));
@@ -143,6 +146,14 @@ TEST(Gguf, NamesWhatIsWrong) {
   write_model(folder / "hub", small_config("llama"));
   EXPECT_THAT(message_of<UsageError>([&] { llm::write_gguf(folder / "hub", folder / "x", {.code = "Q4_K"}); }), HasSubstr("not as 'Q4_K'"));
   llm::write_gguf(folder / "hub", folder / "model.gguf");
+  for (const auto& [code, value] : {std::pair("F16", 1e5F), {"Q8_0", 1e9F}, {"BF16", 3.4e38F}}) {
+    checkpoint::GgufWriter writer(folder / "large.gguf", {}, {{.name = "x", .sizes = {1, 32}, .code = checkpoint::find_block_code(code)}});
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  writer.write(at::full({1, 32}, value));
+                }),
+                HasSubstr(std::string(code) + " can't hold; write "))
+        << code;
+  }
   const auto whole = read_file(folder / "model.gguf");
   const auto refusal = [&](std::string bytes) {
     write_file(folder / "bad.gguf", bytes);

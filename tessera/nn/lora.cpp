@@ -12,6 +12,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,6 +30,8 @@ namespace tessera::lora {
 namespace {
 
 using torch::nn::Module;
+
+constexpr std::string_view kBiases[] = {"none", "all", "lora_only"};
 
 /// A layer that can have an adapter.
 struct Target {
@@ -151,7 +154,7 @@ std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> adapted_in(const 
 
 void expect_sense(const Target& layer, const Options& options, int64_t r) {
   const auto refuse = [&](const std::string& why) { throw UsageError(fmt::format("lora: '{}': {}", layer.name, why)); };
-  if (r < 1) refuse(fmt::format("a rank of {} makes no sense; give at least 1", r));
+  if (r < 1 || r > kMostRank) refuse(fmt::format("a rank of {} makes no sense; give at least 1, and at most {}", r, kMostRank));
   if (options.lora_dropout < 0 || options.lora_dropout >= 1)
     refuse(fmt::format("a dropout of {} makes no sense; give 0 to less than 1", options.lora_dropout));
   if (r % layer.groups != 0) refuse(fmt::format("a rank of {} can't be divided among {} groups", r, layer.groups));
@@ -298,7 +301,39 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   }
 }
 
+/// Modules and biases that train as a whole have one value, over which a second adapter would train, or load its own.
+void expect_own_wholes(const Module& model, const Options& options, const std::string& adapter) {
+  std::map<std::string, Options> others;
+  for (const auto& [layer, adapted] : adapted_in(model)) {
+    for (const auto& [name, other] : adapted->adapters) others.try_emplace(name, other.options);
+  }
+  others.erase(adapter);
+  for (const auto& [name, other] : others) {
+    for (const auto& item : model.named_modules({}, /*include_self=*/false)) {
+      if (!is_within(item.key(), options.modules_to_save) || !is_within(item.key(), other.modules_to_save)) continue;
+      throw UsageError(
+          fmt::format("lora: modules_to_save: '{}' trains with adapter '{}' already, and has one value for all adapters; leave it "
+                      "out of '{}', or give that a model of its own",
+                      item.key(), name, adapter));
+    }
+    if (options.bias != Bias::None && other.bias != Bias::None)
+      throw UsageError(
+          fmt::format("lora: biases train with adapter '{}' already, and have one value for all adapters; give '{}' Bias::None, "
+                      "or a model of its own",
+                      name, adapter));
+  }
+}
+
 }  // namespace
+
+std::string_view name_of(Bias bias) {
+  return kBiases[static_cast<size_t>(bias)];
+}
+
+std::optional<Bias> bias_named(std::string_view name) {
+  const auto* const known = std::ranges::find(kBiases, name);
+  return known == std::end(kBiases) ? std::nullopt : std::optional(static_cast<Bias>(known - kBiases));
+}
 
 double scaling_of(const Options& options, const std::string& layer) {
   const auto alpha = by_pattern(layer, options.alpha_pattern, options.lora_alpha);
@@ -311,6 +346,7 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
     throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter));
   expect_unmerged(model);
   expect_whole_modules(*model, options.modules_to_save);
+  expect_own_wholes(*model, options, adapter);
   const auto targets = chosen(layers_in(*model), options);
   const auto rank_of = [&](const Target& layer) { return by_pattern(layer.name, options.rank_pattern, options.r); };
   for (const auto& layer : targets) {
@@ -399,13 +435,15 @@ void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
   choose_training(*model);
 }
 
-Disabled::Disabled(ModuleRef model) : model_(*model), before_(active_adapters(model)) {
+Disabled::Disabled(ModuleRef model) : model_(*model) {
   expect_unmerged(model);
+  for (const auto& [layer, adapted] : adapted_in(model_)) before_.emplace_back(adapted, adapted->active);
   activate(model_, {});
 }
 
 Disabled::~Disabled() {
-  if (active_adapters(model_).empty()) activate(model_, before_);  // others may have been chosen since
+  if (!active_adapters(model_).empty()) return;  // others have been chosen since
+  for (auto& [adapted, active] : before_) adapted->active = std::move(active);
 }
 
 void merge(ModuleRef model) {

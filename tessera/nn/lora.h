@@ -5,7 +5,10 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,11 +18,17 @@
 
 namespace tessera::lora {
 
+class LayerAdapters;
+
 enum class Bias {
   None,      // biases stay as they are
   All,       // all biases of the model train,
   LoraOnly,  // or those of layers with adapters
 };
+
+/// As peft names them: "lora_only".
+std::string_view name_of(Bias bias);
+std::optional<Bias> bias_named(std::string_view name);
 
 /// How adapters of linear layers begin: with a drawn A and a B of 0, or, with Pissa, as the principal part of the weight, which is taken
 /// out of it: then the weights need their values before.
@@ -28,6 +37,8 @@ enum class Init { Kaiming, Gaussian, Pissa };
 /// Values for layers whose names end in what a pattern matches; of several patterns, the first.
 template <class Value>
 using ByPattern = std::vector<std::pair<std::string, Value>>;
+
+inline constexpr int64_t kMostRank = 1'000'000;  // wider than any layer
 
 struct Options {
   int64_t r = 8;            // the rank
@@ -45,8 +56,9 @@ struct Options {
 
 /// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d are layers that can have one. From now on, only adapters
 /// train, and what the options name. Called before fully_shard, or within deferred_init; the base may have its weights before or get them
-/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Throws UsageError, and changes
-/// nothing, if a name matches no layer, with the names that are there.
+/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Modules and biases that train
+/// as a whole have one value, whichever of them acts, so two can't have the same. Throws UsageError, and changes nothing, if a name matches
+/// no layer, with the names that are there.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
 /// The adapters of a model, and those that act at the moment.
@@ -60,6 +72,7 @@ void set_adapters(ModuleRef model, const std::vector<std::string>& names);
 void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
 
 /// As long as it exists, the model is what it is without adapters. Modules and biases that train as a whole are what they have become.
+/// Afterwards each layer's adapters act that acted before, unless others have been chosen meanwhile.
 class [[nodiscard]] Disabled : NoCopy {
  public:
   explicit Disabled(ModuleRef model);
@@ -67,7 +80,7 @@ class [[nodiscard]] Disabled : NoCopy {
 
  private:
   torch::nn::Module& model_;
-  const std::vector<std::string> before_;
+  std::vector<std::pair<std::shared_ptr<LayerAdapters>, std::vector<std::string>>> before_;  // which acted in each layer
 };
 
 /// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Throws UsageError, and changes

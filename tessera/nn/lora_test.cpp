@@ -78,6 +78,49 @@ TEST(Lora, OfSeveralThoseActThatAreChosen) {
   EXPECT_THAT(message_of<UsageError>([&] { lora::set_adapters(net, {"third"}); }), HasSubstr("default, other"));
 }
 
+/// Two Nets, one behind the other.
+struct ChainImpl : torch::nn::Module {
+  Net encoder = register_module("encoder", seeded_net()), decoder = register_module("decoder", seeded_net());
+  at::Tensor forward(const at::Tensor& x) { return decoder(at::pad(encoder(x), {0, 2})); }
+};
+TORCH_MODULE(Chain);
+
+TEST(Lora, DisabledLeavesEachLayerTheAdaptersThatActedThere) {
+  Chain chain;
+  for (const std::string name : {"x", "y"}) {
+    lora::apply(chain, {.r = 2}, name);
+    for (auto* net : {&chain->encoder, &chain->decoder}) change(*net, name, name == "x" ? 0.1 : 0.2);
+  }
+  lora::set_adapters(chain->encoder, {"x"});
+  lora::set_adapters(chain->decoder, {"y"});
+  const auto before = chain(input());
+  {
+    const lora::Disabled off(chain);
+    const lora::Disabled again(chain->decoder);
+    EXPECT_TRUE(lora::active_adapters(chain).empty());
+  }
+  EXPECT_TRUE(at::equal(chain(input()), before));
+  EXPECT_THAT(lora::active_adapters(chain->encoder), ElementsAre("x"));
+  EXPECT_THAT(lora::active_adapters(chain->decoder), ElementsAre("y"));
+  {
+    const lora::Disabled off(chain);
+    lora::set_adapters(chain->encoder, {"y"});
+  }
+  EXPECT_THAT(lora::active_adapters(chain->encoder), ElementsAre("y"));
+  EXPECT_TRUE(lora::active_adapters(chain->decoder).empty());
+}
+
+TEST(Lora, WhatTrainsAsAWholeIsOfOneAdapter) {
+  auto net = adapted_net({.r = 2, .layers = {.target_modules = {"a"}}, .modules_to_save = {"c"}, .bias = lora::Bias::LoraOnly});
+  const auto refusal = [&](const lora::Options& options) { return message_of<UsageError>([&] { lora::apply(net, options, "other"); }); };
+  EXPECT_THAT(refusal({.r = 2, .layers = {.target_modules = {"b"}}, .modules_to_save = {"c"}}),
+              HasSubstr("'c' trains with adapter 'default' already, and has one value for all adapters"));
+  EXPECT_THAT(refusal({.r = 2, .layers = {.target_modules = {"b"}}, .bias = lora::Bias::All}),
+              HasSubstr("biases train with adapter 'default' already"));
+  EXPECT_THAT(lora::adapters(net), ElementsAre("default"));
+  EXPECT_NO_THROW(lora::apply(net, {.r = 2, .layers = {.target_modules = {"b"}}}, "other"));
+}
+
 TEST(Lora, MergesAndTakesOutOnRanksToo) {
   for (const bool dora : {false, true}) {
     for (const int ranks : {1, 2, 3}) {
@@ -140,6 +183,8 @@ TEST(Lora, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refusal({.layers = {.target_modules = {"a", "d"}}}), HasSubstr("'d'"));
   EXPECT_THAT(refusal({.layers = {.target_pattern = "x.*"}}), HasSubstr("no layer is chosen"));
   EXPECT_THAT(refusal({.r = 0}), HasSubstr("at least 1"));
+  EXPECT_THAT(refusal({.r = int64_t{1} << 40}), HasSubstr("'a': a rank of 1099511627776 makes no sense"));
+  EXPECT_THAT(refusal({.r = 2, .rank_pattern = {{"b", int64_t{1} << 31}}}), HasSubstr("'b': a rank of 2147483648 makes no sense"));
   EXPECT_THAT(refusal({.lora_dropout = 1}), HasSubstr("dropout"));
   auto net = adapted_net();
   EXPECT_THAT(message_of<UsageError>([&] { lora::apply(net, {}); }), HasSubstr("already"));

@@ -17,10 +17,12 @@ void adapt(const config::Settings& settings, ModuleRef model) {
   if (rank == 0) return;
   lora::apply(model, {.r = rank,
                       .lora_alpha = settings.number("tessera_lora_alpha"),
+                      .use_rslora = settings.is_true("tessera_lora_rslora"),
                       .lora_dropout = settings.number("tessera_lora_dropout"),
                       .use_dora = settings.is_true("tessera_lora_dora"),
                       .layers = {.target_modules = comma_separated(settings.text("tessera_lora_target_modules"))},
-                      .modules_to_save = comma_separated(settings.text("tessera_lora_modules_to_save"))});
+                      .modules_to_save = comma_separated(settings.text("tessera_lora_modules_to_save")),
+                      .bias = lora::bias_named(settings.text("tessera_lora_bias")).value()});
 }
 
 }  // namespace tessera::train

@@ -12,8 +12,9 @@ namespace tessera::train {
 /// that the model lacks.
 void adapt(const config::Settings& settings, ModuleRef model);
 
-inline constexpr std::string_view kKeysOfAdapters[] = {"tessera_quantisation",        "tessera_lora_r",    "tessera_lora_alpha",
-                                                       "tessera_lora_dropout",        "tessera_lora_dora", "tessera_lora_target_modules",
-                                                       "tessera_lora_modules_to_save"};
+inline constexpr std::string_view kKeysOfAdapters[] = {
+    "tessera_quantisation", "tessera_lora_r",    "tessera_lora_alpha",          "tessera_lora_dropout",
+    "tessera_lora_rslora",  "tessera_lora_dora", "tessera_lora_target_modules", "tessera_lora_modules_to_save",
+    "tessera_lora_bias"};
 
 }  // namespace tessera::train

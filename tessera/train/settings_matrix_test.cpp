@@ -281,9 +281,11 @@ const std::vector<Row> kRows = {
     {"tessera_lora_r", "2"},
     {"tessera_lora_alpha", "4", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_dropout", "0.99999", {{"tessera_lora_r", "2"}}},  // of all values, whatever is drawn
+    {"tessera_lora_rslora", "true", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_dora", "true", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_target_modules", "first", {{"tessera_lora_r", "2"}}},
     {"tessera_lora_modules_to_save", "second", {{"tessera_lora_r", "2"}}},
+    {"tessera_lora_bias", "all", {{"tessera_lora_r", "2"}}},
     {"tessera_offload", "disk"},
     {"tessera_offload", "host"},
     {"tessera_offload_folder", "FOLDER/offload", {{"tessera_offload", "disk"}}},

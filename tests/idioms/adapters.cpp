@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "idiom.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/nn/lora.h"
@@ -575,6 +576,21 @@ Chapter chapter() {
        }
        train_around(run, *net, run.adamw(*net), {});
      }},
+    {.what = "two adapters that train the head as a whole", .act = [](Run& run) {
+       const auto net = adapted(run, {.r = 2, .modules_to_save = {"head"}});
+       lora::apply(*net, {.r = 3, .modules_to_save = {"head"}}, "other");
+     }, .refused = "'head' trains with adapter 'default' already"},
+    {.what = "two adapters with biases", .act = [](Run& run) {
+       const auto net = std::make_shared<Net>();
+       adapt(*net, {.r = 2, .bias = lora::Bias::LoraOnly});
+       adapt(*net, {.r = 3, .bias = lora::Bias::All}, "other");
+       run.shard_nested(net);
+     }, .refused = "biases train with adapter 'default' already", .remark = "as in peft"},
+    {.what = "an adapter of rank 2^31", .act = [](Run& run) {
+       Net net;
+       lora::apply(net, {.r = int64_t{1} << 31});
+       run.shard(net);
+     }, .refused = "a rank of 2147483648 makes no sense"},
     {.what = "adapters of other layers, an optimizer for each", .act = [](Run& run) {
        const auto net = std::make_shared<Net>();
        adapt(*net, {.r = 2, .layers = {.target_modules = {"first"}}}, "one");
@@ -625,6 +641,30 @@ Chapter chapter() {
          return preference(own, net->forward(x));
        }, run.adamw(*net));
      }},
+    {.what = "`lora::Disabled` where each part of a model has an adapter of its own", .act = [](Run& run) {
+       struct Parts : nn::Module {
+         std::shared_ptr<Net> encoder = register_module("encoder", std::make_shared<Net>()), decoder = register_module("decoder", std::make_shared<Net>());
+         at::Tensor forward(const at::Tensor& x) { return decoder->forward(torch::tanh(encoder->forward(x)).repeat({1, 2})); }
+       } model;
+       adapt(model, kSmall, "one");
+       adapt(model, {.r = 3}, "two");
+       lora::set_adapters(*model.encoder, {"one"});
+       lora::set_adapters(*model.decoder, {"two"});
+       run.shard_nested(model);
+       run.train(model, [&](int step) {
+         const auto x = run.batch({4, 6}, step);
+         if (run.sharded()) {
+           const lora::Disabled disabled(model);
+           run.record(model.forward(x).detach());
+         } else {
+           lora::set_adapters(model, {});
+           run.record(model.forward(x).detach());
+           lora::set_adapters(*model.encoder, {"one"});
+           lora::set_adapters(*model.decoder, {"two"});
+         }
+         return model.forward(x).pow(2).mean();
+       }, run.adamw(model));
+     }},
     {.what = "backward of a segment after `lora::Disabled` has ended", .act = [](Run& run) {
        const auto net = adapted(run);
        at::Tensor y;
@@ -634,6 +674,39 @@ Chapter chapter() {
        }
        y.sum().backward();
      }, .refused = "did something else when it ran again in backward"},
+    // --- Checkpoints that refer to the base ---
+    {.what = "a checkpoint of what trains, of a base that is changed in place behind `checkpoint::base_of`", .act = [](Run& run) {
+       const auto net = adapted(run);
+       const Folder folder(run);
+       const checkpoint::Contents contents{.model = net.get(), .base = checkpoint::base_of(*net, "a base")};
+       {
+         const torch::NoGradGuard no_grad;
+         const auto whole = full_params(*net, Access::Write);
+         net->second->weight.mul_(2);
+       }
+       checkpoint::save(folder.path, contents, run.world());
+     }, .refused = "has changed since checkpoint::base_of"},
+    {.what = "such a checkpoint, loaded over a base that is another one since", .act = [](Run& run) {
+       const auto net = adapted(run);
+       const Folder folder(run);
+       checkpoint::Contents contents{.model = net.get(), .base = checkpoint::base_of(*net, "a base")};
+       checkpoint::save(folder.path / "run", contents, run.world());
+       auto state = checkpoint::full_state_dict(*net);
+       for (auto& [name, value] : state) value = value + 1;
+       checkpoint::load_full_state_dict(*net, state);
+       checkpoint::load(folder.path / "run", contents, run.world());
+     }, .refused = "has changed since checkpoint::base_of"},
+    {.what = "such a checkpoint, loaded after steps", .act = [](Run& run) {
+       const auto net = adapted(run);
+       const Folder folder(run);
+       checkpoint::Contents contents{.model = net.get(), .base = checkpoint::base_of(*net, "a base")};
+       train(run, *net);
+       checkpoint::save(folder.path / "run", contents, run.world());
+       train(run, *net);
+       checkpoint::load(folder.path / "run", contents, run.world());
+       evaluate(run, *net);
+       train(run, *net);
+     }},
     // --- Merged, and taken out again ---
     {.what = "`lora::merge`, an evaluation, `lora::unmerge`, and training goes on", .act = [](Run& run) {
        const auto net = adapted(run);

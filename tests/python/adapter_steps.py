@@ -21,12 +21,12 @@ config = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, num_h
 LlamaForCausalLM(config).save_pretrained(folder)
 tokens = torch.randint(96, (10, 6, 12))
 found = {"tokens": tokens}
-for method in ("lora", "dora", "qlora", "lora-bf16", "dora-bf16", "qlora-bf16"):
+for method in ("lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16", "qdora-bf16"):
     dtype = torch.bfloat16 if method.endswith("-bf16") else torch.float32
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
-    options = dict(quantization_config=nf4, device_map={"": "cpu"}) if method.startswith("qlora") else {}
+    options = dict(quantization_config=nf4, device_map={"": "cpu"}) if method.startswith("q") else {}
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora=method.startswith("dora")))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", use_dora="dora" in method))
     model.train()  # in evaluation bitsandbytes computes in bfloat16 on some CPUs
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with torch.no_grad():

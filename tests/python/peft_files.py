@@ -1,5 +1,5 @@
 """peft_files.py FOLDER: a small model, adapters that Python's peft has made for it, and what comes of them: base.safetensors, and for each case CASE/adapter_config.json,
-CASE/adapter_model.safetensors and CASE.safetensors with outputs, gradients and merged weights. Ends with status 3 without the packages."""
+CASE/adapter_model.safetensors (of "pickled" adapter_model.bin) and CASE.safetensors with outputs, gradients and merged weights. Ends with status 3 without the packages."""
 import sys
 
 try:
@@ -34,6 +34,7 @@ CASES = {
     "biases": dict(r=2, lora_alpha=2, target_modules=["a"], bias="all", init_lora_weights="gaussian"),
     "pissa": dict(r=2, lora_alpha=4, target_modules=["a", "head"], init_lora_weights="pissa"),
     "whole": dict(r=2, lora_alpha=2, target_modules="a|b", modules_to_save=["head"]),
+    "pickled": dict(r=2, lora_alpha=4, target_modules=["a", "embed"], use_dora=True, modules_to_save=["head"]),
 }
 
 folder = sys.argv[1]
@@ -49,7 +50,7 @@ for name, options in CASES.items():
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(f"{folder}/{name}")
+    model.save_pretrained(f"{folder}/{name}", safe_serialization=name != "pickled")
     out = model(tokens)
     (out * weights).sum().backward()
     found = {"tokens": tokens, "weights": weights, "out": out.detach()}

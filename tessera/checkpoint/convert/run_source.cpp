@@ -14,6 +14,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/stored/narrowed.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
@@ -136,10 +137,13 @@ std::vector<TensorSlice> RunSource::boxes(const SourceTensor& tensor, int rank) 
 
 void RunSource::copy(const SourceTensor& tensor, const TensorSlice& box,
                      c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write, size_t first) const {
-  const auto most = std::max<int64_t>(options_.memory / static_cast<int64_t>(c10::elementSize(tensor.dtype)), 1);
+  const auto dtype = options_.dtype ? stored_.info(tensor.name).dtype : tensor.dtype;
+  const auto width = std::max(c10::elementSize(dtype), c10::elementSize(tensor.dtype));
+  const auto most = std::max<int64_t>(options_.memory / static_cast<int64_t>(width), 1);
   for_each_piece(box, most, [&](const TensorSlice& piece) {
-    const auto values = at::empty(piece.sizes, at::TensorOptions(at::kCPU).dtype(tensor.dtype));
+    auto values = at::empty(piece.sizes, at::TensorOptions(at::kCPU).dtype(dtype));
     stored_.read(tensor.name, piece, values, first);
+    if (dtype != tensor.dtype) values = narrowed(values, tensor.dtype, tensor.name);
     write(piece, values);
     done_ = std::min(done_ + static_cast<int64_t>(values.nbytes()), all_);
     if (options_.progress) options_.progress(tensor.name, done_, all_);

@@ -68,12 +68,15 @@ at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, -1, 2}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
-/// What a scale or a value in 16 bits can't hold would become infinite in silence.
+/// What a scale or a value in 16 bits can't hold would become infinite in silence. bfloat16 can hold what is infinite already, or NaN.
 static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
-  constexpr double kMostOfHalf = 65504;
-  const auto most = values.abs().max().item<double>();
-  if (!(most <= kMostOfHalf))
-    throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write BF16 or F32", entry.name, most, entry.code->name));
+  constexpr double kMostOfHalf = 65504, kMostOfBfloat = 3.3895313892515355e38;
+  const bool is_bfloat = entry.code->name == "BF16";
+  const auto sizes = values.abs();
+  const auto most = (is_bfloat ? sizes.masked_fill(values.isfinite().logical_not(), 0) : sizes).max().item<double>();
+  if (!(most <= (is_bfloat ? kMostOfBfloat : kMostOfHalf)))
+    throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write {}", entry.name, most, entry.code->name,
+                                 is_bfloat ? "F32" : "BF16 or F32"));
 }
 
 GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors)
@@ -118,7 +121,7 @@ void GgufWriter::write(const at::Tensor& tensor) {
   pad_to(entry.offset);
   const auto flat = tensor.detach().contiguous().view(-1);
   const auto& code = *entry.code;
-  const bool is_half = code.name != "F32" && code.name != "BF16";  // its values, or its scales
+  const bool is_half = code.name != "F32";  // its values, or its scales
   std::vector<uint8_t> bytes;
   for (int64_t begin = 0; begin < flat.numel(); begin += kValuesAtOnce) {
     const auto part = flat.narrow(0, begin, std::min(kValuesAtOnce, flat.numel() - begin)).to(at::kFloat);

@@ -37,6 +37,7 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
       throw UsageError(fmt::format("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes",
                                    name, contents.base->name));
   }
+  expect_unchanged(*contents.model, *contents.base);
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, contents.base->forms, base};
   std::erase_if(model.parts, [&](const LocalPart& part) { return base.contains(part.name); });
   std::erase_if(model.outside, [&](const auto& named) { return base.contains(named.first); });
