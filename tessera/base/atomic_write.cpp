@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/file_lock.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
 #include "tessera/base/storage.h"
 
 namespace tessera {
@@ -165,6 +166,9 @@ void write_text(const fs::path& path, std::string_view text) {
   NewFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
+  // Stores are not ours, so they are asked what they have taken.
+  if (stored(path) && InputFile(path).read_all() != text)
+    throw IoError(fmt::format("{} was written, but the store gives other bytes back; save again", path.string()));
 }
 
 UnfinishedFile::UnfinishedFile(fs::path part) : part_(std::move(part)), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {

@@ -28,7 +28,8 @@ class Upload {
   virtual void complete() = 0;
 };
 
-/// What a store must be able to do. Any thread may call it. Failures are exceptions; IoError is for what users can mend.
+/// What a store must be able to do. Any thread may call it. Failures are exceptions; IoError is for what users can mend. Once an upload is
+/// complete, size() and read() know it by its name, on every host; list() may come later.
 class Storage {
  public:
   virtual ~Storage() = default;

@@ -6,7 +6,9 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/consolidate.h"
+#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/adam.h"
@@ -330,6 +332,42 @@ TEST(Checkpoint, NamesAndNotesAreText) {
     EXPECT_THAT(message_of<UsageError>([&] { save("", run); }), HasSubstr("this name is empty"));
     save(folder / "with-slash/", run, {{"text", "\u00e4"}});
     EXPECT_EQ(load(folder / "with-slash", run).at("text").text(), "\u00e4");
+  });
+}
+
+TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
+  struct Odd : torch::nn::Module {
+    explicit Odd(const std::string& name) { register_parameter(name, at::ones({3})); }
+  };
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    for (const std::string name : {"a\xff", "\xed\xa0\x80", "\xc0\xaf"}) {
+      const auto odd = std::make_shared<Odd>(name);
+      fully_shard(odd, {.mesh = world});
+      const auto refused = [&](checkpoint::SaveOptions options, const char* file = "out") {
+        EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / file, {.model = odd.get()}, world, options); }),
+                    AllOf(HasSubstr("the tensor '" + name + "' can't be saved"), HasSubstr("is no UTF-8")));
+      };
+      using checkpoint::Format;
+      for (const auto format : {Format::Tessera, Format::Dcp, Format::Accelerate, Format::Hub}) refused({.format = format});
+      refused({.format = Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full});
+      refused({.format = Format::Torch}, "out.pt");
+      refused({.format = Format::Safetensors}, "out.safetensors");
+      checkpoint::AsyncSaver saver(world);
+      EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is no UTF-8"));
+      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save_torch_xla(folder / "out", *odd, world); }), HasSubstr("is no UTF-8"));
+    }
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(Checkpoint, ProposesTheNewestOfARunForItsPrefix) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const int step : {1, 2}) save(step_folder(folder / "run", step), run);
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "run", run); }),
+                HasSubstr("run; did you mean " + step_folder(folder / "run", 2).string() + "?"));
   });
 }
 

@@ -65,6 +65,7 @@ struct Saved {
     if (options.expect) options.expect(notes);
     expect_beside(contents, rows, manifest, options, folder.string());
     if (contents.optimizer) expect_class(folder, contents.optimizer);
+    if (const auto& faults = manifest.catalog.faults; !faults.empty()) throw IoError(faults.front());
     std::vector<int> all(static_cast<size_t>(world.size()));
     std::iota(all.begin(), all.end(), 0);
     verify_share(stored, world, all);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <set>
 #include <utility>
 #include <vector>
@@ -468,6 +469,7 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   }
   auto metadata = model.catalog().aliases;
   metadata["format"] = "pt";
+  metadata[kSaveKey] = std::to_string(std::random_device()());
   HubWriter writer(out, entries, metadata, max_shard_size);
   for (const auto& entry : entries) {
     const auto merged = stored.merged(entry.name, [&] { return model.read(entry.name); });

@@ -11,6 +11,7 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/input_file.h"
 #include "tessera/base/log.h"
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/manifest.h"
@@ -32,6 +33,23 @@ std::optional<int64_t> number_in(std::string_view text) {
   const auto [stop, wrong] = std::from_chars(text.data(), last, number);
   if (wrong != std::errc() || stop != last) return {};
   return number;
+}
+
+fs::path latest_name(const fs::path& prefix) {
+  return prefix.string() + "-latest";
+}
+
+/// Whether a store has the checkpoint, whatever names it lists: some list late what has just been written.
+bool is_listed_late(const fs::path& folder) {
+  return stored(folder) && is_there(folder / kManifestFile);
+}
+
+/// The folder that was saved last in a store.
+std::optional<StepFolder> last_stored(const fs::path& prefix) {
+  if (!stored(prefix) || !size_of_file(latest_name(prefix))) return {};
+  const auto folder = prefix.parent_path() / InputFile(latest_name(prefix)).read_all();
+  const auto step = prefix_of(folder) == prefix ? step_of(folder) : std::nullopt;
+  return step && is_listed_late(folder) ? std::optional(StepFolder{.step = *step, .folder = folder}) : std::nullopt;
 }
 
 }  // namespace
@@ -61,13 +79,17 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
     if (const auto step = number_in(std::string_view(name).substr(start.size())))
       found.push_back({.step = *step, .folder = prefix.parent_path() / name});
   }
+  if (const auto last = last_stored(prefix); last && std::ranges::find(found, last->step, &StepFolder::step) == found.end())
+    found.push_back(*last);
   std::ranges::sort(found, {}, &StepFolder::step);
   return found;
 }
 
 std::optional<std::string> why_incomplete(const fs::path& folder) {
-  if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
-  if (!names_in(folder)) return fmt::format("{} is no folder", folder.string());  // throws here if the folder can't be read
+  if (!is_listed_late(folder)) {
+    if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
+    if (!names_in(folder)) return fmt::format("{} is no folder", folder.string());  // throws here if the folder can't be read
+  }
   try {
     (void)read_manifest(folder);
     return {};
@@ -77,15 +99,16 @@ std::optional<std::string> why_incomplete(const fs::path& folder) {
 }
 
 bool is_complete(const fs::path& folder) {
-  return is_folder(folder) && !why_incomplete(folder);
+  return (is_listed_late(folder) || is_folder(folder)) && !why_incomplete(folder);
 }
 
 namespace {
 
 /// The newest one that can be loaded.
-std::optional<StepFolder> newest(const fs::path& prefix, Check check) {
+std::optional<StepFolder> newest(const fs::path& prefix, Check check, std::optional<int64_t> before = {}) {
   const auto all = step_folders(prefix);
   for (auto each = all.rbegin(); each != all.rend(); each++) {
+    if (before && each->step >= *before) continue;
     auto why = why_incomplete(each->folder);
     if (!why && check == Check::Checksums) {
       if (const auto faults = verify(each->folder).faults; !faults.empty()) why = faults.front();
@@ -103,12 +126,12 @@ std::optional<fs::path> latest(const fs::path& prefix, Check check) {
   return found ? std::optional(found->folder) : std::nullopt;
 }
 
-std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world, Check check) {
+std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world, Check check, std::optional<int64_t> before) {
   constexpr int64_t kNone = std::numeric_limits<int64_t>::min();
   const auto failure = fmt::format("could not look for checkpoints {}-step-N", prefix.string());
   std::optional<StepFolder> found;
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
-    if (world.is_first()) found = newest(prefix, check);
+    if (world.is_first()) found = newest(prefix, check, before);
   });
   const auto sent = at::full({1}, found ? found->step : kNone, at::TensorOptions(world.traits().device).dtype(at::kLong));
   world.broadcast(sent, 0, {.unit = "checkpoint"}).wait();
@@ -118,12 +141,23 @@ std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world
     for (const auto& each : step_folders(prefix)) {
       if (!found && each.step == step) found = each;
     }
+    if (const auto named = step_folder(prefix, step); !found && is_listed_late(named)) found = {.step = step, .folder = named};
     if (found) return;
     throw IoError(
         fmt::format("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
                     step_folder(prefix, step).string()));
   });
   return found->folder;
+}
+
+void set_aside(const fs::path& folder, const std::string& why) {
+  if (stored(folder)) throw IoError(fmt::format("{} is in a store, where nothing can be renamed; remove it: {}", folder.string(), why));
+  auto aside = fs::path(folder.string() + ".damaged");
+  for (int number = 2; is_there(aside); number++) aside = fmt::format("{}.damaged-{}", folder.string(), number);
+  std::error_code error;
+  fs::rename(folder, aside, error);
+  if (error) throw IoError(fmt::format("can't set {} aside ({}): {}", folder.string(), why, error.message()));
+  log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), why));
 }
 
 void expect_no_run(const fs::path& prefix) {
@@ -135,8 +169,9 @@ void expect_no_run(const fs::path& prefix) {
 }
 
 void link_latest(const fs::path& folder) {
-  if (stored(folder)) return;  // where there are no links
-  const auto link = fs::path(prefix_of(folder).value().string() + "-latest"), next = unfinished_path(link);
+  const auto link = latest_name(prefix_of(folder).value());
+  if (stored(folder)) return write_text(link, folder.filename().string());  // where there are no links
+  const auto next = unfinished_path(link);
   std::error_code none;
   fs::remove(next, none);
   fs::create_directory_symlink(folder.filename(), next, none);
@@ -145,7 +180,7 @@ void link_latest(const fs::path& folder) {
 }
 
 void mend_latest(const fs::path& prefix) {
-  const auto link = fs::path(prefix.string() + "-latest");
+  const auto link = latest_name(prefix);
   std::error_code none;
   if (!fs::is_symlink(link, none) || is_there(link)) return;
   if (const auto left = latest(prefix)) return link_latest(*left);

@@ -29,16 +29,22 @@ enum class Check { Sizes, Checksums };
 /// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
 /// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of a later version.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
-/// The same for programs of several ranks: rank 0 looks, so that all go on from the same one. Collective.
-std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes);
+/// The same for programs of several ranks: rank 0 looks, so that all go on from the same one. With `before`, of those whose N is less.
+/// Collective.
+std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes,
+                                            std::optional<int64_t> before = {});
 /// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
 /// folder can't be read.
 bool is_complete(const std::filesystem::path& folder);
 /// What is wrong with a folder that is no complete checkpoint.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
+/// Renames a folder that can't be loaded to FOLDER.damaged, and logs why, so that its name is free. Throws IoError, also for one in a
+/// store.
+void set_aside(const std::filesystem::path& folder, const std::string& why);
 /// Throws UsageError if something of this name would hide the checkpoints PREFIX-step-N from all that is given their prefix.
 void expect_no_run(const std::filesystem::path& prefix);
-/// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. Where there are no links, it does nothing.
+/// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. In a store it is an object with the folder's name,
+/// by which step_folders() knows what was saved last also if the store lists late.
 void link_latest(const std::filesystem::path& folder);
 /// Where the folder of such a link has been removed: makes it lead to the newest checkpoint that is left, or removes it.
 void mend_latest(const std::filesystem::path& prefix);

@@ -1,19 +1,42 @@
 #include "tessera/checkpoint/verify.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
+
+std::optional<std::string> damage_in(const std::filesystem::path& path, const Communicator& world) {
+  std::string own;
+  all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't read {}", path.string()), [&] {
+    const CatalogReader stored(read_catalog(path));
+    const auto& all = stored.catalog().checksums;
+    const auto ranks = static_cast<size_t>(world.size());
+    for (const int rank : world.local_ranks()) {
+      for (auto i = static_cast<size_t>(rank); i < all.size() && own.empty(); i += ranks) {
+        if (!stored.is_as_written(all[i])) own = stored.damage(all[i]);
+      }
+    }
+  });
+  for (auto& text : world.texts(own, {.unit = "checkpoint"})) {
+    if (!text.empty()) return std::move(text);
+  }
+  return {};
+}
 
 Verified verify(const std::filesystem::path& path, const VerifyOptions& options) {
   Verified result;
   const CatalogReader stored(read_catalog(path));
   const auto& catalog = stored.catalog();
   result.files = static_cast<int64_t>(catalog.files.size());
+  result.faults = catalog.faults;
   std::map<std::pair<size_t, uint64_t>, uint64_t> checked;  // from the file and the place where bytes with a checksum begin to their end
   for (const auto& bytes : catalog.checksums) {
     auto& end = checked[{bytes.file, bytes.begin}];

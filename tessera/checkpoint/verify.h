@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tessera/comm/communicator.h"
 
 namespace tessera::checkpoint {
 
@@ -17,6 +20,10 @@ struct Verified {
 struct VerifyOptions {
   bool cheap = false;  // compare only the sizes of files, and their headers
 };
+
+/// What is first found to be damaged in a checkpoint of any format, of which each rank reads a share; the same on all ranks. Throws IoError
+/// if it can't be read, which is another matter. Collective.
+std::optional<std::string> damage_in(const std::filesystem::path& path, const Communicator& world);
 
 /// Reads all that has a checksum in a checkpoint of any format, and compares them. Throws IoError if there is none, or it is incomplete.
 Verified verify(const std::filesystem::path& path, const VerifyOptions& options = {});

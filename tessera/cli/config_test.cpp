@@ -167,6 +167,21 @@ TEST_F(Config, HasDefaultsWhichCanBeUpdated) {
   EXPECT_THAT(run({"config", "update", "--config-file", folder_ / "none"}).output, HasSubstr("there is no configuration"));
 }
 
+TEST_F(Config, WritesNoTextThatIsNoUtf8) {
+  const auto file = folder_ / "c.yaml";
+  write_file(file, "num_processes: 2\nfsdp_config:\n  fsdp_version: 1\n  fsdp_transformer_layer_cls_to_wrap: B\xe4r\n");
+  for (const auto* name : {"out.json", "out.yaml"}) {
+    const auto out = (folder_ / name).string();
+    for (const std::vector<std::string>& words : {{"config", "update"}, {"to-fsdp2"}}) {
+      auto command = words;
+      command.insert(command.end(), {"--config-file", file.string(), "--output-file", out});
+      EXPECT_THAT(says(command),
+                  AllOf(HasSubstr("1 tessera: "), HasSubstr("fsdp_transformer_layer_cls_to_wrap"), HasSubstr("is no UTF-8")));
+      EXPECT_FALSE(std::filesystem::exists(out));
+    }
+  }
+}
+
 TEST_F(Config, ExplainsWhereValuesComeFrom) {
   const auto file = folder_ / "c.yaml";
   write_file(file, "mixed_precision: fp16\nsame_network: false\nfsdp_config:\n  fsdp_version: 1\n  fsdp_offload_params: false\n");

@@ -140,6 +140,10 @@ int child(const std::string& task) {
       std::this_thread::sleep_for(std::chrono::seconds(4));
     }
     for (int i = 0; i < 2; i++) world.all_reduce(sum, {}, {.unit = "after"}).wait();
+    if (task == "run out of files" && world.rank() == 0) {
+      const rlimit none{.rlim_cur = 0, .rlim_max = 0};
+      ::setrlimit(RLIMIT_NOFILE, &none);
+    }
     return 0;
   } catch (const Error& error) {
     std::printf("%s\n", error.what());
@@ -332,6 +336,16 @@ TEST(Init, MeetsInAFile) {
   const Environment store = {{"TESSERA_STORE", "file:" + path.string()}};
   for (const auto& ended : run_job({.ranks = 3, .transport = "gloo", .more = store})) EXPECT_EQ(ended.status, 0) << ended.output;
   std::filesystem::remove(path);
+}
+
+TEST(Init, EndsWithItsStatusWhereTheFileCanNotBeOpenedAnyMore) {
+  const Folder folder;
+  const Environment store = {{"TESSERA_STORE", "file:" + (folder / "store").string()}};
+  for (const auto& ended : run_job({.task = "run out of files", .transport = "gloo", .more = store}))
+    EXPECT_EQ(ended.status, 0) << ended.output;
+  for (const auto& ended : run_job({.transport = "gloo", .more = {{"TESSERA_STORE", "file:" + (folder / "other").string()}}}))
+    EXPECT_EQ(ended.status, 0) << ended.output;
+  EXPECT_FALSE(std::filesystem::exists(folder / "other"));  // the last rank has removed it
 }
 
 TEST(Init, NoticesAStoreThatWasUsedBefore) {

@@ -5,6 +5,8 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/config/file_entries.h"
 #include "tessera/config/settings.h"
 #include "tessera/config/value.h"
@@ -48,6 +50,10 @@ bool is_written(const Settings& settings, const Key& key) {
 }
 
 json to_json_value(const Key& key, const std::string& value) {
+  if (!is_utf8(value)) {
+    throw ConfigError(fmt::format("{} is '{}', which is no UTF-8, as YAML and JSON have to be; write it in UTF-8, or leave it out",
+                                  key.name, printable(value)));
+  }
   if (key.name == "tpu_env") return json::array();
   if (key.kind == Kind::Text) return value;
   if (value == "true" || value == "false") return value == "true";

@@ -7,16 +7,19 @@
 #include <cmath>
 #include <map>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/verify.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/train/memory.h"
 #include "tessera/train/meters.h"
@@ -89,16 +92,44 @@ void Run::go_on() {
         fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
                     newest->string()));
   }
-  try {
-    trainer_.load_state(*newest);
-  } catch (const IoError& error) {
-    throw IoError(fmt::format("{}; to go on from the checkpoint before, remove or rename {}", error.what(), newest->string()));
+  load(*newest);
+  say(fmt::format("going on from {}", last_->string()));
+}
+
+void Run::load(const std::filesystem::path& newest) {
+  const auto& world = trainer_.world();
+  std::vector<std::pair<std::filesystem::path, std::string>> damaged;  // and why
+  auto folder = newest;
+  while (true) {
+    try {
+      trainer_.load_state(folder);
+      break;
+    } catch (const IoError& error) {
+      const auto why = checkpoint::damage_in(folder, world);
+      if (!why) throw IoError(fmt::format("{}; to go on from the checkpoint before, remove or rename {}", error.what(), folder.string()));
+      damaged.emplace_back(folder, *why);
+    }
+    const auto before = checkpoint::latest(options_.prefix, world, checkpoint::Check::Sizes, checkpoint::step_of(folder));
+    if (!before) {
+      throw IoError(fmt::format("{}; no checkpoint before {} can be loaded: remove or rename what is there to start anew",
+                                damaged.front().second, newest.string()));
+    }
+    folder = *before;
   }
-  last_ = newest;
+  // What is in a store keeps its name, and later folders have higher numbers.
+  const bool keeps_names = stored(newest).has_value();
+  all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
+    if (!world.is_first()) return;
+    for (const auto& [name, why] : damaged) {
+      log(LogLevel::Warning, fmt::format("{} is damaged, so the run resumes from {}: {}", name.string(), folder.string(), why));
+      if (!keeps_names) checkpoint::set_aside(name, why);
+    }
+    if (!damaged.empty()) checkpoint::mend_latest(options_.prefix);
+  });
+  last_ = folder;
   saved_step_ = trainer_.steps();
   // With larger batches than before, steps count as fewer; later folders must have higher numbers all the same.
-  steps_more_ = std::max<int64_t>(checkpoint::step_of(*newest).value() - trainer_.steps(), 0);
-  say(fmt::format("going on from {}", newest->string()));
+  steps_more_ = std::max<int64_t>(checkpoint::step_of(keeps_names ? newest : folder).value() - trainer_.steps(), 0);
 }
 
 bool Run::is_over() const {

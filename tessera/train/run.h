@@ -47,7 +47,8 @@ struct Measured {
 /// All ranks call the same functions in the same order. One model, with the optimizers and the loader that were prepared before.
 class Run {
  public:
-  /// Throws ConfigError if there are checkpoints that this run shall not go on from, or if another job saves under the prefix. Collective.
+  /// Throws ConfigError if there are checkpoints that this run shall not go on from, or if another job saves under the prefix. Resumes from
+  /// the checkpoint before, and says so, where bytes of the newest are not those that were written. Collective.
   Run(Trainer& trainer, data::Loader& loader, RunOptions options);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
@@ -86,6 +87,8 @@ class Run {
   struct Parts;
 
   void go_on();
+  /// Loads the checkpoint, or the newest before it that is not damaged.
+  void load(const std::filesystem::path& newest);
   bool is_over() const;
   bool saves_at(bool end_of_epoch) const;
   std::optional<data::Samples> next();

@@ -128,6 +128,41 @@ TEST(Run, DoesNotBeginAnewBesideCheckpointsThatAreDamaged) {
   });
 }
 
+/// Flips a bit in the last tensor of a rank.
+void damage(const std::filesystem::path& prefix, int64_t step) {
+  const auto file = checkpoint::step_folder(prefix, step) / "rank-1-of-2.safetensors";
+  auto bytes = read_file(file);
+  bytes.back() = static_cast<char>(bytes.back() ^ 1);
+  write_file(file, bytes);
+}
+
+TEST(Run, GoesBackToTheCheckpointBeforeOneThatIsDamaged) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const RunOptions options{.epochs = 3, .prefix = folder / "net", .resume = true};
+    const auto all = trained(world, options).losses;
+    world.barrier();
+    if (world.is_first()) {
+      for (const int64_t step : {12, 18}) damage(options.prefix, step);
+    }
+    world.barrier();
+    const auto again = trained(world, options).losses;
+    EXPECT_EQ(again, std::vector(all.begin() + kBatches, all.end()));
+    world.barrier();
+    EXPECT_THAT(steps_in(options.prefix), ElementsAre(6, 12, 18));
+    EXPECT_TRUE(trained(world, options).losses.empty());
+    world.barrier();
+    if (world.is_first()) {
+      for (const int64_t step : {6, 12, 18}) damage(options.prefix, step);
+    }
+    world.barrier();
+    EXPECT_THAT(refusal(world, options), AllOf(HasSubstr("net-step-000018/rank-1-of-2.safetensors is damaged"),
+                                               HasSubstr("no checkpoint before"), HasSubstr("can be loaded")));
+  });
+  EXPECT_THAT(steps_in(folder / "net"), ElementsAre(6, 12, 18));
+  for (const auto* name : {"net-step-000012.damaged", "net-step-000018.damaged"}) EXPECT_TRUE(std::filesystem::is_directory(folder / name));
+}
+
 TEST(Run, GoesOnWithTheLossesOfOneThatWentThrough) {
   const Folder folder;
   Ended through;

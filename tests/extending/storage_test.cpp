@@ -57,7 +57,7 @@ TEST_F(OwnStorage, KeepsARun) {
     saver.wait();
   });
   EXPECT_THAT(store_->list("runs/net"),
-              ElementsAre("runs/net-step-000002/manifest.json", "runs/net-step-000002/rank-0-of-2.safetensors",
+              ElementsAre("runs/net-latest", "runs/net-step-000002/manifest.json", "runs/net-step-000002/rank-0-of-2.safetensors",
                           "runs/net-step-000002/rank-1-of-2.safetensors", "runs/net-step-000003/manifest.json",
                           "runs/net-step-000003/rank-0-of-2.safetensors", "runs/net-step-000003/rank-1-of-2.safetensors"));
   EXPECT_TRUE(store_->size("runs/beside/manifest.json"));

@@ -36,6 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fuzz::expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_accelerate(state_folder()));
     checkpoint::run_of(reader.catalog());
+    for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
     for (const auto& [name, tensor] : reader.catalog().tensors) {
       constexpr int64_t kMost = 1 << 24;  // a view may repeat few values as often as it likes
       if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
@@ -51,7 +52,7 @@ std::vector<std::string> seeds() {
     const auto path = folder() + "/seed";
     const auto state = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = {8}});
     checkpoint::TorchFileWriter writer(
-        path, {TorchTree::Dict{{{"step", {step}}, {checkpoint::accelerate::kTorchGenerator, {TorchTree::Tensor(state)}}}}});
+        path, {TorchTree::Dict{{{"step", {step}}, {checkpoint::accelerate::kTorchGenerator, {TorchTree::Tensor(state)}}}}}, 17);
     writer.write(at::ones({8}, dtype));
     writer.close();
     std::ifstream file(path, std::ios::binary);

@@ -44,7 +44,9 @@ std::vector<std::string> seeds() {
                                 "b": "model-00002-of-00002.safetensors"}})";
   auto outside = whole;
   outside.replace(outside.find("model-00001"), 5, "../..");
-  return {whole, outside, R"({"weight_map": {"w": 1}})", R"({"weight_map": {"w": ""}})", std::string(50'000, '['), "{}", ""};
+  auto numbered = whole;
+  numbered.replace(numbered.find("\"total_size\": 32"), 16, R"("tessera_save": "17")");
+  return {whole, numbered, outside, R"({"weight_map": {"w": 1}})", R"({"weight_map": {"w": ""}})", std::string(50'000, '['), "{}", ""};
 }
 
 }  // namespace tessera::fuzz

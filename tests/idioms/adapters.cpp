@@ -1,10 +1,8 @@
 // Adapters of low rank, which lora::apply gives to models whose code knows nothing of them.
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <filesystem>
 #include <sstream>
 
 #include "idiom.h"
@@ -190,24 +188,6 @@ Idiom options(const std::string& what, const Options& of, const std::string& rem
               },
           .remark = remark};
 }
-
-/// A folder that all ranks know.
-class Folder {
- public:
-  explicit Folder(const Run& run) : world_(run.world()) {
-    path = std::filesystem::temp_directory_path() / ("tessera-idioms-" + std::to_string(::getpid()) + "-" + std::to_string(run.ranks()));
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() {
-    if (world_.is_first()) std::filesystem::remove_all(path);
-  }
-
-  std::filesystem::path path;
-
- private:
-  const Communicator world_;
-};
 
 struct Words : nn::Module {
   nn::Embedding words = register_module("words", nn::Embedding(7, 4));

@@ -4,7 +4,9 @@
 
 #include <ATen/autocast_mode.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -131,6 +133,24 @@ class Autocast {
     at::autocast::set_autocast_cache_enabled(true);
     at::autocast::set_autocast_enabled(at::kCPU, false);
   }
+};
+
+/// A folder that all ranks know.
+class Folder {
+ public:
+  explicit Folder(const Run& run) : world_(run.world()) {
+    path = std::filesystem::temp_directory_path() / ("tessera-idioms-" + std::to_string(::getpid()) + "-" + std::to_string(run.ranks()));
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() {
+    if (world_.is_first()) std::filesystem::remove_all(path);
+  }
+
+  std::filesystem::path path;
+
+ private:
+  const Communicator world_;
 };
 
 /// A number that stands for a text.

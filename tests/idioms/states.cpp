@@ -1,10 +1,13 @@
 // What is saved, loaded and copied: states of models and optimizers, before sharding and after it.
-#include <filesystem>
+#include <fmt/format.h>
+
 #include <sstream>
 
 #include "idiom.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/state_dict.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
@@ -114,9 +117,34 @@ void restore_part(Run& run, const std::function<void(nn::Linear& part, const std
   run.record(evaluation(run, *model));
 }
 
+checkpoint::OptimizerRef reference_to(const Steps& optimizer) {
+  return optimizer.ours() != nullptr ? checkpoint::OptimizerRef(optimizer.ours()) : checkpoint::OptimizerRef(optimizer.theirs());
+}
+
+/// A run that is saved in a format, and that another model and optimizer take up.
+Idiom resumed(const std::string& format, const checkpoint::SaveOptions& options, const char* name = "run") {
+  return {.what = fmt::format("a run that is saved as {}, and resumed by another model and optimizer", format),
+          .act = [options, name](Run& run) {
+            const Folder folder(run);
+            if (run.rank() == 0) std::filesystem::create_directories(folder.path);
+            run.world().barrier();
+            const auto first = nested(run), second = nested(run);
+            const auto save = run.adamw(*first), load = run.adamw(*second);
+            run.train(*first, [&](int step) { return loss_of(run, *first, step); }, save);
+            checkpoint::save(folder.path / name, {.model = first.get(), .optimizer = reference_to(save)}, run.world(), options);
+            run.world().barrier();
+            checkpoint::Contents contents{.model = second.get(), .optimizer = reference_to(load)};
+            checkpoint::load(folder.path / name, contents, run.world());
+            run.world().barrier();
+            run.record_parameters(*second);
+            run.train(*second, [&](int step) { return loss_of(run, *second, step + 4); }, load);
+          }};
+}
+
 }  // namespace
 
 Chapter chapter() {
+  using checkpoint::Format;
   return {.title = "States",
           .idioms = {
               {.what = "`tessera::full_state` after training, of a model that is sharded or not",
@@ -497,6 +525,33 @@ Chapter chapter() {
                      checkpoint::load_full_state_dict(*model, dict, {.first_of_tied = true});
                      for (const auto& [name, tensor] : checkpoint::full_state_dict(*model)) run.record(tensor);
                    }},
+              resumed("`Format::Tessera`", {}),
+              resumed("`Format::Dcp`", {.format = Format::Dcp}),
+              resumed("`Format::Torch`", {.format = Format::Torch}, "run.pt"),
+              resumed("`Format::Accelerate`", {.format = Format::Accelerate}),
+              resumed("`Format::Accelerate` with `AccelerateLayout::Full`",
+                      {.format = Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full}),
+              {.what = "a parameter whose name is not UTF-8, saved",
+               .act =
+                   [](Run& run) {
+                     const auto model = std::make_shared<nn::Module>();
+                     model->register_parameter("a\xff", values({3}));
+                     run.shard(*model);
+                     const Folder folder(run);
+                     checkpoint::save(folder.path, {.model = model.get()}, run.world(), {.format = Format::Dcp});
+                   },
+               .refused = "its name is no UTF-8"},
+              {.what = "a run loaded by its prefix",
+               .act =
+                   [](Run& run) {
+                     const auto model = nested(run);
+                     const Folder folder(run);
+                     checkpoint::Contents contents{.model = model.get()};
+                     checkpoint::save(checkpoint::step_folder(folder.path / "run", 2), contents, run.world());
+                     run.world().barrier();
+                     checkpoint::load(folder.path / "run", contents, run.world());
+                   },
+               .refused = "did you mean"},
               {.what = "moments of an optimizer of torch set to zero by hand",
                .act =
                    [](Run& run) {

@@ -46,6 +46,7 @@ int64_t SourceTensor::bytes() const {
 
 RunSource::RunSource(Manifest run, const ConvertOptions& options)
     : RunSource(run, CatalogReader(run.catalog), options, self_world(0, at::kCPU), "could not write") {
+  if (!options.weights_only && !run_.catalog.faults.empty()) throw IoError(run_.catalog.faults.front());
   for (const auto& bytes : run_.catalog.checksums) stored_.verify(bytes);
 }
 

@@ -27,7 +27,7 @@ TorchTree::List drawn_words(at::CPUGeneratorImpl& source) {
 }
 
 /// Torch's generator goes on. We know nothing of Python's and NumPy's, so they begin anew, each rank's in another state.
-void write_generators(const fs::path& path, const at::Tensor& state, const json& step) {
+void write_generators(const fs::path& path, const at::Tensor& state, const json& step, uint64_t save) {
   auto generator = at::detail::createCPUGenerator();
   generator.set_state(state);
   auto& draws = *at::check_generator<at::CPUGeneratorImpl>(generator);
@@ -36,10 +36,12 @@ void write_generators(const fs::path& path, const at::Tensor& state, const json&
   const TorchTree numpy{TorchTree::Tuple{{{json("MT19937")}, {drawn_words(draws)}, {json(kWords)}, {json(0)}, {json(0.0)}}}};
   words.items.emplace_back().value.emplace<json>(kWords);
   const TorchTree python{TorchTree::Tuple{{{json(3)}, {TorchTree::Tuple{std::move(words.items)}}, {json()}}}};
-  TorchFileWriter writer(path, {TorchTree::Dict{{{"step", {step}},
-                                                 {"random_state", python},
-                                                 {"numpy_random_seed", numpy},
-                                                 {accelerate::kTorchGenerator, {TorchTree::Tensor(tensor)}}}}});
+  TorchFileWriter writer(path,
+                         {TorchTree::Dict{{{"step", {step}},
+                                           {"random_state", python},
+                                           {"numpy_random_seed", numpy},
+                                           {accelerate::kTorchGenerator, {TorchTree::Tensor(tensor)}}}}},
+                         save);
   writer.write(state);
   writer.close();
 }
@@ -62,7 +64,7 @@ void write_objects(const RunSource& source, const fs::path& folder, std::map<std
       files[object + extension].entries.emplace_back(name.substr(dot + 1), TorchTree{value_of_note(text)});
     }
   }
-  for (auto& [name, dict] : files) TorchFileWriter(folder / name, {std::move(dict)}).close();
+  for (auto& [name, dict] : files) TorchFileWriter(folder / name, {std::move(dict)}, source.run().save).close();
 }
 
 void write_folder(const RunSource& source, const fs::path& folder) {
@@ -83,13 +85,13 @@ void write_folder(const RunSource& source, const fs::path& folder) {
     write_safetensors(source, folder / kHubSafetensors.single);
   } else {
     TreeFile weights(source);
-    weights.write(folder / (model + ".bin"), weights.model());
+    weights.write(folder / (model + ".bin"), weights.model(), source.run().save);
   }
   if (!has_optimizer) return;
   TreeFile state(source);
   TorchTree tree;
   source.on_each([&] { tree = is_replicated ? state.numbered_optimizer() : state.optimizer(); });
-  state.write(folder / (optimizer + ".bin"), tree);
+  state.write(folder / (optimizer + ".bin"), tree, source.run().save);
 }
 
 }  // namespace
@@ -105,7 +107,7 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
         const auto state = generator_of(source, rank);
         if (!state.defined()) break;
         write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
-                         step == notes.end() ? json(0) : value_of_note(step->second));
+                         step == notes.end() ? json(0) : value_of_note(step->second), source.run().save);
       }
       if (source.is_first()) write_objects(source, folder, left_out);
       for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);

@@ -68,7 +68,7 @@ void DcpFolder::close() {
   source_.on_first([&] {
     std::vector<DcpItem> items;
     for (const auto& text : texts) std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
-    write_dcp_metadata(folder_, items);
+    write_dcp_metadata(folder_, items, source_.run().save);
   });
 }
 

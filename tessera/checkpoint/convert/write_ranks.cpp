@@ -129,7 +129,7 @@ std::vector<fs::path> write_ranks(const RunSource& source, const fs::path& out) 
   const auto folder = unfinished_path(out);
   const uint64_t save = std::random_device()();
   for (int rank = 0; rank < source.options().world; rank++) RankPart(source, rank, save).write(folder);
-  write_manifest(folder, manifest_of_files(folder));
+  write_manifest(folder, manifest_of_files(folder, source.options().world));
   made.commit();
   return {out};
 }

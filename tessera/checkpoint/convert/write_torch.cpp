@@ -67,8 +67,8 @@ TorchTree TreeFile::numbered_optimizer() {
   return tree;
 }
 
-void TreeFile::write(const fs::path& path, const TorchTree& tree) {
-  write_rooms(source_, tensors_, DigestKind::Crc32, [&] { return std::make_unique<TorchFileWriter>(path, tree); });
+void TreeFile::write(const fs::path& path, const TorchTree& tree, std::optional<uint64_t> save) {
+  write_rooms(source_, tensors_, DigestKind::Crc32, [&] { return std::make_unique<TorchFileWriter>(path, tree, save); });
 }
 
 TorchTree::Tensor TreeFile::add(const SourceTensor& tensor) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -66,6 +67,7 @@ class AccelerateReader {
       if (!is_there(path)) break;
       const InputFile file(path);
       const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
+      note_save(all_, archive.save(), path);
       const auto* const dict = archive.content().as<pickle::Dict>();
       const auto* const value = dict == nullptr ? nullptr : dict->find(accelerate::kTorchGenerator);
       const auto tensor = value == nullptr ? std::nullopt : archive.tensor(*value, accelerate::kTorchGenerator);
@@ -76,6 +78,13 @@ class AccelerateReader {
       state.shape = tensor->shape;
       state.boxes.push_back(
           {.box = whole_slice(tensor->shape), .file = all_.files.size(), .offset = tensor->begin, .strides = tensor->strides});
+      if (const auto& storage = tensor->storage; storage.crc32 != 0) {
+        all_.checksums.push_back({.file = all_.files.size(),
+                                  .begin = storage.begin,
+                                  .bytes = storage.bytes,
+                                  .checksum = fmt::format("{:08x}", storage.crc32),
+                                  .name = accelerate::kTorchGenerator});
+      }
       all_.files.push_back(path);
       const auto* const step = dict->find("step");
       if (const auto* const number = step == nullptr ? nullptr : step->as<int64_t>()) all_.values["step"] = *number;
@@ -93,27 +102,32 @@ class AccelerateReader {
 
   /// The plain values in a file. What a program does not need to load weights is no reason to refuse the folder.
   void add_values(const std::string& name) {
-    const auto stem = fs::path(name).stem().string();
+    std::optional<InputFile> file;
+    std::optional<TorchArchive> archive;
     try {
-      const InputFile file(folder_ / name);
-      const TorchArchive archive(file, 0, file.size(), any_globals, file.path().string());
-      const auto* const dict = archive.content().as<pickle::Dict>();
-      if (dict == nullptr) {
-        all_.left_out.emplace(name, kNoPlainData);
-        return;
-      }
-      for (const auto& [key, value] : dict->entries) {
-        const auto last = to_name(key);
-        auto json = to_json(value);
-        const auto whole = stem + "." + last.value_or(std::string(key.kind()));
-        if (last && json) {
-          all_.values.insert_or_assign(whole, std::move(*json));
-        } else {
-          all_.left_out.emplace(whole, kNoPlainData);
-        }
-      }
+      file.emplace(folder_ / name);
+      archive.emplace(*file, 0, file->size(), any_globals, file->path().string());
     } catch (const IoError& error) {
       all_.left_out.emplace(name, error.what());
+      if (auto fault = file ? fault_of_zip(*file) : std::nullopt) all_.faults.push_back(std::move(*fault));
+      return;
+    }
+    note_save(all_, archive->save(), file->path());
+    const auto* const dict = archive->content().as<pickle::Dict>();
+    if (dict == nullptr) {
+      all_.left_out.emplace(name, kNoPlainData);
+      return;
+    }
+    const auto stem = fs::path(name).stem().string();
+    for (const auto& [key, value] : dict->entries) {
+      const auto last = to_name(key);
+      auto json = to_json(value);
+      const auto whole = stem + "." + last.value_or(std::string(key.kind()));
+      if (last && json) {
+        all_.values.insert_or_assign(whole, std::move(*json));
+      } else {
+        all_.left_out.emplace(whole, kNoPlainData);
+      }
     }
   }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,5 +31,7 @@ class Checksum {
 uint64_t checksum_value(std::string_view bytes);
 /// The checksum as a text.
 std::string checksum_of(std::string_view bytes);
+/// The same of a text with zeros in place of `checksums`, which stand in it and begin with this one. Nothing if they are not there.
+std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums);
 
 }  // namespace tessera::checkpoint

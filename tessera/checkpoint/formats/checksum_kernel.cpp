@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "tessera/checkpoint/formats/checksum.h"
 
 namespace tessera::checkpoint {
@@ -35,6 +37,14 @@ uint64_t checksum_value(std::string_view bytes) {
 
 std::string checksum_of(std::string_view bytes) {
   return Checksum::text(checksum_value(bytes));
+}
+
+std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums) {
+  const auto place = text.find(checksums);
+  if (place == std::string_view::npos) return std::nullopt;
+  std::string blank(text);
+  std::fill_n(blank.begin() + static_cast<std::ptrdiff_t>(place), checksums.size(), '0');
+  return checksum_of(blank);
 }
 
 }  // namespace tessera::checkpoint

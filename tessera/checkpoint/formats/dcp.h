@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 
 /// The tensors of a folder, and the other values as far as they are plain ones; the names of others are in left_out. Files that
-/// `.metadata` does not name are ignored. Throws IoError.
+/// `.metadata` does not name are ignored. Throws IoError; so it does, in a folder of ours, for a file of another save.
 Catalog read_dcp(const std::filesystem::path& folder);
 
 /// Where a value is in the state: the keys of the dicts and the places in lists on the way to it. Its name is these, joined by dots.
@@ -36,6 +36,7 @@ struct DcpItem {
   std::optional<Part> part = {};  // of a tensor
   std::string file = {};
   uint64_t offset = 0, bytes = 0;
+  std::string checksum = {};  // TorchArchive::checksum
 };
 void to_json(nlohmann::json& json, const DcpItem& item);
 void from_json(const nlohmann::json& json, DcpItem& item);
@@ -53,7 +54,8 @@ class DcpRankWriter {
   std::vector<DcpItem> close();
 
  private:
-  void add(DcpItem item, uint64_t bytes);
+  /// Closes the archive.
+  void add(DcpItem item, TorchArchiveWriter& archive);
 
   std::string name_;
   NewFile file_;
@@ -62,7 +64,8 @@ class DcpRankWriter {
 };
 
 /// Writes `.metadata`, which makes the folder a checkpoint: on one rank, when all have closed their files. Boxes and values that several
-/// ranks have written count once. Throws UsageError if the boxes of a tensor overlap or are not all of it.
-void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items);
+/// ranks have written count once. It says what the archives are, and which save they are of. Throws UsageError if the boxes of a tensor
+/// overlap or are not all of it.
+void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items, uint64_t save = 0);
 
 }  // namespace tessera::checkpoint

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/dcp_names.h"
 #include "tessera/checkpoint/formats/torch_archive.h"
@@ -43,6 +44,7 @@ class DcpReader {
     const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
     const auto& metadata = fields_of(root, {dcp::kMetadata}, "its content");
     expect_known_version(metadata);
+    if (const auto* const note = metadata.find(dcp::kNote)) take_note(*note, bytes);
     take_places(dict_in(metadata, "storage_data"));
     for (const auto& [key, entry] : dict_in(metadata, "state_dict_metadata").entries) {
       const auto* const name = key.as<std::string>();
@@ -63,6 +65,7 @@ class DcpReader {
   struct Place {
     std::string file;
     uint64_t offset = 0, bytes = 0;
+    std::string checksum = {};  // TorchArchive::checksum; empty if it is not known
   };
   using Key = std::pair<std::string, std::optional<std::vector<int64_t>>>;  // the name, and the offsets of a part of a tensor
 
@@ -115,7 +118,25 @@ class DcpReader {
                     path_.string(), text == nullptr ? std::string(version->kind()) : "'" + *text + "'", dcp::kVersion));
   }
 
+  /// Of a folder of ours: what was written.
+  void take_note(const Value& value, std::string_view text) {
+    const auto* const note = value.as<pickle::Dict>();
+    if (note == nullptr) return;  // somebody else's
+    checksums_ = text_in(*note, dcp::kChecksums);
+    if (checksum_around(text, checksums_) != checksums_.substr(0, Checksum::kDigits)) {
+      damaged(
+          fmt::format("it has another checksum than when it was written, so a bit has changed; or a program has rewritten it and kept "
+                      "'{}', which then has to be left out",
+                      dcp::kNote));
+    }
+    catalog_.save = {.number = number_in(*note, dcp::kSave), .file = path_};
+  }
+
   void take_places(const pickle::Dict& storage_data) {
+    constexpr auto kDigits = Checksum::kDigits;
+    if (!checksums_.empty() && checksums_.size() != kDigits * (storage_data.entries.size() + 1))
+      damaged(fmt::format("it has {} archives, but checksums with {} digits", storage_data.entries.size(), checksums_.size()));
+    size_t number = 0;  // of the archive's checksum
     for (const auto& [index, info] : storage_data.entries) {
       const auto& key = fields_of(index, {dcp::kIndex}, "a key of storage_data");
       const auto& place = fields_of(info, {dcp::kStorageInfo}, "an entry of storage_data");
@@ -131,7 +152,11 @@ class DcpReader {
       if (file.empty() || file.starts_with('.') || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
         damaged(fmt::format("'{}' should be in the file '{}', which is none of the folder", name, file));
       }
-      places_[{name, std::move(part)}] = {.file = file, .offset = number_in(place, "offset"), .bytes = number_in(place, "length")};
+      if (!checksums_.empty()) number++;
+      places_[{name, std::move(part)}] = {.file = file,
+                                          .offset = number_in(place, "offset"),
+                                          .bytes = number_in(place, "length"),
+                                          .checksum = checksums_.substr(kDigits * number, number > 0 ? kDigits : 0)};
     }
   }
 
@@ -152,10 +177,12 @@ class DcpReader {
   Item item(const Key& key, const pickle::Globals& globals) {
     const auto found = places_.find(key);
     if (found == places_.end()) damaged(fmt::format("it does not say where '{}' is", key.first));
-    const auto& [name, offset, bytes] = found->second;
+    const auto& [name, offset, bytes, checksum] = found->second;
     const auto number = number_of(name);
     const auto where = fmt::format("{} at byte {}, where '{}' is,", (folder_ / name).string(), offset, key.first);
-    return {.file = number, .archive = TorchArchive(files_[number], offset, bytes, globals, where)};
+    Item item{.file = number, .archive = TorchArchive(files_[number], offset, bytes, globals, where)};
+    if (checksum.empty() || checksum == item.archive.checksum()) return item;
+    throw IoError(fmt::format("{} has not what {} says was saved; it is damaged, or of another save", where, path_.string()));
   }
 
   void add_value(const std::string& name) {
@@ -213,6 +240,7 @@ class DcpReader {
   Catalog catalog_;
   std::map<Key, Place> places_;
   std::set<std::string> seen_;
+  std::string checksums_;  // of the note; empty if there is none
   std::map<std::string, size_t> numbers_;
   std::vector<InputFile> files_;
 };

@@ -99,6 +99,7 @@ class Metadata {
   explicit Metadata(std::filesystem::path folder) : folder_(std::move(folder)) {
     checkpoint::write_dcp_metadata(folder_, write_both(folder_));
     text_ = read_file(folder_ / dcp::kFile);
+    text_.replace(text_.find(dcp::kNote), std::string_view(dcp::kNote).size(), "another");  // so that what lies behind the checksum is read
   }
   /// Replaces text of the same length.
   void refused(const std::string& from, const std::string& to, const std::string& why) const {
@@ -162,6 +163,28 @@ TEST(Dcp, ReadsOlderMetadata) {
   EXPECT_EQ(CatalogReader(read_dcp(folder.path())).read("step").item<int64_t>(), 7);
 }
 
+TEST(Dcp, KnowsWhatWasWritten) {
+  const Folder folder;
+  checkpoint::write_dcp_metadata(folder.path(), write_both(folder.path()), 17);
+  EXPECT_EQ(read_dcp(folder.path()).save->number, 17U);
+  const auto whole = read_file(folder / dcp::kFile);
+  for (const auto* name : {"epoch", "groups", "lr", "a.weight"}) {  // of which one would be gone under another name
+    auto text = whole;
+    for (size_t place = 0; (place = text.find(name, place)) != std::string::npos; place++) text[place] ^= 1;
+    write_file(folder / dcp::kFile, text);
+    EXPECT_THAT([&] { read_dcp(folder.path()); }, ThrowsMessage<IoError>(HasSubstr("it has another checksum than when it was written"))) << name;
+  }
+  write_file(folder / dcp::kFile, whole);
+  DcpRankWriter writer(folder.path(), 1);  // of a later save
+  const auto own = rows(2, 1);
+  writer.write({"model", "a.weight"}, own, view_of(weight(), own) + 1);
+  writer.write({"model", "step"}, whole_slice({}), at::full({}, 7, at::kLong));
+  writer.write({"epoch"}, {{"number", 3}});
+  writer.close();
+  EXPECT_THAT([&] { read_dcp(folder.path()); },
+              ThrowsMessage<IoError>(AllOf(HasSubstr("__1_0.distcp at byte 0, where 'model.a.weight' is,"), HasSubstr("of another save"))));
+}
+
 TEST(Dcp, EveryDamageIsAnErrorOrHarmless) {
   const Folder folder;
   const Metadata metadata(folder.path());
@@ -196,7 +219,7 @@ TEST(Dcp, LeavesOutWhatIsNoPlainValue) {
   NewFile file(folder / "__2_0.distcp");
   checkpoint::ZipWriter zip(file);
   zip.add("archive/data.pkl", content);
-  items.push_back({.path = {"scheduler"}, .file = "__2_0.distcp", .bytes = zip.close()});
+  items.push_back({.path = {"scheduler"}, .file = "__2_0.distcp", .bytes = zip.close(), .checksum = zip.checksum()});
   file.commit();
   checkpoint::write_dcp_metadata(folder.path(), items);
   const auto catalog = read_dcp(folder.path());

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/dcp_names.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
@@ -124,18 +125,20 @@ void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, at::Scala
   const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = box.sizes});
   TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
   fill(archive);
-  add({.path = path, .part = DcpItem::Part{.dtype = dtype, .box = box}}, archive.close());
+  add({.path = path, .part = DcpItem::Part{.dtype = dtype, .box = box}}, archive);
 }
 
 void DcpRankWriter::write(const DcpPath& path, const nlohmann::json& value) {
-  add({.path = path}, TorchArchiveWriter(file_, end_, {value}).close());
+  TorchArchiveWriter archive(file_, end_, {value});
+  add({.path = path}, archive);
 }
 
-void DcpRankWriter::add(DcpItem item, uint64_t bytes) {
+void DcpRankWriter::add(DcpItem item, TorchArchiveWriter& archive) {
   item.file = name_;
   item.offset = end_;
-  item.bytes = bytes;
-  end_ += bytes;
+  item.bytes = archive.close();
+  item.checksum = archive.checksum();
+  end_ += item.bytes;
   items_.push_back(std::move(item));
 }
 
@@ -144,7 +147,7 @@ std::vector<DcpItem> DcpRankWriter::close() {
   return std::move(items_);
 }
 
-void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items) {
+void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items, uint64_t save) {
   std::vector<std::string> order;
   std::map<std::string, Named> named;
   for (const auto& item : items) {
@@ -154,26 +157,33 @@ void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items) 
     add(name, found->second, item);
   }
   Fields entries, paths, places;
+  std::string checksums(Checksum::kDigits, '0');
   for (const auto& name : order) {
     const auto& all = named.at(name);
     entries.emplace_back(name, metadata_of(name, all));
     pickle::Tuple path;
     for (const auto& key : all.first->path) path.items.push_back(std::visit([](const auto& each) { return Value(each); }, key));
     paths.emplace_back(name, std::move(path));
-    for (size_t i = 0; i < all.items.size(); i++) places.emplace_back(index_of(name, *all.items[i], i), storage_of(*all.items[i]));
+    for (size_t i = 0; i < all.items.size(); i++) {
+      places.emplace_back(index_of(name, *all.items[i], i), storage_of(*all.items[i]));
+      checksums += all.items[i]->checksum;
+    }
   }
-  const auto text = pickle::write(object(dcp::kMetadata, {{"state_dict_metadata", pickle::Dict{.entries = std::move(entries)}},
-                                                          {"planner_data", pickle::Dict{.entries = std::move(paths)}},
-                                                          {"storage_data", pickle::Dict{.entries = std::move(places)}},
-                                                          {"storage_meta", {}},
-                                                          {"version", dcp::kVersion}}));
+  const pickle::Dict note{.entries = {{dcp::kChecksums, checksums}, {dcp::kSave, static_cast<int64_t>(save)}}};
+  auto text = pickle::write(object(dcp::kMetadata, {{dcp::kNote, note},
+                                                    {"state_dict_metadata", pickle::Dict{.entries = std::move(entries)}},
+                                                    {"planner_data", pickle::Dict{.entries = std::move(paths)}},
+                                                    {"storage_data", pickle::Dict{.entries = std::move(places)}},
+                                                    {"storage_meta", {}},
+                                                    {"version", dcp::kVersion}}));
+  text.replace(text.find(checksums), Checksum::kDigits, checksum_around(text, checksums).value());
   write_text(folder / dcp::kFile, text);
 }
 
 void to_json(nlohmann::json& json, const DcpItem& item) {
   auto path = nlohmann::json::array();
   for (const auto& key : item.path) path.push_back(std::visit([](const auto& each) { return nlohmann::json(each); }, key));
-  json = {{"path", path}, {"file", item.file}, {"offset", item.offset}, {"bytes", item.bytes}};
+  json = {{"path", path}, {"file", item.file}, {"offset", item.offset}, {"bytes", item.bytes}, {"checksum", item.checksum}};
   if (!item.part) return;
   const auto& box = item.part->box;
   json["dtype"] = torch_dtype(item.part->dtype)->name;
@@ -181,7 +191,7 @@ void to_json(nlohmann::json& json, const DcpItem& item) {
 }
 
 void from_json(const nlohmann::json& json, DcpItem& item) {
-  item = {.file = json.at("file"), .offset = json.at("offset"), .bytes = json.at("bytes")};
+  item = {.file = json.at("file"), .offset = json.at("offset"), .bytes = json.at("bytes"), .checksum = json.at("checksum")};
   for (const auto& key : json.at("path")) {
     if (key.is_string()) {
       item.path.emplace_back(key.get<std::string>());

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 #include <set>
 
@@ -34,15 +35,22 @@ Catalog read_weights(const fs::path& file) {
   return catalog;
 }
 
-/// From each tensor to the name of its file.
-std::map<std::string, std::string> read_index(const fs::path& path) {
+struct HubIndex {
+  std::map<std::string, std::string> files = {};  // from each tensor to the name of its file
+  std::optional<uint64_t> save = {};
+};
+
+HubIndex read_index(const fs::path& path) {
   const auto text = InputFile(path).read_all();
   try {
-    auto map = nlohmann::json::parse(text).at("weight_map").get<std::map<std::string, std::string>>();
-    for (const auto& [name, shard] : map) {
+    const auto json = nlohmann::json::parse(text);
+    HubIndex index{.files = json.at("weight_map")};
+    for (const auto& [name, shard] : index.files) {
       if (fs::path(shard).has_parent_path()) throw IoError(fmt::format("'{}' is in '{}', which is not in this folder", name, shard));
     }
-    return map;
+    const auto metadata = json.value("metadata", nlohmann::json::object());
+    if (metadata.is_object() && metadata.contains(kSaveKey)) index.save = save_number(metadata[kSaveKey].get<std::string>(), path.string());
+    return index;
   } catch (const nlohmann::json::exception& error) {
     throw IoError(fmt::format("the index {} can't be used: {}", path.string(), fault_of(error)));
   } catch (const std::exception& error) {
@@ -73,10 +81,11 @@ bool is_hub_file(const std::string& name) {
 Catalog read_hub_folder(const fs::path& folder) {
   const auto& names = is_hub_folder(folder, kHubSafetensors) ? kHubSafetensors : kHubTorch;
   if (!is_there(folder / names.index)) return read_weights(folder / names.single);
-  const auto index = read_index(folder / names.index);
+  const auto [index, save] = read_index(folder / names.index);
   std::set<std::string> shards;
   for (const auto& [name, shard] : index) shards.insert(shard);
   Catalog catalog;
+  note_save(catalog, save, folder / names.index);
   for (const auto& shard : shards) {
     auto part = read_weights(folder / shard);
     for (const auto& [name, tensor] : part.tensors) {
@@ -110,9 +119,12 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   }
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
+  auto shared = metadata;
+  if (shards_.size() == 1) shared.erase(kSaveKey);  // one file is mixed with none, and equal weights make equal files
+  if (const auto save = shared.find(kSaveKey); save != shared.end()) save_ = save->second;
   for (size_t i = 0; i < shards_.size(); i++) {
     files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
-    writers_.emplace_back(files_[i], shards_[i], metadata);
+    writers_.emplace_back(files_[i], shards_[i], shared);
   }
 }
 
@@ -173,6 +185,7 @@ void HubWriter::write_index() const {
     }
   }
   index["metadata"]["total_size"] = bytes;
+  if (!save_.empty()) index["metadata"][kSaveKey] = save_;
   write_text(folder_ / kHubIndex, index.dump(2) + "\n");
 }
 

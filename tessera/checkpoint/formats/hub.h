@@ -39,7 +39,8 @@ bool is_hub_file(const std::string& name);
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
 /// Files of at most `max_shard_size` bytes for the tensors, or of one tensor that is larger. One file is model.safetensors, without an
-/// index. Files of an earlier model in the folder are removed when all is written.
+/// index. Of several, each has the metadata kSaveKey, if it is given, and so has the index. Files of an earlier model in the folder are
+/// removed when all is written.
 class HubWriter {
  public:
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
@@ -63,6 +64,7 @@ class HubWriter {
   const std::filesystem::path folder_;
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
+  std::string save_;  // the number of the save, which the index has, too
   std::deque<SafetensorsWriter> writers_;
   size_t next_ = 0;  // tensor of those that write() gets
 };

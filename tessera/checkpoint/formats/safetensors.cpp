@@ -8,6 +8,7 @@
 #include <bit>
 
 #include "tessera/base/error.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
@@ -37,6 +38,10 @@ void SafetensorsFile::read_header() {
   std::string text(length, '\0');
   file_.read(text.data(), length, kLengthBytes);
   data_ = kLengthBytes + length;
+  Checksum all;
+  all.add(std::as_bytes(std::span(&length, 1)));
+  all.add(std::as_bytes(std::span(text)));
+  header_checksum_ = all.value();
   try {
     header_ = SafetensorsHeader::parse(text, file_.size() - data_);
   } catch (const std::exception& error) {
@@ -107,6 +112,8 @@ void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
   for (const auto& [alias, name] : file.metadata()) {
     if (file.contains(name) && !file.contains(alias)) catalog.aliases[alias] = name;
   }
+  if (const auto save = file.metadata().find(kSaveKey); save != file.metadata().end())
+    note_save(catalog, save_number(save->second, file.path().string()), file.path());
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
@@ -176,6 +183,22 @@ void SafetensorsWriter::close() {
   }
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
+  if (stored(path_)) expect_stored();
+}
+
+void SafetensorsWriter::expect_stored() const {
+  try {
+    const SafetensorsFile file(path_);
+    for (size_t i = 0; i < entries_.size(); i++) {
+      const auto& name = entries_[i].name;
+      const auto own = std::string_view(checksums_).substr(Checksum::kDigits * (i + 1), Checksum::kDigits);
+      if (!file.contains(name) || file.checksum(name) != own) throw IoError(fmt::format("it has another '{}'", name));
+      file.verify(name);
+    }
+  } catch (const IoError& error) {
+    throw IoError(
+        fmt::format("{} was written, but the store gives other bytes back: {}; save again", path_.string(), std::string(error.what())));
+  }
 }
 
 }  // namespace tessera::checkpoint

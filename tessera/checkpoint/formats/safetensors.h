@@ -40,8 +40,9 @@ class SafetensorsFile {
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// The number of bytes before the data.
+  /// The number of bytes before the data, and their checksum when they were read.
   uint64_t header_bytes() const { return data_; }
+  uint64_t header_checksum() const { return header_checksum_; }
   /// Where the bytes of a tensor begin in the file.
   uint64_t offset(const std::string& name) const { return data_ + place(name).begin; }
   /// Empty if it has none.
@@ -61,6 +62,7 @@ class SafetensorsFile {
 
   InputFile file_;
   uint64_t data_ = 0;  // where the data begins in it
+  uint64_t header_checksum_ = 0;
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
@@ -90,6 +92,9 @@ class SafetensorsWriter {
   void close(std::span<const std::string> checksums);
 
  private:
+  /// Stores are not ours, so it asks them what they have taken. Throws IoError unless that is what was written.
+  void expect_stored() const;
+
   std::filesystem::path path_;
   std::vector<SafetensorsEntry> entries_;
   SafetensorsHeaderText header_;

@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/dtype_names.h"
 #include "tessera/checkpoint/formats/json_fault.h"
@@ -166,13 +167,11 @@ void take_checksums(SafetensorsHeader& header, std::string_view text) {
   const std::string all = std::move(found->second);
   header.metadata.erase(found);
   constexpr auto kDigits = Checksum::kDigits;
-  const auto place = text.find(all);
-  if (all.size() != kDigits * (header.places.size() + 1) || place == std::string_view::npos) {
+  const auto own = checksum_around(text, all);
+  if (all.size() != kDigits * (header.places.size() + 1) || !own) {
     throw IoError(fmt::format("it has {} tensors, but checksums with {} digits", header.places.size(), all.size()));
   }
-  std::string blank(text);
-  std::fill_n(blank.begin() + static_cast<std::ptrdiff_t>(place), all.size(), '0');
-  if (checksum_of(blank) != all.substr(0, kDigits)) {
+  if (*own != all.substr(0, kDigits)) {
     throw IoError(
         fmt::format("it has another checksum than when it was written, so a bit has changed; or a program has rewritten the file and "
                     "kept '{}' among the metadata, which then has to be left out",
@@ -185,6 +184,14 @@ void take_checksums(SafetensorsHeader& header, std::string_view text) {
 
 int64_t SafetensorsEntry::bytes() const {
   return bytes_of(dtype, sizes).value_or(INT64_MAX);
+}
+
+void expect_writable_name(const std::string& name) {
+  if (!is_utf8(name))
+    throw UsageError(
+        fmt::format("the tensor '{}' can't be saved, because its name is no UTF-8; give it, or its module, another name", printable(name)));
+  if (name == kMetadata)
+    throw UsageError(fmt::format("no checkpoint can hold a tensor called '{}', a word of safetensors files; give it another name", name));
 }
 
 SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {
@@ -201,8 +208,8 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
                                              const std::map<std::string, std::string>& metadata) {
   if (metadata.contains(kChecksums))
     throw UsageError(fmt::format("the metadata '{}' is for the checksums; give yours another name", kChecksums));
-  const auto quoted = [](const std::string& name) {
-    return nlohmann::json(name).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  const auto quoted = [](const std::string& text) {
+    return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
   text = fmt::format(R"({{"{}":{{"{}":")", kMetadata, kChecksums);
   checksums = text.size();
@@ -217,10 +224,7 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
       throw UsageError(fmt::format("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
                                    c10::toString(entry.dtype)));
     }
-    if (entry.name == kMetadata) {
-      throw UsageError(
-          fmt::format("a safetensors file can't hold a tensor called '{}', which is its own word; give it another name", entry.name));
-    }
+    expect_writable_name(entry.name);
     if (!seen.insert(entry.name).second) throw UsageError(fmt::format("two tensors to save have the name '{}'", entry.name));
     const auto begin = end;
     if (__builtin_add_overflow(begin, entry.bytes(), &end)) {

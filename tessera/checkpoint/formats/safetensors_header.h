@@ -24,6 +24,10 @@ struct SafetensorsEntry {
   int64_t bytes() const;
 };
 
+/// Throws UsageError for a name that no tensor in a file can have, whatever the format: ranks tell each other by such headers what they
+/// write.
+void expect_writable_name(const std::string& name);
+
 struct SafetensorsHeader {
   struct Place {
     SafetensorsEntry entry;

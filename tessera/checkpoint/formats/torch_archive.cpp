@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -44,7 +45,9 @@ std::string folder_of(const std::map<std::string, ZipEntry>& entries, const std:
 TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where)
     : where_(std::move(where)) {
   expect_zip(file, begin, bytes, where_);
-  entries_ = read_zip(file, begin, bytes, where_);
+  auto zip = read_zip(file, begin, bytes, where_);
+  entries_ = std::move(zip.entries);
+  checksum_ = std::move(zip.checksum);
   folder_ = folder_of(entries_, where_);
   for (const auto& [name, entry] : entries_) {
     const bool is_code = name.starts_with(folder_ + "code/");  // of TorchScript, which is not read
@@ -55,6 +58,8 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   if (order != entries_.end() && read_entry(file, order->second, where_) != "little") {
     throw IoError(fmt::format("{} has another byte order than this machine; save it again on a machine with this one", where_));
   }
+  if (const auto save = entries_.find(folder_ + kSaveKey); save != entries_.end())
+    save_ = save_number(read_entry(file, save->second, where_), where_);
   const auto pickled = read_entry(file, entries_.at(folder_ + "data.pkl"), where_);
   content_bytes_ = pickled.size();
   content_ = pickle::read(std::as_bytes(std::span(pickled)), globals, where_);

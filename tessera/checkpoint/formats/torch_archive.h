@@ -32,6 +32,10 @@ class TorchArchive {
   const pickle::Value& content() const { return content_; }
   /// In bytes, without tensors.
   size_t content_bytes() const { return content_bytes_; }
+  /// ZipArchive::checksum.
+  const std::string& checksum() const { return checksum_; }
+  /// The number of the save, if the archive says so (kSaveKey).
+  std::optional<uint64_t> save() const { return save_; }
   /// The tensor that a value stands for, or nothing if it is none. Throws IoError if the tensor is damaged or of a kind that we can't read.
   std::optional<ArchivedTensor> tensor(const pickle::Value& value, const std::string& name) const;
 
@@ -43,6 +47,8 @@ class TorchArchive {
 
   std::string where_, folder_;
   std::map<std::string, ZipEntry> entries_;
+  std::string checksum_;
+  std::optional<uint64_t> save_;
   pickle::Value content_;
   size_t content_bytes_ = 0;
 };

@@ -27,6 +27,7 @@ class TorchFileReader {
   TorchFileReader(const std::filesystem::path& path, const TorchArchive& archive)
       : archive_(archive), where_(path.string()), longest_(kLettersApiece * archive.content_bytes() + kAlways) {
     catalog_.files = {path};
+    note_save(catalog_, archive.save(), path);
   }
 
   Catalog take() {

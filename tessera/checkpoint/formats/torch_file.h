@@ -2,7 +2,9 @@
 // run other code is refused.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 
 #include "tessera/checkpoint/formats/room.h"
 #include "tessera/checkpoint/formats/torch_writer.h"
@@ -23,7 +25,8 @@ Catalog read_torch_file(const std::filesystem::path& path);
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
 class TorchFileWriter {
  public:
-  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree) : file_(path), archive_(file_, 0, tree) {}
+  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree, std::optional<uint64_t> save = {})
+      : file_(path), archive_(file_, 0, tree, save) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
   void append(const at::Tensor& values) { archive_.append(values); }

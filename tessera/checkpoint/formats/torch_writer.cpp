@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -37,10 +38,12 @@ std::vector<int64_t> strides_of(const std::vector<int64_t>& shape) {
 
 }  // namespace
 
-TorchArchiveWriter::TorchArchiveWriter(NewFile& file, uint64_t begin, const TorchTree& tree) : zip_(file, begin) {
+TorchArchiveWriter::TorchArchiveWriter(NewFile& file, uint64_t begin, const TorchTree& tree, std::optional<uint64_t> save)
+    : zip_(file, begin) {
   const auto content = pickle::write(pickled(tree, ""));
   zip_.add(std::string(kFolder) + "data.pkl", content);
   zip_.add(std::string(kFolder) + "byteorder", "little");
+  if (save) zip_.add(std::string(kFolder) + kSaveKey, std::to_string(*save));
 }
 
 Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name) {

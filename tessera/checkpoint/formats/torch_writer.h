@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -44,8 +45,9 @@ struct TorchTree {
 /// Writes an archive behind what is in a file already.
 class TorchArchiveWriter {
  public:
-  /// The archive begins at byte `begin` of the file. Throws UsageError if the tree has something that can't be saved.
-  TorchArchiveWriter(NewFile& file, uint64_t begin, const TorchTree& tree);
+  /// The archive begins at byte `begin` of the file. With the number of a save, it says so in an entry of its own, which torch.load
+  /// ignores. Throws UsageError if the tree has something that can't be saved.
+  TorchArchiveWriter(NewFile& file, uint64_t begin, const TorchTree& tree, std::optional<uint64_t> save = {});
 
   /// Writes the next tensor in the order of the tree. Tied ones come once, where the first one is.
   void write(const at::Tensor& tensor);
@@ -57,6 +59,8 @@ class TorchArchiveWriter {
   uint64_t close();
   /// When the rooms are filled: with the CRC-32 of what is in them.
   uint64_t close(std::span<const uint32_t> checksums);
+  /// ZipArchive::checksum, of what is closed.
+  const std::string& checksum() const { return zip_.checksum(); }
 
  private:
   struct Place {

@@ -214,7 +214,8 @@ TorchXlaRankFile::TorchXlaRankFile(const fs::path& prefix, int rank, int ranks, 
                                    const std::vector<TorchXlaShard>& layout)
     : file_(torch_xla_file(prefix, rank, ranks)) {
   const Content content(rank, ranks, stored, layout);
-  TorchArchiveWriter archive(file_, 0, content.tree());
+  const auto& save = stored.catalog().save;
+  TorchArchiveWriter archive(file_, 0, content.tree(), save ? std::optional(save->number) : std::nullopt);
   content.write_to(archive);
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/checksum.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -57,17 +58,17 @@ class ZipReader {
     if (begin > file.size() || bytes > file.size() - begin) throw IoError("it lies behind the end of the file");
   }
 
-  std::map<std::string, ZipEntry> read() {
+  ZipArchive read() {
     const auto [first, size, count] = directory();
     if (first > bytes_ || size > bytes_ - first || size > kLargestDirectory) throw IoError("its directory is not where it should be");
     const auto text = bytes_at(first, size);
     LittleEndian fields(text);
-    std::map<std::string, ZipEntry> entries;
+    ZipArchive archive{.checksum = checksum_of(text)};
     for (uint64_t i = 0; i < count; i++) {
       const auto [name, entry] = record(fields);
-      if (!entries.emplace(name, entry).second) throw IoError(fmt::format("the entry '{}' comes twice", name));
+      if (!archive.entries.emplace(name, entry).second) throw IoError(fmt::format("the entry '{}' comes twice", name));
     }
-    return entries;
+    return archive;
   }
 
  private:
@@ -180,11 +181,25 @@ uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes) {
   return static_cast<uint32_t>(::crc32_combine(first, second, static_cast<z_off_t>(second_bytes)));
 }
 
-std::map<std::string, ZipEntry> read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
+ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
   try {
     return ZipReader(file, begin, bytes).read();
   } catch (const IoError& error) {
     throw IoError(fmt::format("{} is damaged or cut off: as a zip archive, {}", where, error.what()));
+  }
+}
+
+std::optional<std::string> fault_of_zip(const InputFile& file) {
+  constexpr std::string_view kBegin = "PK";
+  if (file.size() < kBegin.size() || file.read_first(kBegin.size()) != kBegin) return std::nullopt;
+  const auto where = file.path().string();
+  try {
+    for (const auto& [name, entry] : read_zip(file, 0, file.size(), where).entries) {
+      if (!entry.packed) read_entry(file, entry, where);
+    }
+    return std::nullopt;
+  } catch (const IoError& error) {
+    return error.what();
   }
 }
 
@@ -259,6 +274,7 @@ std::string ZipWriter::record_of(const Entry& entry) {
 uint64_t ZipWriter::close() {
   std::string directory;
   for (const auto& entry : entries_) directory += record_of(entry);
+  checksum_ = checksum_of(directory);
   const uint64_t count = entries_.size(), first = end_ - begin_, wide_end = first + directory.size();
   directory += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
                number(0, 4) + number(count, 8) + number(count, 8) + number(wide_end - first, 8) + number(first, 8);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,8 +26,17 @@ struct ZipEntry {
   uint32_t crc32 = 0;  // 0 if the program that wrote it left it out
 };
 
-/// The entries of an archive by name. Throws IoError, which begins with `where`, if the bytes of the file from `begin` on are no archive.
-std::map<std::string, ZipEntry> read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
+struct ZipArchive {
+  std::map<std::string, ZipEntry> entries = {};  // by name
+  /// XXH3 of the directory, which has the names, sizes, places and CRC-32 of all entries: archives with the same one have the same content.
+  std::string checksum = {};
+};
+
+/// What is in an archive. Throws IoError, which begins with `where`, if the bytes of the file from `begin` on are no archive.
+ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
+
+/// What is wrong with an archive whose bytes are not those that were written. Nothing for what is no archive at all. Reads all of it.
+std::optional<std::string> fault_of_zip(const InputFile& file);
 
 /// The bytes of an entry. Throws IoError if they have another checksum.
 std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::string& where);
@@ -48,6 +58,8 @@ class ZipWriter {
   /// Of an entry, by its number.
   void set_checksum(size_t entry, uint32_t crc32);
   size_t entries() const { return entries_.size(); }
+  /// ZipArchive::checksum, of what is closed.
+  const std::string& checksum() const { return checksum_; }
   /// Writes the directory. Returns the length of the archive.
   uint64_t close();
 
@@ -67,6 +79,7 @@ class ZipWriter {
   const uint64_t begin_;
   uint64_t end_;
   std::vector<Entry> entries_;
+  std::string checksum_;
 };
 
 }  // namespace tessera::checkpoint

@@ -30,12 +30,6 @@ uint64_t draw_number(const Communicator& world) {
   return world.extremes(drawn, {.unit = "checkpoint"}).least;  // among hosts, for a device may have work queued for long
 }
 
-fs::path free_name(const fs::path& folder) {
-  auto name = fs::path(folder.string() + ".damaged");
-  for (int number = 2; is_there(name); number++) name = fmt::format("{}.damaged-{}", folder.string(), number);
-  return name;
-}
-
 /// Whether a save has made the folder: it has nothing but the files of one.
 bool is_of_a_save(const fs::path& folder) {
   return std::ranges::all_of(names_in(folder).value_or(std::vector<std::string>()), [](std::string_view name) {
@@ -46,6 +40,8 @@ bool is_of_a_save(const fs::path& folder) {
 
 /// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
+  if (stored(folder) && is_complete(folder))  // a store may not list it yet
+    throw IoError(fmt::format("there is a {} already; save under another name, or remove it", folder.string()));
   if (!is_folder(folder)) return;
   std::error_code unknown;
   const auto why = why_incomplete(folder);
@@ -61,10 +57,7 @@ void make_way(const fs::path& folder, bool in_place) {
   if (stored(folder))
     throw IoError(
         fmt::format("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder.string(), *why));
-  const auto aside = free_name(folder);
-  fs::rename(folder, aside, unknown);
-  if (unknown) throw IoError(fmt::format("can't set {} aside, which is no complete checkpoint: {}", folder.string(), unknown.message()));
-  log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), *why));
+  set_aside(folder, *why);
 }
 
 /// Brings tensors to the host one after the other. While one is written, the next is copied from its device.
@@ -115,6 +108,14 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
   writer.close();
 }
 
+void expect_writable_names(const LocalValues& model) {
+  for (const auto& part : model.parts) expect_writable_name(part.name);
+  for (const auto* tensors : {&model.outside, &model.buffers}) {
+    for (const auto& [name, tensor] : *tensors) expect_writable_name(name);
+  }
+  for (const auto& [alias, name] : model.aliases) expect_writable_name(alias);
+}
+
 /// Throws UsageError for what can't be saved, or not in this way.
 void expect_sound(const fs::path& folder, const Contents& contents, const SaveOptions& options) {
   expect_model(contents);
@@ -148,6 +149,7 @@ uint64_t expect_savable(const fs::path& folder, const Contents& contents, const 
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
     expect_sound(folder, contents, options);
     model = local_values(*contents.model);
+    expect_writable_names(model);
   });
   expect_one_value_each(model, world, "a save");
   expect_same_beside(contents, world);
@@ -182,7 +184,7 @@ std::optional<fs::path> Save::missing_file() const {
 
 void Save::commit() {
   if (!made_) return;
-  write_manifest(working_, manifest_of_files(working_));
+  write_manifest(working_, manifest_of_files(working_, ranks_));
   try {
     made_->commit();
   } catch (const IoError& error) {

@@ -5,8 +5,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/block_code.h"
 
 namespace tessera::checkpoint {
@@ -155,7 +157,24 @@ std::vector<InputFile> open(const std::vector<std::filesystem::path>& paths) {
 
 }  // namespace
 
+uint64_t save_number(std::string_view text, const std::string& file) {
+  uint64_t number = 0;
+  const auto* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  if (error == std::errc() && end == last) return number;
+  throw IoError(fmt::format("{} is damaged: the number of its save, '{}', is not one", file, printable(text)));
+}
+
+void note_save(Catalog& catalog, std::optional<uint64_t> number, const std::filesystem::path& file) {
+  if (!number) return;
+  if (!catalog.save) catalog.save = {.number = *number, .file = file};
+  if (catalog.save->number == *number) return;
+  throw IoError(fmt::format("{} and {} come from different saves; somebody has mixed the files of two checkpoints",
+                            catalog.save->file.string(), file.string()));
+}
+
 void append(Catalog& all, Catalog part, const std::string& before) {
+  if (part.save) note_save(all, part.save->number, part.save->file);
   const auto first = all.files.size();
   const auto where = part.files.empty() ? "" : part.files.front().string();
   std::ranges::move(part.files, std::back_inserter(all.files));
@@ -171,6 +190,7 @@ void append(Catalog& all, Catalog part, const std::string& before) {
   for (const auto& [name, value] : part.values) all.values.emplace(before + name, value);
   for (const auto& [alias, name] : part.aliases) all.aliases.emplace(before + alias, before + name);
   for (const auto& [name, why] : part.left_out) all.left_out.emplace(before + name, why);
+  std::ranges::move(part.faults, std::back_inserter(all.faults));
 }
 
 CatalogReader::CatalogReader(Catalog catalog) : CatalogReader(catalog, open(catalog.files)) {}
@@ -246,10 +266,16 @@ void CatalogReader::expect_complete(const std::string& name) const {
 }
 
 void CatalogReader::verify(const StoredChecksum& bytes) const {
-  const auto& file = files_.at(bytes.file);
-  if (bytes.checksum == digest_of(file, bytes.begin, bytes.bytes, StoredDigest::kind_of(bytes.checksum))) return;
-  throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
-                            file.path().string(), bytes.name));
+  if (!is_as_written(bytes)) throw IoError(damage(bytes));
+}
+
+bool CatalogReader::is_as_written(const StoredChecksum& bytes) const {
+  return bytes.checksum == digest_of(files_.at(bytes.file), bytes.begin, bytes.bytes, StoredDigest::kind_of(bytes.checksum));
+}
+
+std::string CatalogReader::damage(const StoredChecksum& bytes) const {
+  return fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
+                     files_.at(bytes.file).path().string(), bytes.name);
 }
 
 std::string digest_of(const InputFile& file, uint64_t begin, uint64_t bytes, DigestKind kind) {

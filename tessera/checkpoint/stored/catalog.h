@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tessera/base/input_file.h"
@@ -48,6 +49,15 @@ struct StoredChecksum {
   std::string name;  // of what lies there, for errors
 };
 
+/// A number that all files of a save have, by which a file of another save is told from them. Other programs ignore where it stands, and
+/// files that they have written say nothing.
+struct SaveNumber {
+  uint64_t number = 0;
+  std::filesystem::path file = {};  // the first that says so
+};
+/// The name under which files have it: an entry of a zip archive, or metadata of safetensors and of an index.
+inline constexpr auto kSaveKey = "tessera_save";
+
 struct Catalog {
   std::vector<std::filesystem::path> files = {};
   std::map<std::string, StoredTensor> tensors = {};
@@ -56,9 +66,17 @@ struct Catalog {
   std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};
   std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
+  std::vector<std::string> faults = {};  // of what is damaged and left out, because the model can be loaded without it
+  std::optional<SaveNumber> save = {};
 };
 
-/// Adds all that another one holds, under names that begin with `before`. Throws IoError if a tensor is in both.
+/// The number in the text of a file. Throws IoError if there is none.
+uint64_t save_number(std::string_view text, const std::string& file);
+/// Notes that a file is of this save, if it says so. Throws IoError if one that was noted before is of another save.
+void note_save(Catalog& catalog, std::optional<uint64_t> number, const std::filesystem::path& file);
+
+/// Adds all that another one holds, under names that begin with `before`. Throws IoError if a tensor is in both, or if they are of
+/// different saves.
 void append(Catalog& all, Catalog part, const std::string& before = "");
 
 /// Reads the values of a catalog's tensors. The constructor opens the files, and throws IoError if one is missing or too short for what the
@@ -84,6 +102,9 @@ class CatalogReader {
   void expect_complete(const std::string& name) const;
   /// Throws IoError if bytes are not those that were written.
   void verify(const StoredChecksum& bytes) const;
+  /// The same as an answer, and what verify() says of damage.
+  bool is_as_written(const StoredChecksum& bytes) const;
+  std::string damage(const StoredChecksum& bytes) const;
 
  private:
   void expect_sound(const std::string& name, const StoredTensor& tensor) const;

@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/gguf.h"
@@ -14,6 +15,7 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
+#include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"
@@ -42,6 +44,12 @@ std::string what_is_in(const fs::path& folder) {
   }
   if (found.empty()) return "";
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
+}
+
+/// For people who name the prefix of a run.
+std::string newest_of_run(const fs::path& prefix) {
+  const auto folders = prefix.has_filename() ? step_folders(prefix) : std::vector<StepFolder>();
+  return folders.empty() ? "" : fmt::format("; did you mean {}?", folders.back().folder.string());
 }
 
 /// For people who name a file of the folder.
@@ -82,13 +90,13 @@ bool is_part(const fs::path& file) {
 }
 
 Format format_of(const fs::path& path) {
-  const bool in_folder = is_folder(path);
+  const bool in_folder = is_folder(path) || (stored(path) && is_there(path / kManifestFile));  // a store may list late
   if (in_folder) {
     if (const auto format = format_of_folder(path)) return *format;
   }
   if (in_folder || !is_there(path)) {
     if (!torch_xla_files(path).empty()) return Format::TorchXla;
-    if (!in_folder) throw IoError(fmt::format("there is no checkpoint {}", path.string()));
+    if (!in_folder) throw IoError(fmt::format("there is no checkpoint {}{}", path.string(), newest_of_run(path)));
     if (is_there(path / kAdapterConfig))
       throw UsageError(
           fmt::format("{} is an adapter; `tessera ckpt merge-adapter MODEL {} OUT` makes a model with it", path.string(), path.string()));

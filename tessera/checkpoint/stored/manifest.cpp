@@ -30,6 +30,7 @@ class Composition {
   explicit Composition(const RankFile& first) {
     manifest_.ranks = first.record.ranks;
     manifest_.save = first.record.save;
+    manifest_.catalog.save = {.number = manifest_.save, .file = first.tensors.path()};
     manifest_.optimizer = first.record.optimizer;
     manifest_.origin = first.record.origin;
     manifest_.generator = first.record.generator;
@@ -82,9 +83,11 @@ class Composition {
       if (!name->empty()) add_whole(*name);
     }
     // With the header's, a file that belongs to another save is noticed.
-    const auto header = file.tensors.file().read_first(file.tensors.header_bytes());
-    manifest_.catalog.checksums.push_back(
-        {.file = number_, .begin = 0, .bytes = header.size(), .checksum = checksum_of(header), .name = kHeaderName});
+    manifest_.catalog.checksums.push_back({.file = number_,
+                                           .begin = 0,
+                                           .bytes = file.tensors.header_bytes(),
+                                           .checksum = Checksum::text(file.tensors.header_checksum()),
+                                           .name = kHeaderName});
     for (const auto& name : file.tensors.names()) {
       if (!file.tensors.has_checksum(name)) continue;
       manifest_.catalog.checksums.push_back({.file = number_,
@@ -202,8 +205,9 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
                  {"base", to_json(manifest.base)},  {"adapters", manifest.adapters}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
-    result["files"].push_back(
-        {{"name", path.lexically_relative(folder).string()}, {"bytes", size_of_file(path).value_or(0)}, {"checksums", json::object()}});
+    const auto bytes = size_of_file(path);
+    if (!bytes) throw IoError(fmt::format("{} has gone while the checkpoint was saved", path.string()));
+    result["files"].push_back({{"name", path.lexically_relative(folder).string()}, {"bytes", *bytes}, {"checksums", json::object()}});
   }
   for (const auto& bytes : catalog.checksums) {
     result["files"][bytes.file]["checksums"][bytes.name] = {{"begin", bytes.begin}, {"bytes", bytes.bytes}, {"xxh3_64", bytes.checksum}};
@@ -227,6 +231,7 @@ Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_
   Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
   manifest.origin = text.value("origin", manifest.origin);  // older ones have none
   auto& catalog = manifest.catalog;
+  catalog.save = {.number = manifest.save, .file = folder / kManifestFile};
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");
   manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
@@ -297,14 +302,13 @@ Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open) {
   return std::move(all).finish();
 }
 
-Manifest manifest_of_files(const fs::path& folder) {
-  const int ranks = saved_ranks(folder);
+Manifest manifest_of_files(const fs::path& folder, int ranks) {
   return manifest_of(ranks, [&](int rank) { return open_rank_file(folder, rank, ranks); });
 }
 
 Manifest read_manifest(const fs::path& folder) {
   const auto path = folder / kManifestFile;
-  if (!is_there(path)) return manifest_of_files(folder);
+  if (!is_there(path)) return manifest_of_files(folder, saved_ranks(folder));
   const auto text = InputFile(path).read_all();
   Manifest manifest;
   std::vector<uint64_t> bytes_of_files;

@@ -41,8 +41,8 @@ inline constexpr auto kHeaderName = "header";  // of the checksum of a rank file
 Manifest read_manifest(const std::filesystem::path& folder);
 /// Makes the manifest of the headers of the files of all ranks, which `open` gives one by one. Throws IoError unless they are of one save.
 Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open);
-/// The same of the files in a folder. Throws IoError unless all of them are there and complete.
-Manifest manifest_of_files(const std::filesystem::path& folder);
+/// The same of the files of so many ranks in a folder. Throws IoError unless all of them are there and complete.
+Manifest manifest_of_files(const std::filesystem::path& folder, int ranks);
 /// Writes it into the folder. With it the checkpoint is complete.
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
 

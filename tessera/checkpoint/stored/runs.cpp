@@ -152,6 +152,8 @@ class Sorting {
     to.files = std::move(from_.files);
     to.checksums = std::move(from_.checksums);
     to.left_out = std::move(from_.left_out);
+    to.faults = std::move(from_.faults);
+    to.save = std::move(from_.save);
     run_.notes.resize(1);
   }
 

@@ -59,6 +59,27 @@ void expect_store(const Fd& file, const std::string& where) {
     throw ConfigError(fmt::format("TESSERA_STORE={} holds something else than a store; name a file that does not exist yet", where));
 }
 
+/// c10d's goes through the file once more at its end, and what fails there would end the process.
+class OwnFileStore : public c10d::FileStore {
+ public:
+  using FileStore::FileStore;
+  ~OwnFileStore() override {
+    try {
+      if (::access(path_.c_str(), F_OK) == 0) leave();
+    } catch (const std::exception&) {  // the error from which this process ends is the one to be seen; the file stays
+    }
+    path_.clear();  // nothing is left for c10d's destructor
+  }
+  c10::intrusive_ptr<Store> clone() override { return c10::make_intrusive<OwnFileStore>(path_, numWorkers_); }
+
+ private:
+  /// As c10d's destructor does it: the last one removes the file.
+  void leave() {
+    const auto gone = addHelper(cleanupKey_, 1), users = addHelper(refCountKey_, -1);
+    if (users == 0 && numWorkers_ >= 0 && gone >= numWorkers_) ::unlink(path_.c_str());
+  }
+};
+
 StorePtr file_store(const std::string& where, const Identity& identity, Clock::time_point end) {
   constexpr std::string_view kFile = "file:";
   if (!where.starts_with(kFile)) {
@@ -75,7 +96,7 @@ StorePtr file_store(const std::string& where, const Identity& identity, Clock::t
     }
     if (!S_ISREG(status.st_mode)) throw ConfigError(fmt::format("TESSERA_STORE={} is no file; name one that does not exist yet", where));
     expect_store(file, where);
-    return c10::make_intrusive<c10d::FileStore>(path, identity.world_size);
+    return c10::make_intrusive<OwnFileStore>(path, identity.world_size);
   };
   auto store = bounded(time_until(end) + kGrace, open_it);
   if (!store)
