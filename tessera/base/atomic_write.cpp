@@ -47,6 +47,15 @@ void give_name(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("give its final name to", from);
 }
 
+/// Makes the new name of a file or folder last. Without it, it is there nevertheless.
+void make_last(const fs::path& path) {
+  try {
+    sync_folder(path.parent_path());
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{}; {} is there, but may not outlast a loss of power", error.what(), path.string()));
+  }
+}
+
 /// What a link leads to. Throws IoError for what no file should replace, such as a device.
 fs::path target_of(fs::path path) {
   if (stored(path)) return path;
@@ -129,7 +138,7 @@ NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfin
 }
 
 NewFile::~NewFile() {
-  if (fd_) ::unlink(part_.c_str());
+  if (fd_ || is_aside_) ::unlink(part_.c_str());
 }
 
 void NewFile::write(std::span<const std::byte> bytes) {
@@ -148,18 +157,37 @@ void NewFile::leave_room(uint64_t bytes) {
   if (end < 0 || ::ftruncate(fd_.get(), end) != 0) fail("write", part_);
 }
 
+void NewFile::set_aside() {
+  if (uploading_) return;
+  fd_ = Fd();
+  is_aside_ = true;
+}
+
+void NewFile::take_up() {
+  if (!is_aside_) return;
+  fd_ = Fd(::open(part_.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd_) fail("write", part_);
+  is_aside_ = false;
+}
+
 void NewFile::overwrite(uint64_t offset, std::span<const std::byte> bytes) {
   if (uploading_) return uploading_->overwrite(offset, bytes);
+  take_up();
   write_at(fd_.get(), part_, offset, bytes);
 }
 
 void NewFile::commit() {
   if (uploading_) return uploading_->complete();
+  take_up();
   // Some file systems only notice here that the disk is full.
   if (::fsync(fd_.get()) != 0) fail("write", part_);
+  if (!is_at(fd_, part_)) {
+    fd_ = Fd();
+    throw IoError(fmt::format("{} is not the file that was written: somebody has removed it, or writes there, too", part_.string()));
+  }
   give_name(part_, path_);
   fd_ = Fd();
-  sync_folder(path_.parent_path());
+  make_last(path_);
 }
 
 void write_text(const fs::path& path, std::string_view text) {
@@ -184,11 +212,13 @@ void UnfinishedFile::close() {
   fd_ = Fd();
 }
 
-NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), part_(std::move(part)) {
+NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock)
+    : path_(std::move(path)), part_(std::move(part)), lock_(std::move(lock)) {
   if (stored(path_)) {
     if (is_there(path_)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
     return;
   }
+  if (!lock_) lock_.emplace(lock_place(path_));
   std::error_code error;
   const auto status = fs::symlink_status(path_, error);
   if (fs::exists(status)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
@@ -197,11 +227,13 @@ NewFolder::NewFolder(fs::path path, fs::path part) : path_(std::move(path)), par
   fs::remove_all(part_, error);
   if (!error) fs::create_directories(part_, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", path_.string(), why_unwritable(error.value())));
+  made_ = Fd(::open(part_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!made_) fail("open the folder", part_);
 }
 
 NewFolder::~NewFolder() {
   try {
-    if (pending_) remove_tree(part_);
+    if (pending_ && (!made_ || is_at(made_, part_))) remove_tree(part_);
   } catch (...) {  // what stays is no complete checkpoint
   }
 }
@@ -211,10 +243,14 @@ void NewFolder::commit() {
     pending_ = false;
     return;
   }
+  if (!is_at(made_, part_)) {
+    throw IoError(fmt::format("{} is not the folder that this save has made: somebody has removed it, or another job writes there, too",
+                              part_.string()));
+  }
   sync_folder(part_);
   if (part_ != path_) give_name(part_, path_);
   pending_ = false;
-  sync_folder(path_.parent_path());
+  make_last(path_);
 }
 
 }  // namespace tessera

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
 #include "tessera/base/fd.h"
+#include "tessera/base/file_lock.h"
 
 namespace tessera {
 
@@ -30,6 +32,8 @@ class NewFile {
   void write(std::span<const std::byte> bytes);
   /// Leaves room for so many bytes, which are written through an UnfinishedFile.
   void leave_room(uint64_t bytes);
+  /// Closes the file until overwrite() or commit(), because a process can't have many open at once. It has no lock from here on.
+  void set_aside();
   /// Replaces bytes that have been written.
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
   /// Syncs to disk: once it has returned, the file survives a loss of power.
@@ -37,9 +41,12 @@ class NewFile {
 
  private:
   class Uploading;
+  /// Opens it again if it was set aside.
+  void take_up();
 
   std::filesystem::path path_, part_;
   Fd fd_;
+  bool is_aside_ = false;
   std::unique_ptr<Uploading> uploading_;  // into a Storage, in place of the file
 };
 
@@ -62,12 +69,13 @@ class UnfinishedFile {
 };
 
 /// A folder that is filled under another name. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist
-/// yet. Every failure is an IoError.
+/// yet, and no other job may be writing it: the lock PATH.lock is held meanwhile. Every failure is an IoError.
 class NewFolder {
  public:
-  explicit NewFolder(const std::filesystem::path& path) : NewFolder(path, unfinished_path(path)) {}
-  /// Removes a `part` that a killed process has left. It may be PATH itself where folders can't be renamed.
-  NewFolder(std::filesystem::path path, std::filesystem::path part);
+  explicit NewFolder(const std::filesystem::path& path) : NewFolder(path, unfinished_path(path), {}) {}
+  /// Removes a `part` that a killed process has left. It may be PATH itself where folders can't be renamed. The lock is taken here unless
+  /// the caller has it already.
+  NewFolder(std::filesystem::path path, std::filesystem::path part, std::optional<NamedLock> lock);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
@@ -78,6 +86,8 @@ class NewFolder {
 
  private:
   std::filesystem::path path_, part_;
+  std::optional<NamedLock> lock_;  // none in a Storage
+  Fd made_;                        // tells it from one that somebody else has put in its place
   bool pending_ = true;
 };
 

@@ -1,11 +1,46 @@
 #include "tessera/base/file_lock.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <chrono>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <thread>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 
 namespace tessera {
+namespace {
+
+std::string own_name() {
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  ::gethostname(host.data(), HOST_NAME_MAX);
+  const auto now = std::time(nullptr);
+  std::tm parts{};
+  std::array<char, 32> since{};
+  std::strftime(since.data(), since.size(), "%F %T", ::localtime_r(&now, &parts));
+  return fmt::format("process {} on {}, since {}", ::getpid(), host.data(), since.data());
+}
+
+/// What the owner has written. It may just have taken the lock, and be about to write.
+std::string owner_in(const Fd& file) {
+  std::array<char, 512> text{};
+  for (int i = 0; i < 100; i++) {
+    const auto count = ::pread(file.get(), text.data(), text.size(), 0);
+    if (count > 0) return {text.data(), static_cast<size_t>(count)};
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return "a process that has not written its name";
+}
+
+}  // namespace
 
 LockedFile open_locked(const std::filesystem::path& path, int flags) {
   for (;;) {
@@ -24,6 +59,40 @@ LockedFile open_locked(const std::filesystem::path& path, int flags) {
 bool is_at(const Fd& file, const std::filesystem::path& path) {
   struct stat own = {}, there = {};
   return ::fstat(file.get(), &own) == 0 && ::stat(path.c_str(), &there) == 0 && own.st_dev == there.st_dev && own.st_ino == there.st_ino;
+}
+
+NamedLock::NamedLock(std::filesystem::path path) : path_(std::move(path)) {
+  auto [file, state] = open_locked(path_, O_RDWR | O_NOFOLLOW);
+  if (!file) throw IoError(fmt::format("can't create {}: {}", path_.string(), why_unwritable(errno)));
+  state_ = state;
+  if (state == LockedFile::State::Held) {
+    owner_ = owner_in(file);
+    return;
+  }
+  owner_ = own_name();
+  if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), owner_.data(), owner_.size(), 0) != static_cast<ssize_t>(owner_.size())) {
+    const int reason = errno;
+    ::unlink(path_.c_str());
+    throw IoError(fmt::format("can't write {}: {}", path_.string(), std::strerror(reason)));
+  }
+  file_ = std::move(file);
+}
+
+NamedLock::~NamedLock() {
+  if (file_ && is_at(file_, path_)) ::unlink(path_.c_str());  // before the lock ends, so that nobody else has it yet
+}
+
+NamedLock lock_place(const std::filesystem::path& path) {
+  const std::filesystem::path file = path.string() + ".lock";
+  make_folder(file.parent_path());
+  NamedLock lock(file);
+  if (lock.state() == LockedFile::State::Held) {
+    throw IoError(
+        fmt::format("another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks came "
+                    "here, call it on one rank",
+                    path.string(), lock.owner(), file.string()));
+  }
+  return lock;
 }
 
 }  // namespace tessera

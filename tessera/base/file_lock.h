@@ -1,7 +1,9 @@
-// Locks of open files: they end with the last process that has the file open, and network file systems know them too.
+// Locks of open files: they end with the last process that has the file open, and network file systems know them too. Those of a name also
+// say who holds them.
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include "tessera/base/fd.h"
 
@@ -20,5 +22,30 @@ LockedFile open_locked(const std::filesystem::path& path, int flags);
 
 /// Whether the path still leads to the open file: the last owner of its lock may have removed or renamed it.
 bool is_at(const Fd& file, const std::filesystem::path& path);
+
+/// A lock on a file that has the name of the lock's owner in it. It is tried once, without waiting. The file goes with this object; one
+/// that a killed process has left is locked by nobody.
+class NamedLock {
+ public:
+  /// Throws IoError if the file can't be made.
+  explicit NamedLock(std::filesystem::path path);
+  NamedLock(NamedLock&& other) noexcept = default;
+  NamedLock& operator=(NamedLock&&) = delete;
+  ~NamedLock();
+
+  LockedFile::State state() const { return state_; }
+  /// Who holds it: this process, or if the state is Held, another one.
+  const std::string& owner() const { return owner_; }
+
+ private:
+  std::filesystem::path path_;
+  LockedFile::State state_ = LockedFile::State::NotPossible;
+  Fd file_;  // only if it is ours
+  std::string owner_;
+};
+
+/// Takes the lock PATH.lock of a file or folder that one job writes at a time. Throws IoError if another job has it. Where there are no
+/// locks, nothing keeps others away.
+NamedLock lock_place(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -88,7 +88,7 @@ std::string why_unwritable(int reason) {
 }
 
 void make_folder(const fs::path& folder) {
-  if (stored(folder)) return;
+  if (folder.empty() || stored(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), why_unwritable(error.value())));

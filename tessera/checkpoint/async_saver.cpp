@@ -55,82 +55,143 @@ struct AsyncSaver::Buffers {
   }
 };
 
+enum class AsyncSaver::State { Stuck, Failed, Writing, Waiting, Done };  // Waiting: rank 0 for the files of others
+
 /// A save whose folder is made, and the thread that does the rest.
 class AsyncSaver::UnderWay {
  public:
-  enum class State { Failed, Writing, Waiting, Done };  // Waiting: rank 0 for the files of others
-
   UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
            Buffers& buffers)
-      : save_(folder, contents, world, options) {
+      : work_(std::make_shared<Work>(folder, contents, world, options)) {
     std::vector<RankContents> ranks;
     Event copied;
-    step_.attempt([&] {
-      ranks = contents_of_ranks(save_.number(), contents, world);
+    work_->step.attempt([&] {
+      ranks = contents_of_ranks(work_->save.number(), contents, world);
       copied = buffers.copy(ranks);
     });
-    if (step_.failed()) {
-      state_ = State::Failed;
+    if (work_->step.failed()) {
+      work_->state = State::Failed;
       return;
     }
     AllOrNone start;
     start.attempt([&] {
-      thread_ = std::jthread([this, ranks = std::move(ranks), copied, is_first = world.is_first()](const std::stop_token& stop) {
-        step_.attempt([&] {
-          copied.synchronize();
-          save_.write(ranks);
-          if (is_first) commit_when_all_have_written(stop);
-        });
-        state_ = step_.failed() ? State::Failed : State::Done;
+      thread_ = std::jthread([work = work_, ranks = std::move(ranks), copied, is_first = world.is_first()](const std::stop_token& stop) {
+        work->run(ranks, copied, is_first, stop);
       });
     });
     if (!start.failed()) return;
-    step_ = start;
-    state_ = State::Failed;
+    work_->step = start;
+    work_->state = State::Failed;
   }
 
-  State state() const { return state_; }
+  State state() const { return work_->state; }
+  /// Stuck if the thread has done nothing for so long while it was waited for.
+  State state_within(std::chrono::milliseconds limit) {
+    const auto state = this->state();
+    if (has_ended(state)) return state;
+    const auto moves = work_->moves.load();
+    if (moves != seen_ || !waiting_since_) {
+      seen_ = moves;
+      waiting_since_ = Clock::now();
+    }
+    is_stuck_ = Clock::now() - *waiting_since_ > limit;
+    return is_stuck_ ? State::Stuck : state;
+  }
+  void begin_wait() { waiting_since_.reset(); }
+
   /// All ranks have written, so that rank 0 must see their files before long.
   void expect_files_within(std::chrono::milliseconds limit) {
-    if (last_look_.load() == Clock::time_point::max()) last_look_ = Clock::now() + limit;
+    if (work_->last_look.load() == Clock::time_point::max()) work_->last_look = Clock::now() + limit;
   }
 
   /// No longer waits for other ranks, which may still write.
-  void abandon() {
-    end_thread();
-    save_.abandon();
+  void abandon(std::chrono::milliseconds limit) {
+    end_thread(limit);
+    if (!is_stuck_) work_->save.abandon();
   }
 
-  /// Throws on all ranks if any of them has failed. Collective.
+  /// Throws on all ranks if any of them has failed or is stuck. Collective.
   void finish(const Communicator& world) {
-    end_thread();
-    step_.expect_all(world, {.unit = "checkpoint"}, save_.failure());
+    end_thread(world.limit());
+    AllOrNone step;
+    if (is_stuck_) {
+      step.attempt([&] {
+        throw IoError(
+            fmt::format("nothing was written for {} s, so its disk, store or device does not answer; what is written of {} is left "
+                        "there, and is no checkpoint",
+                        std::chrono::duration<double>(world.limit()).count(), work_->save.folder().string()));
+      });
+    } else {
+      step = work_->step;
+    }
+    step.expect_all(world, {.unit = "checkpoint"}, work_->save.commit_failure());
   }
 
  private:
-  void commit_when_all_have_written(const std::stop_token& stop) {
-    state_ = State::Waiting;
-    while (const auto missing = save_.missing_file()) {
-      if (stop.stop_requested()) return;
-      if (Clock::now() > last_look_.load()) {
-        throw IoError(
-            fmt::format("all ranks have written, but rank 0 does not see {}; save where all ranks see the same files", missing->string()));
-      }
-      std::this_thread::sleep_for(kBetweenLooks);
+  /// What the thread uses, which outlasts the saver if it is stuck.
+  struct Work {
+    Work(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options)
+        : save(folder, contents, world, options) {}
+
+    void run(const std::vector<RankContents>& ranks, const Event& copied, bool is_first, const std::stop_token& stop) {
+      step.attempt([&] {
+        copied.synchronize();
+        save.write(ranks, [&] { moves++; });
+        if (is_first) commit_when_all_have_written(stop);
+      });
+      if (left_alone) save.abandon();
+      state = step.failed() ? State::Failed : State::Done;
     }
-    save_.commit();
-  }
 
-  void end_thread() {
+    void commit_when_all_have_written(const std::stop_token& stop) {
+      state = State::Waiting;
+      while (const auto missing = save.missing_file()) {
+        moves++;
+        if (stop.stop_requested()) return;
+        if (Clock::now() > last_look.load()) {
+          throw IoError(fmt::format("all ranks have written, but rank 0 does not see {}; save where all ranks see the same files",
+                                    missing->string()));
+        }
+        std::this_thread::sleep_for(kBetweenLooks);
+      }
+      moves++;
+      if (!stop.stop_requested()) save.commit();
+    }
+
+    Save save;
+    AllOrNone step;  // the thread's, until it has ended
+    std::atomic<State> state = State::Writing;
+    std::atomic<uint64_t> moves = 0;  // of the thread: tensors written, looks for files
+    std::atomic<bool> left_alone = false;
+    std::atomic<Clock::time_point> last_look = Clock::time_point::max();
+  };
+
+  static bool has_ended(State state) { return state == State::Done || state == State::Failed; }
+
+  void end_thread(std::chrono::milliseconds limit) {
     thread_.request_stop();
-    if (thread_.joinable()) thread_.join();
+    while (!has_ended(state()) && !is_stuck_) {
+      if (state_within(limit) != State::Stuck) std::this_thread::sleep_for(kBetweenLooks);
+    }
+    if (!thread_.joinable()) return;
+    if (is_stuck_) {
+      leave_thread();
+    } else {
+      thread_.join();
+    }
   }
 
-  Save save_;
-  AllOrNone step_;  // the thread's, until it has ended
-  std::atomic<State> state_ = State::Writing;
-  std::atomic<Clock::time_point> last_look_ = Clock::time_point::max();
-  std::jthread thread_;  // last: it uses the members above
+  void leave_thread() {
+    work_->left_alone = true;
+    thread_.request_stop();
+    thread_.detach();
+  }
+
+  const std::shared_ptr<Work> work_;
+  uint64_t seen_ = 0;  // of its moves
+  std::optional<Clock::time_point> waiting_since_;
+  bool is_stuck_ = false;
+  std::jthread thread_;
 };
 
 AsyncSaver::AsyncSaver(Communicator world)
@@ -139,7 +200,7 @@ AsyncSaver::AsyncSaver(Communicator world)
 AsyncSaver::~AsyncSaver() {
   if (!under_way_) return;
   if (std::uncaught_exceptions() > exceptions_) {
-    under_way_->abandon();
+    under_way_->abandon(world_.limit());
     return;
   }
   try {
@@ -157,18 +218,20 @@ void AsyncSaver::save(const std::filesystem::path& folder, const Contents& conte
 }
 
 bool AsyncSaver::poll() {
-  if (!under_way_) return true;
-  using State = UnderWay::State;
-  const auto state = under_way_->state();
+  return !under_way_ || has_ended(under_way_->state());
+}
+
+bool AsyncSaver::has_ended(State own) {
   try {
-    const auto least = static_cast<State>(world_.extremes(static_cast<uint64_t>(state), {.unit = "checkpoint"}).least);
+    const auto least = static_cast<State>(world_.extremes(static_cast<uint64_t>(own), {.unit = "checkpoint"}).least);
     if (least == State::Writing || least == State::Waiting) {
       if (least == State::Waiting) under_way_->expect_files_within(world_.limit());
       return false;
     }
+    if (least == State::Stuck) buffers_->tensors.clear();  // a thread that is left alone still writes what they hold
     under_way_->finish(world_);
   } catch (const CommError&) {
-    under_way_->abandon();
+    under_way_->abandon(world_.limit());
     under_way_.reset();
     throw;
   } catch (...) {
@@ -180,8 +243,10 @@ bool AsyncSaver::poll() {
 }
 
 void AsyncSaver::wait() {
+  if (!under_way_) return;
   const Calling calling("AsyncSaver::wait");
-  while (!poll()) std::this_thread::sleep_for(kBetweenLooks);
+  under_way_->begin_wait();
+  while (!has_ended(under_way_->state_within(world_.limit()))) std::this_thread::sleep_for(kBetweenLooks);
 }
 
 }  // namespace tessera::checkpoint

@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 /// goes on.
 ///
 /// All calls are collective, also the destructor, unless it runs because of an exception. The destructor waits for the save that is under
-/// way, and logs its error.
+/// way, as wait() does, and logs its error.
 class AsyncSaver {
  public:
   explicit AsyncSaver(Communicator world);
@@ -26,12 +26,16 @@ class AsyncSaver {
   /// Returns true if no save is under way (any more). If a rank could not write, it throws on all ranks, and nothing of that checkpoint is
   /// left. Call it after each step: while a save is under way the ranks compare a number, otherwise nothing.
   bool poll();
-  /// Returns when no save is under way. Throws what poll() throws.
+  /// Returns when no save is under way. Throws what poll() throws, and IoError if a rank has written nothing for as long as an operation of
+  /// the world may take (InitOptions::operation_limit): its thread is left alone then.
   void wait();
 
  private:
   struct Buffers;
   class UnderWay;
+  enum class State;
+  /// Ends what is under way if no rank is still at it.
+  bool has_ended(State own);
 
   const Communicator world_;
   const int exceptions_;

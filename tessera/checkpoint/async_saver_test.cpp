@@ -5,8 +5,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/shard/full_params.h"
@@ -172,6 +178,97 @@ TEST(AsyncSaver, RemovesOldCheckpointsAfterTheCommit) {
   for (const auto& each : checkpoint::step_folders(prefix)) steps.push_back(each.step);
   EXPECT_EQ(steps, (std::vector<int64_t>{10, 11}));
   EXPECT_EQ(std::filesystem::read_symlink(folder / "run-latest"), "run-step-000011");
+}
+
+/// Keeps objects in memory, except that one of rank 1 is never written until release().
+class StuckStorage : public Storage {
+ public:
+  std::optional<uint64_t> size(const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    const auto found = objects_.find(name);
+    return found == objects_.end() ? std::nullopt : std::optional<uint64_t>(found->second.size());
+  }
+  void read(const std::string& name, uint64_t offset, std::span<std::byte> to) override {
+    const std::lock_guard lock(mutex_);
+    std::copy_n(objects_.at(name).begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
+  }
+  std::unique_ptr<Upload> create(const std::string& name) override { return std::make_unique<InMemory>(*this, name); }
+  std::vector<std::string> list(const std::string& start) override {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> names;
+    for (const auto& [name, bytes] : objects_) {
+      if (name.starts_with(start)) names.push_back(name);
+    }
+    return names;
+  }
+  void remove(const std::string& name) override {
+    const std::lock_guard lock(mutex_);
+    objects_.erase(name);
+  }
+
+  void release() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_released_ = true;
+    }
+    changed_.notify_all();
+    while (uploads_ > 0) std::this_thread::yield();
+  }
+
+ private:
+  class InMemory : public Upload {
+   public:
+    InMemory(StuckStorage& all, std::string name) : all_(all), name_(std::move(name)) { all_.uploads_++; }
+    ~InMemory() override { all_.uploads_--; }
+    void write(int part, std::span<const std::byte> bytes) override {
+      std::unique_lock lock(all_.mutex_);
+      if (name_.find("rank-1") != std::string::npos) all_.changed_.wait(lock, [&] { return all_.is_released_; });
+      parts_[part].assign(bytes.begin(), bytes.end());
+    }
+    void complete() override {
+      const std::lock_guard lock(all_.mutex_);
+      auto& object = all_.objects_[name_];
+      for (const auto& [part, bytes] : parts_) object.insert(object.end(), bytes.begin(), bytes.end());
+    }
+
+   private:
+    StuckStorage& all_;
+    const std::string name_;
+    std::map<int, std::vector<std::byte>> parts_;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_released_ = false;
+  std::atomic<int> uploads_ = 0;
+  std::map<std::string, std::vector<std::byte>> objects_;
+};
+
+TEST(AsyncSaver, DoesNotOutlastItsLimitWhereNothingIsWritten) {
+  static const auto storage = std::make_shared<StuckStorage>();  // outlasts the threads that are left alone
+  use_storage("stuck", storage);
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    AsyncSaver saver(world.with_limit(std::chrono::seconds(2)));
+    const auto expect_named = [&](const std::string& said) {
+      EXPECT_THAT(said, HasSubstr("nothing was written for 2 s, so its disk, store or device does not answer"));
+      if (world.rank() == 0) EXPECT_THAT(said, HasSubstr("rank 1 could not save stuck://a"));
+      EXPECT_TRUE(saver.poll());
+    };
+    saver.save("stuck://a", contents(run));
+    EXPECT_FALSE(saver.poll());
+    expect_named(message_of<IoError>([&] { saver.wait(); }));
+    saver.save("stuck://a", contents(run));
+    expect_named(message_of<IoError>([&] { saver.save("stuck://b", contents(run)); }));
+    saver.save(folder / "c", contents(run));  // the values that the threads write are not touched
+    saver.wait();
+    EXPECT_TRUE(checkpoint::is_complete(folder / "c"));
+    AsyncSaver(world.with_limit(std::chrono::seconds(2))).save("stuck://d", contents(run));  // the destructor says it in the log
+  });
+  EXPECT_FALSE(checkpoint::is_complete("stuck://a"));
+  storage->release();
+  use_storage("stuck", nullptr);
 }
 
 }  // namespace

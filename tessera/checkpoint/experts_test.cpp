@@ -3,10 +3,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <nlohmann/json.hpp>
+
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/state_dict.h"
+#include "tessera/checkpoint/stored/runs.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/lamb.h"
@@ -126,6 +129,25 @@ TEST(ExpertsCheckpoint, GathersExpertsThatPartsOfTheRanksHave) {
       for (const auto& [name, values] : run.values()) EXPECT_TRUE(at::equal(values, saved.at(name))) << name;
     });
   }
+}
+
+TEST(ExpertsCheckpoint, HasTheParametersOfAllRanksInTheGroupsOfPython) {
+  const Folder folder;
+  with_ranks(4, [&](const Communicator& world) {
+    const ExpertsRun run(world);
+    run.train();
+    checkpoint::save(folder / "dcp", run.contents(), world, {.format = checkpoint::Format::Dcp});
+  });
+  with_ranks(2, [&](const Communicator& world) {
+    const ExpertsRun run(world);
+    run.train();
+    checkpoint::save(folder / "whole", run.contents(), world, {.format = checkpoint::Format::Dcp});
+  });
+  const auto groups_of = [&](const char* name) {
+    return nlohmann::json::parse(checkpoint::read_run(folder / name).notes.front().at(checkpoint::kSettingsNote));
+  };
+  EXPECT_EQ(groups_of("dcp"), groups_of("whole"));
+  EXPECT_EQ(groups_of("dcp").at(0).at("params").size(), 10U);
 }
 
 TEST(ExpertsCheckpoint, RefusesToKeepOneOfSeveralParameters) {

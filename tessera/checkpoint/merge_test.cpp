@@ -1,10 +1,13 @@
 // Weights of every format that we read, in models that are sharded, and merged into files for other programs.
 #include "tessera/checkpoint/merge.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/consolidate.h"
@@ -225,6 +228,49 @@ TEST(Merge, LeavesFilesOfOthersAlone) {
   EXPECT_FALSE(std::filesystem::exists(folder / "out/model-00001-of-00009.safetensors"));
   const auto said = message_of<UsageError>([&] { checkpoint::merge(folder / "a", folder / "out", {.unsafe_serialization = true}); });
   EXPECT_THAT(said, HasSubstr("has a model in safetensors already"));
+}
+
+TEST(HubFolder, OfManyFilesIsWrittenWithFewOpenOnes) {
+  const Folder folder;
+  std::vector<checkpoint::SafetensorsEntry> entries;
+  for (int i = 0; i < 100; i++) entries.push_back({.name = fmt::format("w{}", i), .dtype = at::kFloat, .sizes = {2}});
+  const auto values = at::tensor({1.0F, 2.0F});
+  const auto count_open = [] { return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {}); };
+  const auto before = count_open();
+  checkpoint::HubWriter one(folder / "one", entries, {}, 8);
+  for (int i = 0; i < 100; i++) {
+    one.write(values);
+    EXPECT_LT(count_open(), before + 5);
+  }
+  one.close();
+  checkpoint::HubWriter rooms(folder / "rooms", entries, {}, 8);
+  for (const auto& room : rooms.leave_rooms()) {
+    UnfinishedFile file(room.file);
+    file.write(room.offset, {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+    file.close();
+    EXPECT_LT(count_open(), before + 5);
+  }
+  rooms.close(
+      std::vector(100, checkpoint::Checksum::text(checkpoint::checksum_value({static_cast<const char*>(values.const_data_ptr()), 8}))));
+  for (const auto* name : {"one", "rooms"}) {
+    const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(folder / name));
+    EXPECT_TRUE(at::equal(reader.read("w99"), values));
+    EXPECT_EQ(names_in(folder / name)->size(), 101U);
+  }
+  EXPECT_EQ(read_file(folder / "one/model-00100-of-00100.safetensors"), read_file(folder / "rooms/model-00100-of-00100.safetensors"));
+}
+
+TEST(HubFolder, BelongsToOneJobAtATime) {
+  const Folder folder;
+  save_run(folder / "a");
+  merge(folder / "a", folder / "out", {.max_shard_size = 300});
+  const auto before = names_in(folder / "out");
+  {
+    const checkpoint::HubWriter other(folder / "out", {{.name = "w", .sizes = {2}}}, {}, 1 << 20);
+    EXPECT_THAT(message_of<IoError>([&] { merge(folder / "a", folder / "out", {.max_shard_size = 300}); }),
+                AllOf(HasSubstr("another job is writing"), HasSubstr("process " + std::to_string(::getpid()))));
+  }
+  EXPECT_EQ(names_in(folder / "out"), before);
 }
 
 TEST(Inspect, ListsWhatIsThere) {

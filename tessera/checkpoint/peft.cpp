@@ -448,6 +448,12 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   expect_writable_as(out, Format::Hub);
   StoredAdapter stored(adapter);
   const CatalogReader model(read_model(base));
+  for (const auto& file : model.catalog().files) {
+    std::error_code unknown;
+    if (!is_hub_file(file.filename().string()) || !fs::equivalent(fs::absolute(file).parent_path(), out, unknown)) continue;
+    throw UsageError(fmt::format("the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere",
+                                 out.string()));
+  }
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors)
     entries.push_back({.name = name, .dtype = tensor.dtype, .sizes = tensor.shape});

@@ -187,5 +187,19 @@ TEST(Peft, MergesIntoNothingThatWouldLoseTheAdapter) {
   EXPECT_THAT(refusal_to_merge(folder, "lm_head", at::kFloat), HasSubstr("both the embeddings and the output layer"));
 }
 
+TEST(Peft, MergesAnAdapterOnceIntoAFolder) {
+  const Folder folder;
+  refusal_to_merge(folder, "a", at::kChar);  // makes the adapter
+  SafetensorsWriter writer(folder / "base/model.safetensors", {{.name = "a.weight", .dtype = at::kFloat, .sizes = {16, 12}}}, {});
+  writer.write(at::ones({16, 12}));
+  writer.close();
+  const auto before = read_file(folder / "base/model.safetensors");
+  EXPECT_THAT(message_of<UsageError>([&] { merge_adapter(folder / "base", folder / "a", folder / "base"); }),
+              HasSubstr("a second call would add the adapter again"));
+  EXPECT_EQ(read_file(folder / "base/model.safetensors"), before);
+  merge_adapter(folder / "base", folder / "a", folder / "out");
+  EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));
+}
+
 }  // namespace
 }  // namespace tessera::testing::peft_test

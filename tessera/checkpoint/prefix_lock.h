@@ -2,9 +2,9 @@
 #pragma once
 
 #include <filesystem>
-#include <string>
+#include <optional>
 
-#include "tessera/base/fd.h"
+#include "tessera/base/file_lock.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::checkpoint {
@@ -17,11 +17,9 @@ class PrefixLock {
   /// Without locks on that file system it only logs a warning. Collective.
   PrefixLock(const std::filesystem::path& prefix, const Communicator& world);
   PrefixLock(PrefixLock&&) = delete;
-  ~PrefixLock();
 
  private:
-  std::filesystem::path path_;
-  Fd file_;  // only in the process of rank 0
+  std::optional<NamedLock> lock_;  // only in the process of rank 0
 };
 
 }  // namespace tessera::checkpoint

@@ -7,6 +7,7 @@
 
 #include <thread>
 
+#include "tessera/base/atomic_write.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
@@ -57,6 +58,31 @@ TEST(PrefixLock, EndsWithItsOwner) {
   EXPECT_EQ(owner.wait(std::chrono::seconds(10)), 128 + SIGKILL);
   EXPECT_TRUE(std::filesystem::exists(folder / "run.lock"));
   const PrefixLock next(prefix, self_world());
+}
+
+const ChildTask fill("fill a folder", [](const std::string& path) {
+  const NewFolder made(path);
+  write_file(unfinished_path(path) / "torn", "");
+  write_file(std::filesystem::path(path).parent_path() / "has-it", "");
+  std::this_thread::sleep_for(std::chrono::seconds(60));
+  return 1;
+});
+
+TEST(PlacesOfSaves, BelongToOneJobUntilItEnds) {
+  const Folder folder;
+  const auto path = folder / "a";
+  Process owner({this_program()}, fill.environment(path), Process::Output::Capture);
+  while (!std::filesystem::exists(folder / "has-it")) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  EXPECT_THAT(message_of<IoError>([&] { NewFolder second(path); }),
+              AllOf(HasSubstr("another job is writing"), HasSubstr("process " + std::to_string(owner.pid())), HasSubstr("a.lock")));
+  EXPECT_TRUE(std::filesystem::exists(folder / "a.part/torn"));
+  ::kill(owner.pid(), SIGKILL);
+  EXPECT_EQ(owner.wait(std::chrono::seconds(10)), 128 + SIGKILL);
+  NewFolder next(path);
+  EXPECT_FALSE(std::filesystem::exists(folder / "a.part/torn"));
+  std::filesystem::remove_all(folder / "a.part");
+  std::filesystem::create_directory(folder / "a.part");  // as a job would that knows no lock
+  EXPECT_THAT(message_of<IoError>([&] { next.commit(); }), HasSubstr("is not the folder that this save has made"));
 }
 
 TEST(PrefixLock, NeedsAPlaceToWrite) {

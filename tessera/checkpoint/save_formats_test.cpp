@@ -3,11 +3,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <optional>
+#include <thread>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file_lock.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/diff.h"
+#include "tessera/checkpoint/verify.h"
+#include "tessera/checkpoint/weights.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/default_device.h"
@@ -21,7 +30,10 @@ using checkpoint::AccelerateLayout;
 using checkpoint::ConvertOptions;
 using checkpoint::Format;
 using checkpoint::SaveOptions;
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Way {
   const char* name;
@@ -106,6 +118,12 @@ TEST(SavesInOtherFormats, AreAsConversions) {
   });
 }
 
+bool is_picture(const Picture& model, double scale) {
+  const Picture other(scale);
+  return same_values(model.conv->weight, other.conv->weight) && same_values(model.head->weight, other.head->weight) &&
+         same_values(model.frozen->weight, other.frozen->weight);
+}
+
 TEST(SavesInOtherFormats, AreDividedOverReplicas) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
@@ -163,6 +181,82 @@ TEST(SavesInOtherFormats, ReplaceWhatALinkLeadsToUnderAnyName) {
   });
   EXPECT_TRUE(std::filesystem::is_symlink(place / "model.safetensors"));
   EXPECT_TRUE(checkpoint::diff(folder / "native", place).different.empty());
+}
+
+TEST(SavesInOtherFormats, MakeTheFolderAroundThem) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    for (const auto& way : kWays) checkpoint::save(folder / "new" / way.name / way.name, contents_of(run, way), world, way.options);
+  });
+  for (const auto& way : kWays) EXPECT_TRUE(std::filesystem::exists(folder / "new" / way.name / way.name)) << way.name;
+}
+
+TEST(SavesOfTwoJobs, TakeTurnsAtOnePlace) {
+  const Folder folder;
+  const auto said = AllOf(HasSubstr("another job is writing"), HasSubstr("process " + std::to_string(::getpid())), HasSubstr(".lock"));
+  with_ranks(2, [&](const Communicator& world) {
+    const PictureRun run(world);
+    const auto expect_refused = [&](const char* name, const SaveOptions& options) {
+      std::optional<NamedLock> other;
+      if (world.is_first()) other.emplace(lock_place(folder / name));
+      EXPECT_THAT(message_of<IoError>([&] { checkpoint::save(folder / name, {.model = run.model.get()}, world, options); }), said);
+      EXPECT_EQ(names_in(folder.path())->size(), 1U);  // the lock
+      world.barrier();
+    };
+    expect_refused("native", {});
+    expect_refused("native", {.in_place = true});
+    for (const auto* name : {"dcp", "sharded", "full"}) {
+      const auto way = std::ranges::find_if(kWays, [&](const Way& each) { return each.name == std::string(name); });
+      expect_refused(name, way->options);
+    }
+    std::optional<NamedLock> other;
+    if (world.is_first()) other.emplace(lock_place(folder / "async"));
+    checkpoint::AsyncSaver saver(world);
+    EXPECT_THAT(message_of<IoError>([&] { saver.save(folder / "async", {.model = run.model.get()}); }), said);
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+/// Two jobs save at one place again and again. Each save succeeds, or says that the other job is there. What is there is whole at any time.
+TEST(SavesOfTwoJobs, NeverMix) {
+  const Folder folder;
+  constexpr int kSaves = 6;
+  auto ways = kWays;
+  ways.push_back({.name = "native", .options = {}});
+  ways.push_back({.name = "in-place", .options = {.in_place = true}});
+  for (const auto& way : ways) {
+    const bool is_new_each_time = way.options.format == Format::Dcp || way.options.format == Format::Tessera;
+    const auto place = [&](int save) { return folder / (is_new_each_time ? fmt::format("{}-{}", way.name, save) : std::string(way.name)); };
+    std::atomic<int> saved = 0;
+    std::vector<std::thread> jobs;
+    for (const int job : {1, 2}) {
+      jobs.emplace_back([&, job] {
+        with_ranks(2, [&](const Communicator& world) {
+          const PictureRun run(world, shard_nested, job);
+          for (int i = 0; i < kSaves; i++) {
+            try {
+              checkpoint::save(place(i), {.model = run.model.get()}, world, way.options);
+              if (world.is_first()) saved++;
+            } catch (const IoError& error) {
+              EXPECT_THAT(error.what(), AnyOf(HasSubstr("another job"), HasSubstr("somebody else is writing"), HasSubstr("there is a ")));
+            }
+          }
+        });
+      });
+    }
+    for (auto& job : jobs) job.join();
+    EXPECT_GE(saved, is_new_each_time ? kSaves / 2 : 1) << way.name;
+    for (int i = 0; i < kSaves; i++) {
+      if (!std::filesystem::exists(place(i))) continue;
+      Picture model(0.25);
+      checkpoint::load_weights(model, place(i));
+      const bool is_one = is_picture(model, 1) || is_picture(model, 2);
+      EXPECT_TRUE(is_one) << place(i);
+      EXPECT_TRUE(checkpoint::verify(place(i)).faults.empty()) << place(i);
+    }
+  }
+  for (const auto& name : names_in(folder.path()).value()) EXPECT_THAT(name, Not(AnyOf(HasSubstr(".lock"), HasSubstr(".part"))));
 }
 
 TEST(SavesInOtherFormats, NeverReplaceAnythingElse) {

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 
+#include "tessera/base/file_lock.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/groups/all_or_none.h"
@@ -53,8 +55,10 @@ void save_torch_xla(const fs::path& prefix, ModuleRef model, const Communicator&
     step.expect_all(world, {.unit = "checkpoint"}, fmt::format("could not save {}; nothing of this save was kept", prefix.string()));
   };
   const fs::path parts = prefix.string() + "_rank.part";
+  std::optional<NamedLock> lock;  // in the process of rank 0
   together([&] {
     if (!world.is_first()) return;
+    lock.emplace(lock_place(prefix.string() + "_rank"));
     expect_no_other_ranks(prefix, world.size());
     fs::remove_all(parts);  // of a program that was killed
   });

@@ -1,7 +1,10 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "tessera/base/error.h"
+#include "tessera/base/file_lock.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
@@ -80,15 +83,18 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   const auto failure = fmt::format("could not save {}; what was there is unchanged", path.string());
   const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, failure, act); };
   const bool is_accelerates = options.format == Format::Accelerate;
+  std::optional<NamedLock> lock;  // of a folder that is replaced, in the process of rank 0
   together([&] {
     expect_storable(path, options.format);
     expect_place(path, contents, options);
     expect_whole_model(*contents.model, options.format);
     expect_writable_as(path, options.format);
-    if (is_accelerates && world.is_first()) recover_folder(path);
+    if (!is_accelerates || !world.is_first()) return;
+    lock.emplace(lock_place(path));
+    recover_folder(path);
   });
   together([&] {
-    if (!is_accelerates || !is_there(path)) return;
+    if (!is_accelerates) return;
     expect_replaceable(path);
     out = beside(path, ".new");
   });
@@ -102,10 +108,10 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   });
   auto live = live_run(own, world, failure);
   together([&] { expect_no_blocks(live.run); });
-  const RunSource source(std::move(live), how, world, failure);
+  const RunSource source(std::move(live), how, world, failure, fmt::format("could not save {}", path.string()));
   std::map<std::string, std::string> left_out;
   write_run(source, out, left_out);
-  source.on_first([&] {
+  source.end_on_first([&] {
     if (out != path) replace_folder(path, out);
     for (const auto& [name, why] : left_out)
       log(LogLevel::Warning, fmt::format("{} is saved without the note '{}': {}", path.string(), printable(name), why));
@@ -119,10 +125,12 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
   const c10::AutoGradMode no_grad(false);
   if (options.format != Format::Tessera) return save_as(folder, contents, world, options);
   Save save(folder, contents, world, options);
-  const auto together = [&](c10::function_ref<void()> act) { all_or_none(world, {.unit = "checkpoint"}, save.failure(), act); };
+  const auto together = [&](const std::string& failure, c10::function_ref<void()> act) {
+    all_or_none(world, {.unit = "checkpoint"}, failure, act);
+  };
   try {
-    together([&] { save.write(contents_of_ranks(save.number(), contents, world)); });
-    together([&] { save.commit(); });
+    together(save.failure(), [&] { save.write(contents_of_ranks(save.number(), contents, world), [] {}); });
+    together(save.commit_failure(), [&] { save.commit(); });
   } catch (const CommError&) {
     save.abandon();
     throw;

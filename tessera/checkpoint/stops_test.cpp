@@ -1,5 +1,6 @@
 // A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
-// goes on from what is there gives the same bits as one that was never stopped. For every way to save, and for conversions.
+// goes on from what is there gives the same bits as one that was never stopped. For every way to save, and for conversions. The same where
+// a call fails, and where a rank hangs in one.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -11,10 +12,13 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
+#include <thread>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/base/process.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
@@ -34,9 +38,17 @@ namespace {
 std::atomic<int64_t> calls_left = -1;  // until the process ends; negative for never
 std::atomic<int64_t> writes = 0;
 std::atomic<bool> renames_folders = true;
+std::atomic<bool> fails = false;       // in place of an end of the process, the call fails
+thread_local bool hangs_here = false;  // in its next call, until all are released
+std::atomic<bool> released = true;
 
-void count_call() {
-  if (calls_left > 0 && --calls_left == 0) ::raise(SIGKILL);
+/// Whether the call is to fail.
+bool count_call() {
+  while (hangs_here && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (calls_left <= 0 || --calls_left != 0) return false;
+  if (!fails) ::raise(SIGKILL);
+  errno = EIO;
+  return true;
 }
 
 template <class Function>
@@ -50,22 +62,22 @@ Function* real(const char* name) {
 extern "C" {
 ssize_t write(int file, const void* bytes, size_t count) {
   static auto* const call = real<ssize_t(int, const void*, size_t)>("write");
-  if (++writes % 6 == 0) count_call();  // a file gets its tensors by many
+  if ((hangs_here || ++writes % 6 == 0) && count_call()) return -1;  // a file gets its tensors by many
   return call(file, bytes, count);
 }
 ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
   static auto* const call = real<ssize_t(int, const void*, size_t, off_t)>("pwrite");
-  count_call();
+  if (count_call()) return -1;
   return call(file, bytes, count, offset);
 }
 int fsync(int file) {
   static auto* const call = real<int(int)>("fsync");
-  count_call();
+  if (count_call()) return -1;
   return call(file);
 }
 int rename(const char* from, const char* to) noexcept {
   static auto* const call = real<int(const char*, const char*)>("rename");
-  count_call();
+  if (count_call()) return -1;
   struct stat status{};
   if (!renames_folders && ::stat(from, &status) == 0 && S_ISDIR(status.st_mode)) {
     errno = EXDEV;  // as file systems in front of object stores
@@ -75,7 +87,7 @@ int rename(const char* from, const char* to) noexcept {
 }
 int mkdir(const char* path, mode_t mode) noexcept {
   static auto* const call = real<int(const char*, mode_t)>("mkdir");
-  count_call();
+  if (count_call()) return -1;
   return call(path, mode);
 }
 }
@@ -181,7 +193,13 @@ const std::map<std::string, checkpoint::SaveOptions> kFormats = {
     {"sharded", {.format = checkpoint::Format::Accelerate}},
     {"full", {.format = checkpoint::Format::Accelerate, .accelerate_layout = checkpoint::AccelerateLayout::Full}},
     {"whole.pt", {.format = checkpoint::Format::Torch}},
+    {"hub", {.format = checkpoint::Format::Hub, .max_shard_size = 300}},
 };
+
+checkpoint::Contents contents_for(const PictureRun& run, const std::string& format) {
+  if (format == "hub") return {.model = run.model.get()};
+  return {.model = run.model.get(), .optimizer = run.optimizer.get()};
+}
 
 /// Saves twice under one name, or where that is not possible under two, and stops itself at a system call of the second save. If it is not
 /// to stop, it also saves in our format.
@@ -191,7 +209,7 @@ int save_as(const std::filesystem::path& folder, int64_t calls, const std::strin
     const checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
     const auto save_once = [&](int step, const std::string& name) {
       if (calls == 0) checkpoint::save(folder / fmt::format("native-{}", step), contents, world);
-      checkpoint::save(folder / name, contents, world, kFormats.at(format));
+      checkpoint::save(folder / name, contents_for(run, format), world, kFormats.at(format));
     };
     run.train(0, kFirst);
     save_once(kFirst, format);
@@ -238,7 +256,7 @@ TEST(StopsOfOtherFormats, LeaveTheOldOrTheNew) {
       if (has_new) continue;
       with_ranks(2, [&](const Communicator& world) {  // over what the stopped save has left
         const PictureRun run(world);
-        checkpoint::save(next, {.model = run.model.get(), .optimizer = run.optimizer.get()}, world, options);
+        checkpoint::save(next, contents_for(run, format), world, options);
       });
     }
     EXPECT_GT(stopped, 5) << format;
@@ -272,7 +290,7 @@ TEST(FoldersThatCanNotBeRenamed, AreNeverRemovedIfTheyHoldOtherThings) {
   EXPECT_TRUE(checkpoint::is_complete(folder / "run/net-step-1"));
 }
 
-/// In a copy of this process, which has no other threads here. Returns whether it came to its end.
+/// In a copy of this process, which has no other threads here. Returns whether it came to its end before that call.
 bool convert_until(int64_t calls, const std::filesystem::path& from, const std::filesystem::path& to,
                    const checkpoint::ConvertOptions& options) {
   const auto child = ::fork();
@@ -283,11 +301,11 @@ bool convert_until(int64_t calls, const std::filesystem::path& from, const std::
     } catch (...) {
       ::_exit(1);
     }
-    ::_exit(0);
+    ::_exit(calls_left > 0 ? 0 : 1);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
-  EXPECT_TRUE(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << status;
+  EXPECT_TRUE(status == 0 || (fails ? WIFEXITED(status) : WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << status;
   return status == 0;
 }
 
@@ -312,6 +330,139 @@ TEST(StopsOfConversions, LeaveNothingOrAll) {
     }
     EXPECT_GT(stopped, 5);
   }
+}
+
+/// Two models in our format, and what a folder has of them.
+struct TwoModels {
+  Folder folder;
+
+  TwoModels() {
+    for (const int which : {0, 1}) {
+      with_ranks(2, [&](const Communicator& world) {
+        const PictureRun run(world, shard_nested, 0.5 + which);
+        checkpoint::save(model(which), {.model = run.model.get()}, world);
+      });
+    }
+  }
+  std::filesystem::path model(int which) const { return folder / fmt::format("model-{}", which); }
+  bool is(int which, const std::filesystem::path& path) const {
+    const auto found = checkpoint::diff(model(which), path);
+    const auto is_generator = [](const std::string& name) { return name.find("generator") != std::string::npos; };
+    return std::ranges::all_of(found.different, [&](const auto& each) { return is_generator(each.name); }) &&
+           std::ranges::all_of(found.only_one, is_generator) && std::ranges::all_of(found.only_other, is_generator);
+  }
+};
+
+constexpr int64_t kSmall = 300, kLarge = 1 << 30;
+
+/// Writes one model over the other, and stops at each system call in turn, or has it fail. `first` and `second` are the largest files.
+void expect_old_or_new(const TwoModels& two, int64_t first, int64_t second) {
+  const auto options = [](int64_t bytes) {
+    return checkpoint::ConvertOptions{.to = checkpoint::Format::Hub, .weights_only = true, .max_shard_size = bytes};
+  };
+  const Folder fresh;
+  checkpoint::convert(two.model(1), fresh / "hub", options(second));
+  int old = 0, next = 0;
+  for (int64_t calls = 1;; calls++) {
+    const Folder folder;
+    const auto out = folder / "hub";
+    checkpoint::convert(two.model(0), out, options(first));
+    const bool is_done = convert_until(calls, two.model(1), out, options(second));
+    const bool is_old = two.is(0, out), is_new = two.is(1, out);
+    EXPECT_TRUE(is_old || is_new) << "at system call " << calls;
+    // Programs of Hugging Face's look for a single file first.
+    const auto single = out / "model.safetensors";
+    EXPECT_TRUE(!std::filesystem::exists(single) || two.is(0, single) || two.is(1, single));
+    (is_old ? old : next)++;
+    checkpoint::convert(two.model(1), out, options(second));
+    EXPECT_TRUE(two.is(1, out));
+    EXPECT_EQ(names_in(out), names_in(fresh / "hub")) << "after system call " << calls;  // nothing else stays
+    if (is_done) break;
+  }
+  EXPECT_GT(old, 3);
+  EXPECT_GT(next, 1);
+}
+
+TEST(StopsOfHubFolders, LeaveTheOldModelOrTheNewOne) {
+  const TwoModels two;
+  for (const bool is_failure : {false, true}) {
+    fails = is_failure;
+    expect_old_or_new(two, kSmall, kSmall);
+    expect_old_or_new(two, kSmall, kLarge);
+    expect_old_or_new(two, kLarge, kSmall);
+  }
+  fails = false;
+}
+
+TEST(FailuresOfSaves, SayThatNothingHasChangedOnlyWhereThatIsSo) {
+  const TwoModels two;
+  for (const auto& [name, options] :
+       std::map<std::string, checkpoint::SaveOptions>{{"hub", {.format = checkpoint::Format::Hub, .max_shard_size = kSmall}},
+                                                      {"whole.pt", {.format = checkpoint::Format::Torch}},
+                                                      {"sharded", {.format = checkpoint::Format::Accelerate}},
+                                                      {"native", {}}}) {
+    int failed = 0, changed = 0;
+    for (int64_t calls = 1; calls > 0; calls++) {
+      const Folder folder;
+      const auto out = folder / name;
+      std::array<std::string, 2> said;
+      with_ranks(2, [&](const Communicator& world) {
+        if (name != "native") {
+          const PictureRun before(world, shard_nested, 0.5);
+          checkpoint::save(out, {.model = before.model.get()}, world, options);
+        }
+        const PictureRun run(world, shard_nested, 1.5);
+        world.barrier();
+        if (world.is_first()) {
+          fails = true;
+          calls_left = calls;
+        }
+        world.barrier();
+        try {
+          checkpoint::save(out, {.model = run.model.get()}, world, options);
+        } catch (const IoError& error) {
+          said.at(static_cast<size_t>(world.rank())) = error.what();
+        }
+        world.barrier();
+        if (world.is_first()) fails = false;
+      });
+      if (calls_left > 0) calls = -1;  // there are no more
+      calls_left = -1;
+      const bool is_new = std::filesystem::exists(out) && two.is(1, out);
+      EXPECT_TRUE(is_new || (name == "native" ? !std::filesystem::exists(out) : two.is(0, out))) << name;
+      EXPECT_EQ(said[0].empty(), said[1].empty()) << said[0] << said[1];
+      failed += said[0].empty() ? 0 : 1;
+      if (said[0].empty() || !is_new) continue;
+      changed++;
+      for (const auto& each : said) {
+        EXPECT_THAT(each,
+                    ::testing::Not(::testing::AnyOf(::testing::HasSubstr("unchanged"), ::testing::HasSubstr("nothing of this save"))));
+      }
+    }
+    EXPECT_GT(failed, 5) << name;
+    EXPECT_TRUE(changed > 0 || name == "sharded") << name;  // nothing fails once that has its name
+  }
+}
+
+TEST(RanksThatHangInASave, AreNamedInEveryFormat) {
+  const Folder folder;
+  released = false;
+  std::atomic<size_t> named = 0;
+  std::vector<std::thread> formats;
+  for (const auto& [name, options] : kFormats) {
+    formats.emplace_back([&, name = name, options = options] {
+      const auto program = [&](const Communicator& world) {
+        const PictureRun run(world);
+        hangs_here = world.rank() == 1;
+        const auto said = message_of<CommError>([&] { checkpoint::save(folder / name, contents_for(run, name), world, options); });
+        if (world.rank() != 0) return;
+        EXPECT_THAT(said, ::testing::HasSubstr("rank 1")) << name;
+        if (++named == kFormats.size()) released = true;
+      };
+      run_world({.transport = "threads", .ranks = 2}, program, std::chrono::seconds(3));
+    });
+  }
+  for (auto& each : formats) each.join();
 }
 
 }  // namespace

@@ -96,8 +96,8 @@ class Trainer {
   void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
 
   /// Calls `act` on rank 0, then on the others, and returns what it returns: for what is done once and found by the others, such as a
-  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as rank 0 lives, up to
-  /// a day. It must not be collective itself. Collective.
+  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as an operation may
+  /// take (InitOptions::operation_limit). It must not be collective itself. Collective.
   template <class Act>
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <utility>
 
@@ -76,8 +75,7 @@ void Trainer::set_seed(uint64_t seed, const SeedOptions& options) const {
 }
 
 void Trainer::call_first(bool first, const std::function<void()>& act) const {
-  // The others notice it if that rank ends meanwhile, so they may wait as long as it takes.
-  all_or_none(world_.with_limit(std::chrono::hours(24)), {.unit = "main_process_first"}, "failed before the others", [&] {
+  all_or_none(world_, {.unit = "main_process_first"}, "failed before the others", [&] {
     if (first) act();
   });
 }

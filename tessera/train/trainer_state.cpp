@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/file_lock.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/storage.h"
@@ -301,9 +303,11 @@ void Trainer::save_state(const fs::path& given) {
   const bool is_stored = stored(folder).has_value();
   const auto made = is_stored ? folder : beside(folder, ".new");  // in a store nothing is replaced
   std::vector<checkpoint::Notes> notes;
+  std::optional<NamedLock> lock;  // on the main process
   all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; what was there is unchanged", folder.string()), [&] {
     for (size_t i = 0; i < models_.size(); i++) notes.push_back(notes_of(i));
     if (!is_main_process()) return;
+    if (!is_stored) lock.emplace(lock_place(folder));
     recover_folder(folder);
     if (is_stored) return;
     expect_replaceable(folder);

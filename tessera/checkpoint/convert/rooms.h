@@ -25,7 +25,7 @@ auto write_rooms(const RunSource& source, const std::vector<SourceTensor>& tenso
     rooms = writer->leave_rooms();
   });
   const auto checksums = fill_rooms(source, tensors, rooms, kind);
-  source.on_first([&] { writer->close(checksums); });
+  source.end_on_first([&] { writer->close(checksums); });
   return writer;
 }
 

@@ -5,9 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 #include <optional>
+#include <set>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -36,6 +36,17 @@ std::vector<TensorSlice> rows_of(const std::vector<int64_t>& shape, int rank, in
   return rank == 0 || box.sizes.front() > 0 ? std::vector{box} : std::vector<TensorSlice>();
 }
 
+/// The names of both, in the order of each: those that only the second has come before what follows them there.
+std::vector<std::string> merged_names(std::vector<std::string> names, const std::vector<std::string>& others) {
+  auto next = names.size();
+  for (auto other = others.rbegin(); other != others.rend(); other++) {
+    const auto found = std::ranges::find(names, *other);
+    next = std::min(next, static_cast<size_t>(found - names.begin()));
+    if (found == names.end()) names.insert(names.begin() + static_cast<std::ptrdiff_t>(next), *other);
+  }
+  return names;
+}
+
 }  // namespace
 
 using nlohmann::json;
@@ -45,19 +56,25 @@ int64_t SourceTensor::bytes() const {
 }
 
 RunSource::RunSource(Manifest run, const ConvertOptions& options)
-    : RunSource(run, CatalogReader(run.catalog), options, self_world(0, at::kCPU), "could not write") {
+    : RunSource(run, CatalogReader(run.catalog), options, self_world(0, at::kCPU), "could not write", "could not write") {
   if (!options.weights_only && !run_.catalog.faults.empty()) throw IoError(run_.catalog.faults.front());
   for (const auto& bytes : run_.catalog.checksums) stored_.verify(bytes);
 }
 
-RunSource::RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure)
-    : RunSource(live.run, CatalogReader(live.run.catalog, std::move(live.memories)), options, world.with_limit(std::chrono::hours(24)),
-                std::move(failure)) {
+RunSource::RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure, std::string end_failure)
+    : RunSource(live.run, CatalogReader(live.run.catalog, std::move(live.memories)), options, world, std::move(failure),
+                std::move(end_failure)) {
   is_live_ = true;
 }
 
-RunSource::RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure)
-    : run_(std::move(run)), options_(options), stored_(std::move(stored)), world_(std::move(world)), failure_(std::move(failure)) {
+RunSource::RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure,
+                     std::string end_failure)
+    : run_(std::move(run)),
+      options_(options),
+      stored_(std::move(stored)),
+      world_(std::move(world)),
+      failure_(std::move(failure)),
+      end_failure_(std::move(end_failure)) {
   for (const auto& [name, tensor] : run_.catalog.tensors) {
     stored_.expect_complete(name);
     if (name == run_.generator || name == run_.device_generator) continue;
@@ -99,12 +116,18 @@ void RunSource::on_first(c10::function_ref<void()> act) const {
   });
 }
 
+void RunSource::end_on_first(c10::function_ref<void()> act) const {
+  all_or_none(world_, kSubject, end_failure_, [&] {
+    if (is_first()) act();
+  });
+}
+
 void RunSource::in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const {
   std::optional<NewFolder> made;
   on_first([&] { made.emplace(path); });
   try {
     fill(unfinished_path(path));
-    on_first([&] { made->commit(); });
+    end_on_first([&] { made->commit(); });
   } catch (const CommError&) {
     if (made) made->abandon();
     throw;
@@ -171,12 +194,29 @@ void RunSource::expect_known_settings(const json& group) const {
   }
 }
 
+void RunSource::add_parameters_of_others(json& groups) const {
+  std::set<std::string> seen;
+  for (size_t rank = 0; rank < run_.notes.size(); rank++) {
+    const auto note = run_.notes[rank].find(kSettingsNote);
+    if (note == run_.notes[rank].end() || !seen.insert(note->second).second) continue;
+    const auto others = json::parse(note->second, nullptr, false);
+    if (others.size() != groups.size()) {
+      throw UsageError(
+          fmt::format("the optimizer has {} groups of parameters on rank 0 and {} on rank {}, and {} has one list for all; give "
+                      "each rank the same groups, or save in Tessera's format",
+                      groups.size(), others.size(), rank, name_of(options_.to)));
+    }
+    for (size_t i = 0; i < groups.size(); i++) groups[i]["params"] = merged_names(groups[i]["params"], others[i]["params"]);
+  }
+}
+
 json RunSource::settings() const {
   auto groups = json::array();
   const auto notes = this->notes();
   if (const auto note = notes.find(kSettingsNote); note != notes.end()) groups = json::parse(note->second, nullptr, false);
   const bool is_known =
       groups.is_array() && !groups.empty() && std::ranges::all_of(groups, [](const json& group) { return group.is_object(); });
+  if (is_known && is_live_) add_parameters_of_others(groups);
   if (!is_known) {
     std::vector<std::string> needed = {"lr"};
     auto parameters = json::array();

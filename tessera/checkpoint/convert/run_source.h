@@ -31,8 +31,9 @@ class RunSource {
  public:
   /// One that is stored. This process writes what all ranks would. Throws IoError if values are missing or damaged.
   RunSource(Manifest run, const ConvertOptions& options);
-  /// One that is in memory, of which each process writes its part. `failure` is what errors of other ranks say.
-  RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure);
+  /// One that is in memory, of which each process writes its part. `failure` is what errors of other ranks say, and `end_failure` where
+  /// what is written may have got its name already. No rank waits longer for another one than the world allows.
+  RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure, std::string end_failure);
 
   /// The processes that write together: one, or those of the ranks. An error of one is thrown by all.
   bool is_first() const { return world_.is_first(); }
@@ -42,6 +43,8 @@ class RunSource {
   void expect_seen(const std::filesystem::path& path) const;
   void on_each(c10::function_ref<void()> act) const;
   void on_first(c10::function_ref<void()> act) const;
+  /// For what gives files their names.
+  void end_on_first(c10::function_ref<void()> act) const;
   /// Runs `fill`, which is collective, with the new folder under its unfinished name, and then gives it its name. It is left where it is if
   /// ranks are lost, which may still write into it.
   void in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const;
@@ -78,14 +81,17 @@ class RunSource {
 
  private:
   void expect_known_settings(const nlohmann::json& group) const;
+  /// Of experts, each rank has its own.
+  void add_parameters_of_others(nlohmann::json& groups) const;
 
-  RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure);
+  RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure,
+            std::string end_failure);
 
   Manifest run_;
   const ConvertOptions& options_;
   CatalogReader stored_;
   const Communicator world_;
-  const std::string failure_;
+  const std::string failure_, end_failure_;
   bool is_live_ = false;
   std::vector<SourceTensor> model_, state_, beside_;
   int64_t all_ = 0;

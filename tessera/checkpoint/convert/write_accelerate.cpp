@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/python_run.h"
 #include "tessera/checkpoint/convert/write_dcp.h"
 #include "tessera/checkpoint/convert/write_torch.h"
@@ -98,6 +100,7 @@ void write_folder(const RunSource& source, const fs::path& folder) {
 
 std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
   source.in_new_folder(out, [&](const fs::path& folder) {
+    std::vector<std::string> own;  // files of the ranks of this process alone
     write_folder(source, folder);
     source.on_each([&] {
       if (source.options().weights_only) return;
@@ -106,11 +109,23 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
       for (const int rank : source.ranks()) {
         const auto state = generator_of(source, rank);
         if (!state.defined()) break;
-        write_generators(folder / fmt::format("{}{}.pkl", accelerate::kGenerators, rank), state,
+        own.push_back(fmt::format("{}{}.pkl", accelerate::kGenerators, rank));
+        write_generators(folder / own.back(), state,
                          step == notes.end() ? json(0) : value_of_note(step->second), source.run().save);
       }
       if (source.is_first()) write_objects(source, folder, left_out);
       for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
+    });
+    const auto all = source.texts(json(own).dump());
+    source.on_first([&] {
+      for (const auto& text : all) {
+        for (const auto& name : json::parse(text).get<std::vector<std::string>>()) {
+          if (is_there(folder / name)) continue;
+          throw IoError(
+              fmt::format("{} is written, but rank 0 does not see it; save where all ranks see the same files, and nobody else writes",
+                          (folder / name).string()));
+        }
+      }
     });
   });
   return {out};

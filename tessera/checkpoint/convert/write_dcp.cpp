@@ -1,11 +1,13 @@
 #include "tessera/checkpoint/convert/write_dcp.h"
 
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
 
 #include "tessera/base/atomic_write.h"
+#include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/python_run.h"
 #include "tessera/checkpoint/stored/rank_file.h"
@@ -13,6 +15,24 @@
 namespace tessera::checkpoint {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+/// Throws IoError unless the files have all that the ranks have written: each rank has written where it found the folder.
+void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items) {
+  std::map<std::string, uint64_t> ends;
+  for (const auto& item : items) ends[item.file] = std::max(ends[item.file], item.offset + item.bytes);
+  for (const auto& [file, end] : ends) {
+    const auto bytes = size_of_file(folder / file);
+    if (bytes && *bytes >= end) continue;
+    throw IoError(
+        fmt::format("{} is written, but rank 0 sees {} of its {} bytes; save where all ranks see the same files, and nobody else "
+                    "writes",
+                    (folder / file).string(), bytes.value_or(0), end));
+  }
+}
+
+}  // namespace
 
 DcpFolder::DcpFolder(const RunSource& source, const fs::path& folder) : source_(source), folder_(folder) {
   source.on_first([&] { make_folder(folder); });
@@ -68,6 +88,7 @@ void DcpFolder::close() {
   source_.on_first([&] {
     std::vector<DcpItem> items;
     for (const auto& text : texts) std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
+    expect_all_there(folder_, items);
     write_dcp_metadata(folder_, items, source_.run().save);
   });
 }

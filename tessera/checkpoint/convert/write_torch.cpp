@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/python_run.h"
 #include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/stored/runs.h"
@@ -68,7 +69,10 @@ TorchTree TreeFile::numbered_optimizer() {
 }
 
 void TreeFile::write(const fs::path& path, const TorchTree& tree, std::optional<uint64_t> save) {
-  write_rooms(source_, tensors_, DigestKind::Crc32, [&] { return std::make_unique<TorchFileWriter>(path, tree, save); });
+  write_rooms(source_, tensors_, DigestKind::Crc32, [&] {
+    make_folder(path.parent_path());
+    return std::make_unique<TorchFileWriter>(path, tree, save);
+  });
 }
 
 TorchTree::Tensor TreeFile::add(const SourceTensor& tensor) {

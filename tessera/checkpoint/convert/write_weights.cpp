@@ -1,6 +1,7 @@
 // The model of a run alone, in files of safetensors.
 #include <memory>
 
+#include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/hub.h"
@@ -34,8 +35,10 @@ std::map<std::string, std::string> metadata_of(const RunSource& source) {
 
 std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
-  write_rooms(source, tensors, DigestKind::Xxh3,
-              [&] { return std::make_unique<SafetensorsWriter>(out, entries_of(tensors), metadata_of(source)); });
+  write_rooms(source, tensors, DigestKind::Xxh3, [&] {
+    make_folder(out.parent_path());
+    return std::make_unique<SafetensorsWriter>(out, entries_of(tensors), metadata_of(source));
+  });
   return {out};
 }
 

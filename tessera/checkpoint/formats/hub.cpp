@@ -13,6 +13,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/storage.h"
 #include "tessera/checkpoint/formats/json_fault.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 
@@ -26,6 +27,28 @@ constexpr auto kSingle = kHubSafetensors.single, kHubIndex = kHubSafetensors.ind
 /// model-00001-of-00003.safetensors, whatever the numbers, and not other files that begin and end so.
 bool is_of(const HubNames& names, const std::string& name) {
   return name == names.single || name == names.index || std::regex_match(name, std::regex(names.numbered));
+}
+
+/// "model-00001-of-00003.safetensors"; a generation beyond the first stands before the number.
+std::vector<std::string> file_names(size_t count, int generation) {
+  if (count == 1) return {kSingle};
+  std::vector<std::string> names;
+  for (size_t i = 1; i <= count; i++)
+    names.push_back(fmt::format("model-{}{:05}-of-{:05}.safetensors", generation > 1 ? fmt::format("{}-", generation) : "", i, count));
+  return names;
+}
+
+/// Files of an earlier model, and of a save that was killed.
+std::vector<std::string> files_before(const fs::path& folder) {
+  std::vector<std::string> found;
+  constexpr std::string_view kPart = ".part";
+  const std::regex numbered(kHubSafetensors.numbered);
+  for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
+    const auto whole = name.ends_with(kPart) ? name.substr(0, name.size() - kPart.size()) : std::string();
+    const bool is_part = whole == kHubIndex || std::regex_match(whole, numbered);
+    if (is_part || is_of(kHubSafetensors, name)) found.push_back(name);
+  }
+  return found;
 }
 
 Catalog read_weights(const fs::path& file) {
@@ -106,7 +129,7 @@ Catalog read_hub_folder(const fs::path& folder) {
 
 HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
                      int64_t max_shard_size)
-    : folder_(std::move(folder)) {
+    : folder_(std::move(folder)), metadata_(metadata) {
   if (max_shard_size < 1) throw UsageError(fmt::format("files of at most {} bytes can't hold a model", max_shard_size));
   int64_t bytes = 0;
   for (const auto& entry : entries) {
@@ -119,60 +142,125 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   }
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
-  auto shared = metadata;
-  if (shards_.size() == 1) shared.erase(kSaveKey);  // one file is mixed with none, and equal weights make equal files
-  if (const auto save = shared.find(kSaveKey); save != shared.end()) save_ = save->second;
-  for (size_t i = 0; i < shards_.size(); i++) {
-    files_.push_back(folder_ / (shards_.size() == 1 ? kSingle : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size())));
-    writers_.emplace_back(files_[i], shards_[i], shared);
+  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // one file is mixed with none, and equal weights make equal files
+  if (!stored(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
+  before_ = files_before(folder_);
+  const auto is_taken = [&](const std::string& name) { return std::ranges::find(before_, name) != before_.end(); };
+  auto names = file_names(shards_.size(), 1);
+  for (int next = 2; shards_.size() > 1 && std::ranges::any_of(names, is_taken); next++) names = file_names(shards_.size(), next);
+  for (const auto& name : names) files_.push_back(folder_ / name);
+}
+
+HubWriter::~HubWriter() {
+  if (is_complete_ || shards_.size() == 1 || is_indexed()) return;  // one file is complete as soon as it has its name
+  for (size_t i = 0; i < closed_; i++) {
+    try {
+      remove_tree(files_[i]);
+    } catch (const std::exception&) {  // no index has it
+    }
   }
+}
+
+bool HubWriter::is_indexed() const {
+  try {
+    if (!is_there(folder_ / kHubIndex)) return false;
+    const auto index = read_index(folder_ / kHubIndex);
+    return std::ranges::any_of(index, [&](const auto& entry) { return folder_ / entry.second == files_.front(); });
+  } catch (const std::exception&) {
+    return true;  // nobody knows
+  }
+}
+
+SafetensorsWriter& HubWriter::begin_file() {
+  const auto number = writers_.size();
+  written_ = 0;
+  return writers_.emplace_back(files_.at(number), shards_[number], metadata_);
+}
+
+void HubWriter::close_file(std::span<const std::string> checksums) {
+  writers_[closed_].close(checksums);
+  closed_++;
 }
 
 std::vector<Room> HubWriter::leave_rooms() {
   std::vector<Room> rooms;
-  for (auto& writer : writers_) std::ranges::move(writer.leave_rooms(), std::back_inserter(rooms));
+  while (writers_.size() < shards_.size()) {
+    auto& writer = begin_file();
+    std::ranges::move(writer.leave_rooms(), std::back_inserter(rooms));
+    writer.set_aside();
+  }
   return rooms;
 }
 
 void HubWriter::write(const at::Tensor& tensor) {
-  auto place = next_++;
-  size_t file = 0;
-  while (place >= shards_[file].size()) place -= shards_[file++].size();
-  writers_[file].write(tensor);
+  if (writers_.empty()) begin_file();
+  if (written_ == shards_[writers_.size() - 1].size()) {
+    close_file();
+    begin_file();
+  }
+  writers_.back().write(tensor);
+  written_++;
 }
 
 void HubWriter::close() {
-  remove_index();
-  for (auto& writer : writers_) writer.close();
+  while (closed_ < shards_.size()) {
+    if (writers_.size() == closed_) begin_file();
+    close_file();
+  }
   finish();
 }
 
 void HubWriter::close(std::span<const std::string> checksums) {
-  remove_index();
-  for (size_t i = 0; i < shards_.size(); i++) {
-    writers_[i].close(checksums.first(shards_[i].size()));
-    checksums = checksums.subspan(shards_[i].size());
+  for (const auto& shard : shards_) {
+    close_file(checksums.first(shard.size()));
+    checksums = checksums.subspan(shard.size());
   }
   finish();
 }
 
-void HubWriter::remove_index() const {
-  // While the files of another model are replaced one by one, nobody should take them for one model.
-  std::error_code error;
-  fs::remove(folder_ / kHubIndex, error);
-  if (error) throw IoError(fmt::format("can't remove {}: {}", (folder_ / kHubIndex).string(), error.message()));
+void HubWriter::finish() {
+  if (shards_.size() > 1) write_index();
+  is_complete_ = true;
+  try {
+    remove_others();
+  } catch (const IoError& error) {
+    throw IoError(fmt::format("{} is written, but files of the model before are still there: {}", folder_.string(), error.what()));
+  }
+  if (shards_.size() > 1) give_usual_names();
 }
 
-void HubWriter::finish() const {
-  if (shards_.size() > 1) write_index();
-  // What is left of another model would be loaded along with this one.
-  for (const auto& name : names_in(folder_).value_or(std::vector<std::string>())) {
-    const bool is_ours = std::ranges::find(files_, folder_ / name) != files_.end() || (name == kHubIndex && shards_.size() > 1);
-    if (!is_of(kHubSafetensors, name) || is_ours) continue;
-    std::error_code error;
-    fs::remove(folder_ / name, error);
-    if (error) throw IoError(fmt::format("all is written, but can't remove {}: {}", (folder_ / name).string(), error.message()));
+void HubWriter::remove_others() const {
+  // A single file has just become the model for all that look for it first, and becomes it for the others when the index goes.
+  if (shards_.size() == 1) remove_tree(folder_ / kHubIndex);
+  for (const auto& name : before_) {
+    if (name != kHubIndex && std::ranges::find(files_, folder_ / name) == files_.end()) remove_tree(folder_ / name);
   }
+}
+
+void HubWriter::give_usual_names() {
+  const auto names = file_names(files_.size(), 1);
+  if (files_.front() == folder_ / names.front() || stored(folder_)) return;
+  const auto unusual = files_;
+  std::vector<fs::path> usual;
+  std::error_code none;
+  for (const auto& name : names) {
+    fs::create_hard_link(unusual[usual.size()], folder_ / name, none);
+    if (none) break;
+    usual.push_back(folder_ / name);
+  }
+  const auto remove_all = [](const std::vector<fs::path>& files) {
+    std::error_code stays;  // the next save removes it
+    for (const auto& file : files) fs::remove(file, stays);
+  };
+  if (none) return remove_all(usual);  // a file system without hard links
+  files_ = usual;
+  try {
+    write_index();
+  } catch (const IoError&) {
+    files_ = unusual;  // all stay, because the index may have got its name before it failed
+    return;
+  }
+  remove_all(unusual);
 }
 
 void HubWriter::write_index() const {
@@ -185,7 +273,7 @@ void HubWriter::write_index() const {
     }
   }
   index["metadata"]["total_size"] = bytes;
-  if (!save_.empty()) index["metadata"][kSaveKey] = save_;
+  if (const auto save = metadata_.find(kSaveKey); save != metadata_.end()) index["metadata"][kSaveKey] = save->second;
   write_text(folder_ / kHubIndex, index.dump(2) + "\n");
 }
 

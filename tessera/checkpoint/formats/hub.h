@@ -6,10 +6,12 @@
 #include <deque>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "tessera/base/file_lock.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
@@ -20,7 +22,7 @@ struct HubNames {
   const char *single, *index, *numbered;  // of the numbered ones the pattern
 };
 inline constexpr HubNames kHubSafetensors = {
-    .single = "model.safetensors", .index = "model.safetensors.index.json", .numbered = R"(model-\d{5}-of-\d{5}\.safetensors)"};
+    .single = "model.safetensors", .index = "model.safetensors.index.json", .numbered = R"(model-(\d+-)?\d{5}-of-\d{5}\.safetensors)"};
 inline constexpr HubNames kHubTorch = {
     .single = "pytorch_model.bin", .index = "pytorch_model.bin.index.json", .numbered = R"(pytorch_model-\d{5}-of-\d{5}\.bin)"};
 
@@ -39,14 +41,18 @@ bool is_hub_file(const std::string& name);
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
 /// Files of at most `max_shard_size` bytes for the tensors, or of one tensor that is larger. One file is model.safetensors, without an
-/// index. Of several, each has the metadata kSaveKey, if it is given, and so has the index. Files of an earlier model in the folder are
-/// removed when all is written.
+/// index; each of several has the metadata kSaveKey, if it is given, and so has their index. At any moment the folder has the model that was
+/// there or the new one: several files get names that no other has, and the index makes them the model. Then files of an earlier model are
+/// removed, and the new ones get the usual names. One job writes into a folder at a time.
 class HubWriter {
  public:
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
             int64_t max_shard_size);
+  HubWriter(const HubWriter&) = delete;
+  /// Removes what is not complete.
+  ~HubWriter();
 
-  /// The next tensor, in the order of the entries.
+  /// The next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
   void close();
   /// Instead of both: room for each tensor, which others fill.
@@ -56,17 +62,26 @@ class HubWriter {
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
-  void remove_index() const;
-  /// Writes the index, and removes what is left of another model.
-  void finish() const;
+  SafetensorsWriter& begin_file();
+  void close_file(std::span<const std::string> checksums = {});
+  /// Makes the files the model of the folder.
+  void finish();
   void write_index() const;
+  /// Whether the index that is there has the new files.
+  bool is_indexed() const;
+  void remove_others() const;
+  void give_usual_names();
 
   const std::filesystem::path folder_;
+  std::map<std::string, std::string> metadata_;
+  std::optional<NamedLock> lock_;    // none in a Storage
+  std::vector<std::string> before_;  // files of an earlier model
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
-  std::string save_;  // the number of the save, which the index has, too
   std::deque<SafetensorsWriter> writers_;
-  size_t next_ = 0;  // tensor of those that write() gets
+  size_t written_ = 0;  // tensors of the last one
+  size_t closed_ = 0;   // of the writers
+  bool is_complete_ = false;
 };
 
 }  // namespace tessera::checkpoint

@@ -87,6 +87,8 @@ class SafetensorsWriter {
   void append(const at::Tensor& values);
   /// Instead of all of these: room for each tensor, which others fill.
   std::vector<Room> leave_rooms();
+  /// NewFile::set_aside(), for writers of many files with rooms.
+  void set_aside() { file_.set_aside(); }
   void close();
   /// When the rooms are filled: with the checksums of what is in them.
   void close(std::span<const std::string> checksums);

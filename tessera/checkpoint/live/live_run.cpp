@@ -92,8 +92,8 @@ LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world
       memories[number]->add(rank.tensors);
     }
   });
-  for (const auto& text : world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"}))
-    headers.merge(nlohmann::json::parse(text).get<decltype(headers)>());
+  auto texts = world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"});
+  for (auto& text : texts) headers.merge(nlohmann::json::parse(std::exchange(text, {})).get<decltype(headers)>());  // once in memory: many
   const auto file_of = [&](int rank, std::shared_ptr<const Memory> memory) {
     return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(headers.at(rank).second),
                      [memory = std::move(memory)](void* to, uint64_t count, uint64_t offset) {
@@ -104,7 +104,8 @@ LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world
   LiveRun result;
   together([&] {
     result.run = manifest_of(world.size(), [&](int rank) {
-      return open_rank_file(SafetensorsFile(file_of(rank, std::make_shared<Memory>(headers.at(rank).first))), rank, world.size());
+      const auto memory = std::make_shared<Memory>(std::exchange(headers.at(rank).first, {}));
+      return open_rank_file(SafetensorsFile(file_of(rank, memory)), rank, world.size());
     });
     result.run.catalog.checksums.clear();
     for (int rank = 0; rank < world.size(); rank++) {

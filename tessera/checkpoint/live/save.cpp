@@ -96,7 +96,7 @@ class Staging {
   Place places_[2];
 };
 
-void write_rank_file(const fs::path& folder, const RankContents& rank) {
+void write_rank_file(const fs::path& folder, const RankContents& rank, c10::function_ref<void()> moved) {
   const auto& record = rank.record;
   if (!stored(folder) && !is_there(folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
@@ -104,7 +104,10 @@ void write_rank_file(const fs::path& folder, const RankContents& rank) {
   }
   SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), entries_of(rank), to_metadata(record));
   Staging staging(rank.tensors);
-  for (size_t i = 0; i < rank.tensors.size(); i++) writer.write(staging.take(i));
+  for (size_t i = 0; i < rank.tensors.size(); i++) {
+    writer.write(staging.take(i));
+    moved();
+  }
   writer.close();
 }
 
@@ -166,13 +169,15 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
     if (options.format != Format::Tessera)
       throw UsageError(fmt::format("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format)));
     if (!world.is_first()) return;
+    std::optional<NamedLock> lock;
+    if (!stored(folder_)) lock.emplace(lock_place(folder_));
     make_way(folder_, options.in_place || stored(folder_));
-    made_.emplace(folder_, working_);
+    made_.emplace(folder_, working_, std::move(lock));
   });
 }
 
-void Save::write(const std::vector<RankContents>& ranks) const {
-  for (const auto& rank : ranks) write_rank_file(working_, rank);
+void Save::write(const std::vector<RankContents>& ranks, c10::function_ref<void()> moved) const {
+  for (const auto& rank : ranks) write_rank_file(working_, rank, moved);
 }
 
 std::optional<fs::path> Save::missing_file() const {
@@ -188,7 +193,7 @@ void Save::commit() {
   try {
     made_->commit();
   } catch (const IoError& error) {
-    if (is_there(folder_)) throw IoError(fmt::format("{}; the checkpoint is there, but may not outlast a loss of power", error.what()));
+    if (options_.in_place || is_there(folder_)) throw;
     throw IoError(fmt::format("{}; where folders can't be renamed, save with SaveOptions::in_place", error.what()));
   }
   made_.reset();
@@ -205,6 +210,10 @@ void Save::commit() {
 
 void Save::abandon() {
   if (made_) made_->abandon();
+}
+
+std::string Save::commit_failure() const {
+  return fmt::format("could not save {}", folder_.string());
 }
 
 std::string Save::failure() const {

@@ -2,6 +2,8 @@
 // training.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -24,11 +26,13 @@ class Save {
   /// Rank 0 makes the folder in which all ranks write. Collective.
   Save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options);
 
+  const std::filesystem::path& folder() const { return folder_; }
   /// Drawn for this save; RankRecord::save.
   uint64_t number() const { return number_; }
 
-  /// Writes the files of the ranks of this process. When one is there under its name, it is whole and on disk.
-  void write(const std::vector<RankContents>& ranks) const;
+  /// Writes the files of the ranks of this process. When one is there under its name, it is whole and on disk. Calls `moved` after each
+  /// tensor.
+  void write(const std::vector<RankContents>& ranks, c10::function_ref<void()> moved) const;
   /// The first file of a rank that is not there (yet).
   std::optional<std::filesystem::path> missing_file() const;
   /// The process of rank 0 looks at the files of all ranks, writes the manifest, and gives the folder its name. Does nothing elsewhere.
@@ -37,8 +41,9 @@ class Save {
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();
 
-  /// What errors say of a save that is not committed.
+  /// What errors of other ranks say of a save before its commit, and of one that may have got its name.
   std::string failure() const;
+  std::string commit_failure() const;
 
  private:
   std::filesystem::path folder_, working_;  // the working folder becomes the folder
