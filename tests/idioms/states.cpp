@@ -1,13 +1,17 @@
 // What is saved, loaded and copied: states of models and optimizers, before sharding and after it.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <filesystem>
 #include <sstream>
 
 #include "idiom.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
@@ -64,6 +68,42 @@ at::Tensor read(const std::string& saved) {
   at::Tensor value;
   torch::load(value, file);
   return value;
+}
+
+/// Trains, saves, and trains another model and optimizer on from what was saved. The plain run trains on.
+void resume(Run& run, const std::function<void(const std::filesystem::path& to, const checkpoint::Contents& what)>& save) {
+  const auto train_steps = [&](Mlp& model, const Steps& optimizer, int first) {
+    for (int step = first; step < first + 2; step++) {
+      const auto loss = loss_of(run, model, step);
+      run.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+      run.record(loss);
+    }
+  };
+  const auto contents_of = [](Mlp& model, const Steps& optimizer) {
+    checkpoint::Contents contents{.model = &model};
+    contents.optimizer = optimizer.ours() != nullptr ? checkpoint::OptimizerRef(optimizer.ours()) : optimizer.theirs();
+    return contents;
+  };
+  const auto model = nested(run);
+  const auto optimizer = run.adamw(*model);
+  train_steps(*model, optimizer, 0);
+  if (!run.sharded()) {
+    train_steps(*model, optimizer, 2);
+    return run.record_parameters(*model);
+  }
+  const auto folder = std::filesystem::temp_directory_path() / ("tessera-idioms-" + std::to_string(::getpid()) + "-" + std::to_string(run.ranks()));
+  save(folder, contents_of(*model, optimizer));
+  const auto next = nested(run);
+  const auto other = run.adamw(*next);
+  auto into = contents_of(*next, other);
+  checkpoint::load(folder, into, run.world());
+  train_steps(*next, other, 2);
+  run.record_parameters(*next);
+  run.world().barrier();
+  if (run.world().is_first()) std::filesystem::remove_all(folder);
+  run.world().barrier();
 }
 
 struct Tied : nn::Module {
@@ -584,6 +624,49 @@ Chapter chapter() {
                      run.record(model->mean);
                      sync_buffers(*model, run.world(), BufferSync::Mean);
                      for (const auto& item : model->named_buffers()) run.record(item.value());
+                   }},
+              {.what = "a run that resumes from a folder of `torch.distributed.checkpoint` (`checkpoint::save` with `Format::Dcp`)",
+               .act =
+                   [](Run& run) {
+                     resume(run, [&](const std::filesystem::path& to, const checkpoint::Contents& what) {
+                       checkpoint::save(to, what, run.world(), {.format = checkpoint::Format::Dcp});
+                     });
+                   }},
+              {.what = "a run that resumes from a folder of Accelerate's, which was saved over an earlier one",
+               .act =
+                   [](Run& run) {
+                     resume(run, [&](const std::filesystem::path& to, const checkpoint::Contents& what) {
+                       const checkpoint::SaveOptions options{.format = checkpoint::Format::Accelerate};
+                       checkpoint::save(to, {.model = nested(run).get()}, run.world(), options);
+                       checkpoint::save(to, what, run.world(), options);
+                     });
+                   }},
+              {.what = "a run that resumes from what an `AsyncSaver` has saved while the model was changed",
+               .act =
+                   [](Run& run) {
+                     resume(run, [&](const std::filesystem::path& to, const checkpoint::Contents& what) {
+                       checkpoint::AsyncSaver saver(run.world());
+                       saver.save(to, what);
+                       checkpoint::load_full_state_dict(*what.model, checkpoint::full_state_dict(*nested(run)));
+                       saver.wait();
+                     });
+                   }},
+              {.what = "weights in a Hub folder of several files, saved over earlier ones, in another model",
+               .act =
+                   [](Run& run) {
+                     const auto model = nested(run), other = nested(run);
+                     run.train(*model, [&](int step) { return loss_of(run, *model, step); }, run.adamw(*model));
+                     if (!run.sharded()) return run.record_parameters(*model);
+                     const auto folder = std::filesystem::temp_directory_path() / ("tessera-idioms-" + std::to_string(::getpid()) + "-hub");
+                     for (const auto& each : {other, model}) {
+                       const checkpoint::SaveOptions options{.format = checkpoint::Format::Hub, .max_shard_size = 64};
+                       checkpoint::save(folder, {.model = each.get()}, run.world(), options);
+                     }
+                     checkpoint::load_weights(*other, folder);
+                     run.record_parameters(*other);
+                     run.world().barrier();
+                     if (run.world().is_first()) std::filesystem::remove_all(folder);
+                     run.world().barrier();
                    }},
           }};
 }
