@@ -47,7 +47,6 @@ missing_packages() {
   has_header yaml-cpp/yaml.h || echo libyaml-cpp-dev
   has_header xxhash.h || echo libxxhash-dev
   has_header utf8proc.h || echo libutf8proc-dev
-  has_header pcre2posix.h || echo libpcre2-dev
   [ -d /usr/share/datasets/fashion-mnist ] || echo dataset-fashion-mnist
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev

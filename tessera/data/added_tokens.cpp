@@ -14,12 +14,6 @@ size_t last_character(std::string_view text) {
   return at;
 }
 
-size_t length_of_first(std::string_view text) {
-  size_t length = 1;
-  while (length < text.size() && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80) length++;
-  return length;
-}
-
 bool stands_alone(std::string_view text, size_t begin, size_t end) {
   const bool word_before = begin > 0 && is_word(first_character(text.substr(last_character(text.substr(0, begin)))));
   const bool word_behind = end < text.size() && is_word(first_character(text.substr(end)));

@@ -1,102 +1,201 @@
 #include "tessera/data/pattern.h"
 
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include <fmt/format.h>
-#include <pcre2.h>
+
+#include <bit>
 
 #include "tessera/base/error.h"
+#include "tessera/data/pattern_program.h"
 
 namespace tessera::data {
 namespace {
 
-constexpr std::string_view kSpaces = R"(\t-\r\x{85}\p{Z})";  // PCRE2's own \s has U+180E, too
+using Op = PatternStep::Op;
+using Place = PatternNode::Place;
 
-/// The expression with \s and \S spelled out.
-std::string with_spaces(const std::string& text) {
-  std::string result;
-  bool in_class = false;
-  for (size_t i = 0; i < text.size(); i++) {
-    if (text[i] == '\\' && i + 1 < text.size()) {
-      const char next = text[++i];
-      if (next == 's') {
-        result += in_class ? std::string(kSpaces) : fmt::format("[{}]", kSpaces);
-      } else if (next == 'S' && !in_class) {
-        result += fmt::format("[^{}]", kSpaces);
-      } else {
-        result += {'\\', next};
-      }
-      continue;
-    }
-    if (text[i] == '[' && !in_class) {
-      in_class = true;
-    } else if (text[i] == ']') {
-      in_class = false;
-    }
-    result += text[i];
-  }
-  return result;
+constexpr uint64_t kMostTries = 10'000'000;  // for one match, as for Oniguruma
+
+bool begins_character(char byte) {
+  return (static_cast<uint8_t>(byte) & 0xC0) != 0x80;
 }
 
-std::string message_of(int number) {
-  unsigned char text[256] = {};
-  pcre2_get_error_message(number, text, sizeof text);
-  return reinterpret_cast<const char*>(text);
+/// Tries to match at one place of a text after the other.
+class PatternMatcher {
+ public:
+  PatternMatcher(const std::string& pattern, const PatternSteps& program, const CharacterTable& words, std::string_view text,
+                 Pattern::Scratch& turns)
+      : pattern_(pattern), program_(program), words_(words), begin_(text.data()), end_(text.data() + text.size()), turns_(turns) {}
+
+  /// The end of the match that begins at `at` with this step, or null.
+  const char* run(uint32_t step, const char* at);
+  void begin_tries() { tries_ = 0; }
+
+ private:
+  /// Takes the place where the match can go on otherwise: false if there is none.
+  bool turn_back(size_t base, uint32_t& step, const char*& at);
+  bool is_at(Place place, const char* at) const;
+  bool is_word_at(const char* at) const { return at != end_ && words_.length_at(at) != 0; }
+
+  static const char* before(const char* at) {
+    do at--;
+    while (!begins_character(*at));
+    return at;
+  }
+  uint64_t targets_at(const PatternBranch& branch, const char* at) const {
+    return branch.by_byte[at == end_ ? 256 : static_cast<uint8_t>(*at)];
+  }
+
+  const std::string& pattern_;
+  const PatternSteps& program_;
+  const CharacterTable& words_;
+  const char *const begin_, *const end_;
+  Pattern::Scratch& turns_;
+  uint64_t tries_ = 0;
+};
+
+const char* PatternMatcher::run(uint32_t step, const char* at) {
+  const auto base = turns_.size();
+  for (;;) {
+    const auto& now = program_.steps[step];
+    bool goes_on = true;
+    switch (now.op) {
+      case Op::Set: {
+        const auto length = at == end_ ? 0 : program_.sets[now.which].length_at(at);
+        goes_on = length != 0;
+        at += length;
+        step++;
+        break;
+      }
+      case Op::Run: {
+        const auto& set = program_.sets[now.which];
+        size_t count = 0;
+        while (count < now.most && at != end_) {
+          const auto length = set.length_at(at);
+          if (length == 0) break;
+          at += length;
+          count++;
+        }
+        goes_on = count >= now.least;
+        if (goes_on && count > now.least && !now.keeps) turns_.push_back({step, at, count - now.least});
+        step++;
+        break;
+      }
+      case Op::Branch: {
+        const auto& branch = program_.branches[now.which];
+        const auto targets = targets_at(branch, at);
+        goes_on = targets != 0;
+        if (!goes_on) break;
+        if (const auto others = targets & (targets - 1); others != 0) turns_.push_back({step, at, others});
+        step = branch.targets[static_cast<size_t>(std::countr_zero(targets))];
+        break;
+      }
+      case Op::Split:
+        turns_.push_back({step, at, 0});
+        step = now.target;
+        break;
+      case Op::Jump:
+        step = now.target;
+        break;
+      case Op::Ahead:
+        goes_on = (run(step + 1, at) != nullptr) != now.negative;
+        step = now.target;
+        break;
+      case Op::Atomic: {
+        const auto* end = run(step + 1, at);
+        goes_on = end != nullptr;
+        if (goes_on) at = end;
+        step = now.target;
+        break;
+      }
+      case Op::Behind:
+        goes_on = (at != begin_ && program_.sets[now.which].length_at(before(at)) != 0) != now.negative;
+        step++;
+        break;
+      case Op::Place:
+        goes_on = is_at(now.place, at);
+        step++;
+        break;
+      case Op::Accept:
+        turns_.resize(base);
+        return at;
+    }
+    if (!goes_on && !turn_back(base, step, at)) return nullptr;
+  }
+}
+
+bool PatternMatcher::turn_back(size_t base, uint32_t& step, const char*& at) {
+  if (turns_.size() == base) return false;
+  if (++tries_ > kMostTries) throw Error(fmt::format("the regular expression '{}' takes too many tries for a text", pattern_));
+  auto& turn = turns_.back();
+  const auto& was = program_.steps[turn.step];
+  if (was.op == Op::Run) {
+    at = turn.at = before(turn.at);
+    step = turn.step + 1;
+    if (--turn.left == 0) turns_.pop_back();
+  } else if (was.op == Op::Branch) {
+    at = turn.at;
+    step = program_.branches[was.which].targets[static_cast<size_t>(std::countr_zero(turn.left))];
+    turn.left &= turn.left - 1;
+    if (turn.left == 0) turns_.pop_back();
+  } else {
+    at = turn.at;
+    step = was.other;
+    turns_.pop_back();
+  }
+  return true;
+}
+
+bool PatternMatcher::is_at(Place place, const char* at) const {
+  switch (place) {
+    case Place::TextBegin:
+      return at == begin_;
+    case Place::TextEnd:
+      return at == end_;
+    case Place::LastLineEnd:
+      return at == end_ || (at + 1 == end_ && *at == '\n');
+    case Place::LineBegin:
+      return at == begin_ || (at != end_ && at[-1] == '\n');
+    case Place::LineEnd:
+      return at == end_ || *at == '\n';
+    case Place::WordEdge:
+    case Place::InWord:
+      break;
+  }
+  const bool is_edge = (at != begin_ && is_word_at(before(at))) != is_word_at(at);
+  return is_edge == (place == Place::WordEdge);
 }
 
 }  // namespace
 
-struct Pattern::Code {
-  pcre2_code* code = nullptr;
-  bool is_compiled = false;  // to machine code
-  ~Code() { pcre2_code_free(code); }
+struct Pattern::Program {
+  PatternSteps steps;
+  CharacterTable words{word_characters()};
 };
 
-struct Pattern::Scratch::Data {
-  pcre2_match_data* match = nullptr;
-  pcre2_match_context* context = nullptr;
-  pcre2_jit_stack* stack = nullptr;
-  ~Data() {
-    pcre2_match_data_free(match);
-    pcre2_jit_stack_free(stack);
-    pcre2_match_context_free(context);
-  }
-};
-
-Pattern::Pattern(const std::string& text) : text_(text), code_(std::make_unique<Code>()) {
-  const auto spelled = with_spaces(text);
-  int failure = 0;
-  PCRE2_SIZE place = 0;
-  code_->code =
-      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(spelled.data()), spelled.size(), PCRE2_UTF | PCRE2_UCP, &failure, &place, nullptr);
-  if (code_->code == nullptr) throw ConfigError(fmt::format("'{}' is no regular expression: {}", text, message_of(failure)));
-  code_->is_compiled = pcre2_jit_compile(code_->code, PCRE2_JIT_COMPLETE) == 0;
+Pattern::Pattern(const std::string& text) : text_(text) {
+  program_ = std::make_unique<const Program>(Program{.steps = steps_of(parse_pattern(text))});
 }
 
 Pattern::~Pattern() = default;
 Pattern::Pattern(Pattern&&) noexcept = default;
 Pattern& Pattern::operator=(Pattern&&) noexcept = default;
 
-Pattern::Scratch::Scratch(const Pattern& pattern) : data_(std::make_unique<Data>()) {
-  constexpr size_t kLeast = 32 << 10, kMost = 64 << 20;  // a word may be as long as the text
-  data_->match = pcre2_match_data_create_from_pattern(pattern.code_->code, nullptr);
-  data_->context = pcre2_match_context_create(nullptr);
-  data_->stack = pcre2_jit_stack_create(kLeast, kMost, nullptr);
-  pcre2_jit_stack_assign(data_->context, nullptr, data_->stack);
-}
-
-Pattern::Scratch::~Scratch() = default;
-Pattern::Scratch::Scratch(Scratch&&) noexcept = default;
-
 bool Pattern::find(std::string_view text, size_t from, Scratch& scratch, Match& match) const {
-  const auto& data = *scratch.data_;
-  const auto* bytes = reinterpret_cast<PCRE2_SPTR>(text.data());
-  const int found = code_->is_compiled ? pcre2_jit_match(code_->code, bytes, text.size(), from, 0, data.match, data.context)
-                                       : pcre2_match(code_->code, bytes, text.size(), from, PCRE2_NO_UTF_CHECK, data.match, data.context);
-  if (found == PCRE2_ERROR_NOMATCH) return false;
-  if (found < 0) throw Error(fmt::format("'{}' can't be matched: {}", text_, message_of(found)));
-  const auto* places = pcre2_get_ovector_pointer(data.match);
-  match = {places[0], places[1]};
-  return true;
+  const auto& steps = program_->steps;
+  PatternMatcher matcher(text_, steps, program_->words, text, scratch);
+  scratch.clear();
+  const bool may_be_empty = steps.begins[256];
+  for (const char *at = text.data() + from, *end = text.data() + text.size();; at++) {
+    while (!may_be_empty && at != end && !steps.begins[static_cast<uint8_t>(*at)]) at++;
+    if (at == end && !may_be_empty) return false;
+    if (at != end && !begins_character(*at)) continue;
+    matcher.begin_tries();
+    if (const auto* found = matcher.run(0, at)) {
+      match = {static_cast<size_t>(at - text.data()), static_cast<size_t>(found - text.data())};
+      return true;
+    }
+    if (at == end) return false;
+  }
 }
 
 }  // namespace tessera::data

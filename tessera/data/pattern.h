@@ -1,16 +1,19 @@
-// A regular expression that cuts a text into words, as tokenizers of language models do, by the library PCRE2.
+// A regular expression that cuts a text into words, as tokenizers of language models do.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::data {
 
-/// May be used by several threads. What \s means is what it does for the tokenizers of Hugging Face.
+/// Reads and matches as the library Oniguruma does, with the characters of Unicode that Hugging Face's tokenizers know. May be used by
+/// several threads.
 class Pattern {
  public:
-  /// Throws ConfigError if it is none.
+  /// Throws ConfigError if it is none, or one of those that are not read here (backreferences, for example).
   explicit Pattern(const std::string& text);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
@@ -21,25 +24,21 @@ class Pattern {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// Room for the matches of one thread.
-  class Scratch {
-   public:
-    explicit Scratch(const Pattern& pattern);
-    ~Scratch();
-    Scratch(Scratch&&) noexcept;
-
-   private:
-    friend class Pattern;
-    struct Data;
-    std::unique_ptr<Data> data_;
+  /// Where a match could go on otherwise. Room for the matches of one thread, whatever the pattern.
+  struct Turn {
+    uint32_t step = 0;
+    const char* at = nullptr;
+    uint64_t left = 0;
   };
-  /// The first match that begins at `from` or behind it. False if there is none. `text` is UTF-8.
+  using Scratch = std::vector<Turn>;
+  /// The first match that begins at `from` or behind it. False if there is none. `text` is UTF-8. Throws Error for a text that takes too
+  /// many tries.
   bool find(std::string_view text, size_t from, Scratch& scratch, Match& match) const;
 
  private:
-  struct Code;
+  struct Program;
   std::string text_;
-  std::unique_ptr<Code> code_;
+  std::unique_ptr<const Program> program_;
 };
 
 }  // namespace tessera::data

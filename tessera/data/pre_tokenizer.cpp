@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -40,10 +41,6 @@ const std::array<Named, 5>& all_named() {
 
 }  // namespace
 
-PreTokenizer::Scratch::Scratch(const PreTokenizer& pre) {
-  for (const auto& step : pre.steps_) patterns_.emplace_back(step.pattern);
-}
-
 void PreTokenizer::cut(size_t step, std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
   if (text.empty()) return;
   if (step == steps_.size()) return take(text);
@@ -51,11 +48,18 @@ void PreTokenizer::cut(size_t step, std::string_view text, Scratch& scratch, c10
   std::string with_space;
   if (adds_space && text.front() != ' ') text = with_space = fmt::format(" {}", text);
   size_t done = 0;
-  for (Pattern::Match match; done < text.size() && pattern.find(text, done, scratch.patterns_[step], match);) {
-    if (match.end == match.begin) break;  // a pattern that finds nothing goes no further
+  std::optional<size_t> last_end;
+  Pattern::Match match;
+  for (size_t from = 0; from <= text.size() && pattern.find(text, from, scratch, match);) {
+    // A match of no characters cuts, too, but not where the one before it ended.
+    if (match.end == match.begin && match.end == last_end) {
+      from += from < text.size() ? length_of_first(text.substr(from)) : 1;
+      continue;
+    }
     cut(step + 1, text.substr(done, match.begin - done), scratch, take);
     if (behavior == Behavior::Isolated) cut(step + 1, text.substr(match.begin, match.end - match.begin), scratch, take);
-    done = match.end;
+    done = from = match.end;
+    last_end = match.end;
   }
   cut(step + 1, text.substr(done), scratch, take);
 }

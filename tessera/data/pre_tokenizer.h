@@ -24,14 +24,7 @@ class PreTokenizer {
 
   explicit PreTokenizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
 
-  class Scratch {
-   public:
-    explicit Scratch(const PreTokenizer& pre);
-
-   private:
-    friend class PreTokenizer;
-    std::vector<Pattern::Scratch> patterns_;
-  };
+  using Scratch = Pattern::Scratch;
   void each_word(std::string_view text, Scratch& scratch, c10::function_ref<void(std::string_view)> take) const {
     cut(0, text, scratch, take);
   }

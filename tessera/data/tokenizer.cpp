@@ -62,7 +62,7 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
   const auto found = of_tokenizers.find(number);
   if (found != of_tokenizers.end()) return found->second;
   if (of_tokenizers.size() > kMostTokenizers) of_tokenizers.clear();  // some of them may be gone
-  return of_tokenizers.emplace(number, *pre).first->second;
+  return of_tokenizers[number];
 }
 
 /// Makes of tokens, merges and added tokens what encoding works with.

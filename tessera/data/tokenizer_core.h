@@ -40,7 +40,6 @@ struct TokenizerCore {
 
   /// What a thread needs for it.
   struct Scratch {
-    explicit Scratch(const PreTokenizer& pre) : pre(pre) {}
     PreTokenizer::Scratch pre;
     std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> words;
   };

@@ -71,6 +71,12 @@ char32_t first_character(std::string_view text) {
   return static_cast<char32_t>(character);
 }
 
+size_t length_of_first(std::string_view text) {
+  size_t length = 1;
+  while (length < text.size() && (static_cast<uint8_t>(text[length]) & 0xC0) == 0x80) length++;
+  return length;
+}
+
 std::u32string characters_of(std::string_view text) {
   std::u32string characters;
   characters.reserve(text.size());

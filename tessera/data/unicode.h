@@ -15,6 +15,7 @@ std::optional<size_t> invalid_utf8(std::string_view text);
 std::string with_replacements(std::string_view text);
 /// Of a text that is UTF-8 and not empty.
 char32_t first_character(std::string_view text);
+size_t length_of_first(std::string_view text);
 
 /// Throws UsageError, with the place, if the text is no UTF-8.
 std::u32string characters_of(std::string_view text);

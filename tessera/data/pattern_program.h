@@ -1,0 +1,64 @@
+// A regular expression as steps that a machine with backtracking runs.
+#pragma once
+
+#include <array>
+#include <bitset>
+#include <cstdint>
+#include <vector>
+
+#include "tessera/data/pattern_parser.h"
+
+namespace tessera::data {
+
+/// A set of characters that is asked for each of a text.
+class CharacterTable {
+ public:
+  explicit CharacterTable(const CharacterSet& set);
+
+  /// How many bytes the character has that begins at `at`, in a text of UTF-8; 0 if it is not in the set.
+  size_t length_at(const char* at) const {
+    const auto known = by_first_byte_[static_cast<uint8_t>(*at)];
+    return known == kLook ? look_at(at) : known;
+  }
+  /// Whether a character that begins with this byte can be in the set.
+  bool may_begin_with(uint8_t byte) const { return by_first_byte_[byte] != 0; }
+
+ private:
+  static constexpr uint8_t kLook = 0xFF;
+
+  size_t look_at(const char* at) const;
+
+  std::array<uint8_t, 256> by_first_byte_{};  // the length if all of them are in the set, 0 if none is
+  std::array<uint16_t, 0x1100> pages_{};      // of 256 characters: which of
+  std::vector<std::bitset<256>> bits_;
+};
+
+struct PatternStep {
+  enum class Op : uint8_t { Set, Run, Branch, Split, Jump, Ahead, Behind, Atomic, Place, Accept };
+
+  Op op = Op::Accept;
+  bool negative = false;                                   // of Ahead and Behind
+  PatternNode::Place place = PatternNode::Place::TextEnd;  // of Place
+  uint32_t which = 0;                                      // the set of Set, Run and Behind, the branch of Branch
+  uint32_t target = 0;                                     // of Jump; of Split, first; of Ahead and Atomic, behind their own steps
+  uint32_t other = 0;                                      // of Split, if the first fails
+  size_t least = 0, most = 0;                              // of Run
+  bool keeps = false;                                      // whether a Run gives nothing back
+};
+
+struct PatternBranch {
+  std::array<uint64_t, 257> by_byte{};  // a bit for each target that can begin with this byte; the last is for the end of the text
+  std::vector<uint32_t> targets;
+};
+
+struct PatternSteps {
+  std::vector<PatternStep> steps;
+  std::vector<PatternBranch> branches;
+  std::vector<CharacterTable> sets;
+  std::bitset<257> begins;  // bytes with which a match can begin, and whether it can be empty
+};
+
+/// Throws ConfigError for a pattern that would have too many steps.
+PatternSteps steps_of(const PatternNode& pattern);
+
+}  // namespace tessera::data
