@@ -14,4 +14,3 @@ std::string_view name(Reduce op) {
 }
 
 }  // namespace tessera
-#include "tessera/comm/calling.ipp"

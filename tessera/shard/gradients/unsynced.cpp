@@ -84,5 +84,3 @@ at::Tensor zeros_like(const Unit::Parameter& parameter, c10::Device device) {
 }
 
 }  // namespace tessera
-#include "tessera/shard/gradients/earlier_gradients.ipp"
-#include "tessera/shard/gradients/trained_beside.ipp"
