@@ -80,13 +80,13 @@ TEST(Base, ThatHasChangedIsRefused) {
   for (const auto residence : residences()) {
     for (const auto& change : kChanges) {
       SCOPED_TRACE(change.name);
-      const auto saved = folder / (std::string("run ") + change.name + (residence == Residence::Gathered ? "-g" : "-s"));
+      const std::string saved = folder / (std::string("run ") + change.name + (residence == Residence::Gathered ? "-g" : "-s"));
       with_ranks(2, [&](const Communicator& world) {
         auto model = adapted();
         fully_shard(model, {.mesh = world, .residence = residence});
         optim::AdamW optimizer(parameters(model), {.lr = 0.1});
         train(model, optimizer, 2);
-        checkpoint::Contents contents{.model = model.get(), .optimizer = optimizer, .base = checkpoint::base_of(model, "a base")};
+        checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer, .base = checkpoint::base_of(model, "a base")};
         checkpoint::save(saved, contents, world);
         train(model, optimizer, 1);
         checkpoint::load(saved, contents, world);
