@@ -99,7 +99,7 @@ int train_and_test(const Flags& flags) {
   data::Loader loader(
       trainer.make_sampler(
           {.size = pairs.size(), .global_batch = flags.batch_size * trainer.num_processes(), .tail = data::Tail::Fill, .seed = flags.seed}),
-      data::fetch_pairs(pairs, tokenizer, flags.max_length), {.workers = flags.workers});
+      data::fetch_pairs(pairs, tokenizer, flags.max_length), {.workers = flags.workers, .data = data::fingerprint(pairs)});
   const auto all = *flags.run.epochs * trainer.steps_of_epoch(loader), steps = std::min(all, flags.run.steps.value_or(all));
   const optim::LearningRate rate{.base = flags.lr.value_or(flags.model.empty() ? 2e-3 : 2e-5),
                                  .shape = optim::LearningRate::Shape::Linear,

@@ -244,7 +244,7 @@ int train_model(const Flags& flags) {
   data::Loader loader(
       trainer.make_sampler(
           {.size = rows.size(), .global_batch = flags.batch_size * trainer.num_processes(), .tail = data::Tail::Fill, .seed = flags.seed}),
-      rows, {.workers = flags.workers});
+      rows, {.workers = flags.workers, .target_of_repeats = llm::kIgnored, .data = rows.data()});
   const auto all = *flags.run.epochs * trainer.steps_of_epoch(loader), steps = std::min(all, flags.run.steps.value_or(all));
   const optim::LearningRate rate{.base = flags.lr,
                                  .shape = optim::LearningRate::Shape::Cosine,
@@ -264,7 +264,7 @@ int train_model(const Flags& flags) {
       const auto accumulation = trainer.accumulate();
       const Batch batch(samples);
       // The mean over the learned tokens of a step, of which each rank and each pass may have another number.
-      const auto counted = trainer.reduce(batch.counted().to(torch::kFloat), Reduce::Mean);
+      const auto own = batch.counted().to(torch::kFloat), counted = trainer.reduce(own, Reduce::Mean);
       const auto divisor = passes == 1 ? counted.clamp_min(kLeast) : torch::full_like(counted, batch.targets.numel());
       const auto share =
           model->loss(batch.tokens, batch.targets, {.z_loss = flags.z_loss, .rows_at_once = flags.rows_at_once, .divisor = divisor},
@@ -275,10 +275,10 @@ int train_model(const Flags& flags) {
         if (passes > 1) optimizer.scale_gradients(divisor * passes / learned.clamp_min(kLeast));
         learned.zero_();
       }
-      const auto loss = share.detach() * divisor / counted.clamp_min(kLeast);
+      const auto loss = share.detach() * divisor / own.clamp_min(kLeast);
       const auto norm = flags.clip > 0 ? trainer.clip_grad_norm(flags.clip) : trainer.grad_norm();
       trainer.step();
-      run.report({{"loss", loss}, {"grad_norm", norm}});
+      run.report({{"loss", loss, own}, {"grad_norm", norm}});
     }
     if (run.stopped()) return 0;
     if (!flags.adapter.empty()) save_adapter(model, flags, trainer);

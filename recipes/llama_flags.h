@@ -91,7 +91,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--gguf", flags.gguf, "Where to write it as a GGUF file, too")->type_name("FILE")->needs("--output");
   app.add_option("--gguf-code", flags.gguf_code, "In what the GGUF file has matrices")
       ->capture_default_str()
-      ->check(tessera::cli::one_of({"F32", "F16", "BF16", "Q8_0"}));
+      ->check(tessera::cli::one_of({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
   app.add_option("--prompt", flags.prompt, "A text that the model goes on with, before training and after");
   app.add_option("--max-new-tokens", flags.new_tokens, "How far it goes on")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));

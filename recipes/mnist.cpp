@@ -66,7 +66,7 @@ int train_and_test(const Flags& flags) {
                                             .global_batch = flags.batch_size * trainer.num_processes(),
                                             .tail = flags.drop_last ? data::Tail::Drop : data::Tail::Fill,
                                             .seed = flags.seed}),
-                      fetch_from(training), {.workers = flags.workers});
+                      fetch_from(training), {.workers = flags.workers, .data = data::fingerprint(training)});
   trainer.prepare(model, loader);
   optim::SGD optimizer(parameters(*model), {.lr = flags.lr, .momentum = flags.momentum});
   trainer.prepare(optimizer);

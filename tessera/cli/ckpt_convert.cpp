@@ -211,7 +211,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
       ->default_str("5GB");
   flags->add_option("--code", convert->gguf.code, "In what a GGUF file has matrices")
       ->capture_default_str()
-      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0"}));
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
   flags->add_option("--base", convert->base, "Of an adapter: the model that it was trained on")->type_name("MODEL");
   flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
   using checkpoint::AccelerateLayout;

@@ -1,18 +1,23 @@
 // Iterates over what has batches, one after the other: for (auto& batch : loader)
 #pragma once
 
+#include <cstdint>
 #include <iterator>
+#include <memory>
 #include <optional>
 
 #include "tessera/data/samples.h"
 
 namespace tessera::data {
 
-/// The source has next(), which returns nothing at the end.
+/// A loop over a loader, by its number: it is open until all who hold it are gone, at its end or where it is left.
+using Loop = std::shared_ptr<const uint64_t>;
+
+/// The source has next(), which returns nothing at the end, and loop(), which opens a loop over its loader.
 template <class Source>
 class BatchIterator {
  public:
-  explicit BatchIterator(Source& source) : source_(&source), batch_(source.next()) {}
+  explicit BatchIterator(Source& source) : source_(&source), loop_(source.loop()), batch_(source.next()) {}
   Samples& operator*() { return *batch_; }
   BatchIterator& operator++() {
     batch_ = source_->next();
@@ -22,6 +27,7 @@ class BatchIterator {
 
  private:
   Source* source_;
+  Loop loop_;
   std::optional<Samples> batch_;
 };
 

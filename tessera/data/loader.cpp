@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/data/send_samples.h"
 
@@ -19,6 +21,9 @@ namespace tessera::data {
 namespace {
 
 constexpr int64_t kMostEpochs = int64_t{1} << 40;  // far from where counting them could overflow
+constexpr auto kPatience = std::chrono::seconds(10);
+
+std::atomic<uint64_t> newest_number = 0;  // of a batch or a loop
 
 SeededFetch without_seeds(Fetch fetch) {
   if (!fetch) return {};
@@ -32,12 +37,13 @@ class SampledSource : public Source {
   }
 
   Drawn draw(const Position& position) override {
-    if (const auto count = sampler_.batches(position.epoch); position.batch >= count) return {.batches = count};
+    if (const auto count = sampler_.batches(position.epoch, position.first); position.batch >= count) return {.batches = count};
     auto part = sampler_.part(position);
     auto shares = part.shares;
     return {.make = [this, part = std::move(part)] { return fetch_(part.numbers, part.seeds); }, .shares = std::move(shares)};
   }
   std::optional<int64_t> batches(int64_t epoch) override { return sampler_.batches(epoch); }
+  std::optional<int64_t> batches_behind(int64_t first, int64_t epoch) override { return sampler_.batches(epoch, first); }
   int64_t global_batch() const override { return sampler_.global_batch(); }
   int ranks() const override { return sampler_.ranks(); }
   std::string order() const override { return sampler_.order(); }
@@ -122,6 +128,7 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
   expect_place(position_);
   if (is_remote()) return;
   if (options.dispatch) source_->take_all_ranks();
+  working_ = options.workers;
   for (int i = 0; i < options.workers; i++) workers_.emplace_back([this] { work(); });
 }
 
@@ -136,31 +143,79 @@ std::string Loader::order() const {
 std::optional<int64_t> Loader::batches() {
   if (peeked_ && !peeked_->batch && !peeked_->error) return position_.batch;
   if (options_.join) return std::nullopt;
-  if (!known_batches_ || known_batches_->first != position_.epoch) {
-    known_batches_.emplace(position_.epoch, count_batches(position_.epoch));
-  }
+  const Position begin{.epoch = position_.epoch, .first = position_.first};
+  if (!known_batches_ || known_batches_->first != begin) known_batches_.emplace(begin, count_batches(begin));
   return known_batches_->second;
 }
 
-std::optional<int64_t> Loader::count_batches(int64_t epoch) {
+std::optional<int64_t> Loader::batches_of_epoch(int64_t epoch) {
+  if (options_.join) return std::nullopt;
+  return count_batches({.epoch = epoch});
+}
+
+std::optional<int64_t> Loader::count_batches(const Position& position) {
   std::optional<int64_t> count;
   std::unique_lock lock(mutex_);
-  with_source(lock, [&] { count = source_->batches(epoch); });
+  with_source(lock, [&] {
+    count = position.first == 0 ? source_->batches(position.epoch) : source_->batches_behind(position.first, position.epoch);
+  });
   return count;
 }
 
 void Loader::expect_place(const Position& position) {
-  if (position.epoch < 0 || position.epoch > kMostEpochs || position.batch < 0) throw no_such_place(position, batches().value_or(0));
+  if (position.epoch < 0 || position.epoch > kMostEpochs || position.batch < 0 || position.first < 0)
+    throw no_such_place(position, batches().value_or(0));
+  if (options_.join && position.first > 0)
+    throw UsageError(
+        "loader: with join, ranks have sources of their own, which can't go on there in batches of another size; take the same");
   if (options_.join) return;  // others may have more batches
-  const auto count = count_batches(position.epoch);
+  const auto count = count_batches(position);
   if (count && position.batch > *count) throw no_such_place(position, *count);
 }
 
-void Loader::seek(const Position& position) {
-  last_taken_ = 0;
-  last_weight_ = 1;
-  if (position == position_ && !(peeked_ && peeked_->error)) return;  // what was fetched stays good
-  restart(position);
+Position Loader::place_of(const Position& position, int64_t global_batch) {
+  const auto own = this->global_batch();
+  if (global_batch == own) return position;
+  const auto samples = position.first + position.batch * global_batch;
+  Position place{.epoch = position.epoch};
+  if (position.batch == 0 && position.first == 0) return place;
+  if (own == 0 || global_batch == 0) {
+    throw UsageError(
+        fmt::format("loader: the position is that of batches of {}, and this loader has batches of {}, so it can't go on there",
+                    global_batch == 0 ? "any size" : std::to_string(global_batch), own == 0 ? "any size" : std::to_string(own)));
+  }
+  if (position.first == 0 && samples % own == 0) {
+    place.batch = std::min(samples / own, batches_of_epoch(place.epoch).value_or(samples / own));
+  } else {
+    place.first = samples;
+  }
+  expect_place(place);
+  return place;
+}
+
+uint64_t Loader::newest() {
+  return newest_number;
+}
+
+Loop Loader::loop() {
+  std::erase_if(loops_, [](const auto& loop) { return loop.expired(); });
+  auto loop = std::make_shared<const uint64_t>(++newest_number);
+  loops_.push_back(loop);
+  return loop;
+}
+
+uint64_t Loader::open_loop() const {
+  uint64_t innermost = 0;
+  for (const auto& each : loops_) {
+    if (const auto loop = each.lock()) innermost = std::max(innermost, *loop);
+  }
+  return innermost;
+}
+
+void Loader::seek(const Position& position, const Taken& taken) {
+  const bool is_there = position == position_ && !(peeked_ && peeked_->error);  // what was fetched stays good
+  if (!is_there) restart(position);
+  taken_ = taken;
 }
 
 void Loader::restart(const Position& position) {
@@ -188,11 +243,20 @@ void Loader::place(Place place) {
 }
 
 Loader::~Loader() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
+  std::unique_lock lock(mutex_);
+  stopping_ = true;
+  const bool is_drawing = is_drawing_;
+  lock.unlock();
   news_.notify_all();
+  if (is_drawing) source_->interrupt();
+  lock.lock();
+  while (!news_.wait_for(lock, kPatience, [this] { return working_ == 0; })) {
+    log(LogLevel::Warning, fmt::format("a Loader that goes waits for {}, which has not come back since; {}",
+                                       is_drawing_ ? fmt::format("its source ({})", source_->order()) : "the function that fetches a batch",
+                                       is_drawing_ ? "StreamOptions::interrupt makes a pull return that waits for others"
+                                                   : "nothing can end it from outside"));
+  }
+  lock.unlock();
   for (auto& worker : workers_) worker.join();
 }
 
@@ -207,12 +271,11 @@ std::optional<Samples> Loader::next() {
   auto result = *std::exchange(peeked_, std::nullopt);
   if (!result.batch) {
     position_ = {.epoch = position_.epoch + 1};
+    taken_ = {};
     return std::nullopt;
   }
   position_.batch++;
-  static std::atomic<uint64_t> taken = 0;
-  last_taken_ = ++taken;
-  last_weight_ = result.batch->weight;
+  taken_ = {.number = ++newest_number, .weight = result.batch->weight, .loop = open_loop()};
   return std::move(result.batch);
 }
 
@@ -220,7 +283,7 @@ const Loader::Result& Loader::peek() {
   if (peeked_) return *peeked_;
   try {
     peeked_ = options_.dispatch ? receive() : options_.join ? join() : take_own();
-    if (!peeked_->batch && !peeked_->error && position_.batch == 0)
+    if (!peeked_->batch && !peeked_->error && position_.batch == 0 && position_.first == 0)
       throw UsageError(fmt::format("loader: epoch {} has no batches; has the source any samples?", position_.epoch));
   } catch (...) {
     peeked_ = {.error = std::current_exception()};
@@ -367,9 +430,11 @@ void Loader::work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     news_.wait(lock, [this] { return stopping_ || (!is_drawing_ && !has_failed_ && begun_ < delivered_ + options_.ahead); });
-    if (stopping_) return;
+    if (stopping_) break;
     make_next(lock);
   }
+  working_--;
+  news_.notify_all();
 }
 
 void Loader::make_next(std::unique_lock<std::mutex>& lock) {

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -46,6 +47,15 @@ struct LoaderOptions {
   /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets a batch of
   /// before again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
   std::optional<Communicator> join = {};
+  /// What tells the samples from others of as many rows, such as fingerprint(samples): a run does not go on with other data.
+  std::string data = {};
+};
+
+/// The batch that was taken last from a loader, until the end of its epoch.
+struct Taken {
+  uint64_t number = 0;  // grows with each batch that is taken from any loader, and with each loop that is opened; 0 if there is no batch
+  double weight = 1;    // Samples::weight
+  uint64_t loop = 0;    // the number of the loop in which it was taken; 0 if it was outside of any
 };
 
 class Loader {
@@ -55,7 +65,7 @@ class Loader {
   explicit Loader(Stream stream, const LoaderOptions& options = {});
   explicit Loader(std::unique_ptr<Source> source, const LoaderOptions& options = {});
   Loader(Loader&&) = delete;
-  ~Loader();  // waits until the workers have finished their present batches
+  ~Loader();  // waits until the workers have finished their present batches, and says so every ten seconds
 
   /// The next batch of the epoch, or nothing at its end; the call after that begins the next epoch. If fetch throws, next() throws the same
   /// exception with the position in front of its message. It then stays at that batch, so another call throws again.
@@ -64,22 +74,33 @@ class Loader {
   bool at_end();
 
   /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
-  /// A stream is opened again.
-  void seek(const Position& position);
+  /// A stream is opened again. Whoever comes back from a detour gives what was taken before.
+  void seek(const Position& position, const Taken& taken = {});
+  /// The place that follows so many batches of `global_batch` samples from position.first on, for batches of this loader: the same samples
+  /// are left. Throws UsageError if no batch of this loader can begin there.
+  Position place_of(const Position& position, int64_t global_batch);
   /// From the next batch on, what is fetched is put there by the worker that has fetched it. To be called between two calls of next().
   void place(Place place);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
-  /// A number that grows with each batch that is taken from any loader: the last one of this loader, 0 before its first batch.
-  uint64_t last_taken() const { return last_taken_; }
-  /// Samples::weight of the batch that was taken last.
-  double last_weight() const { return last_weight_; }
-  /// The number of batches in this epoch; of a stream, and with `join`, only at_end() can know it.
+  /// A Trainer weights a loss by it.
+  const Taken& taken() const { return taken_; }
+  /// The number of the newest batch or loop of all loaders.
+  static uint64_t newest();
+  /// Opens a loop: `for` does so by begin().
+  Loop loop();
+  /// The number of the innermost loop over it that is open, 0 if none is.
+  uint64_t open_loop() const;
+  /// The number of batches in this epoch, behind position().first; of a stream, and with `join`, only at_end() can know it.
   std::optional<int64_t> batches();
+  /// The same for a whole epoch.
+  std::optional<int64_t> batches_of_epoch(int64_t epoch);
   /// Samples of one batch on all ranks together; 0 if batches differ.
   int64_t global_batch() const;
   /// What the order of samples depends on, in words.
   std::string order() const;
+  /// LoaderOptions::data.
+  const std::string& data() const { return options_.data; }
 
   /// Iterates over the rest of the epoch: for (auto& batch : loader)
   BatchIterator<Loader> begin() { return BatchIterator(*this); }
@@ -107,7 +128,7 @@ class Loader {
   Samples first_of_epoch();
   Result make(const Position& position, const Drawn& drawn, const Place& place) const;
   void with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act);
-  std::optional<int64_t> count_batches(int64_t epoch);
+  std::optional<int64_t> count_batches(const Position& position);
   const Result& peek();
   Result take_own();
   Result receive();
@@ -116,12 +137,12 @@ class Loader {
   const std::unique_ptr<Source> source_;
   const LoaderOptions options_;
   Position position_;
-  uint64_t last_taken_ = 0;
-  double last_weight_ = 1;
+  Taken taken_;
+  std::vector<std::weak_ptr<const uint64_t>> loops_;  // that were opened
   std::optional<Result> peeked_;
-  std::optional<std::pair<int64_t, std::optional<int64_t>>> known_batches_;  // of an epoch
-  bool has_run_out_ = false;                                                 // before others, in this epoch
-  Samples spare_;                                                            // for when it has
+  std::optional<std::pair<Position, std::optional<int64_t>>> known_batches_;  // of the epoch in which the position is
+  bool has_run_out_ = false;                                                  // before others, in this epoch
+  Samples spare_;                                                             // for when it has
 
   std::mutex mutex_;  // protects all members below
   std::condition_variable news_;
@@ -132,6 +153,7 @@ class Loader {
   int64_t begun_ = 0, delivered_ = 0;  // numbers of batches and ends of epochs, counted over all epochs
   std::map<int64_t, Result> ready_;
   bool stopping_ = false;
+  int working_ = 0;  // threads that have not ended
   std::vector<std::thread> workers_;
 };
 

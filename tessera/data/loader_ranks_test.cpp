@@ -147,6 +147,7 @@ TEST(LoaderOfRanks, TakesASourceOfTheProgram) {
     while (loader.next()) batches++;
     EXPECT_EQ(batches, 3);
   }
+  EXPECT_THAT(message_of<UsageError>([&] { loader.seek({.first = 2}); }), HasSubstr("this source of batches can't begin behind samples"));
   Loader wrong(std::make_unique<CountingSource>(3, std::vector<Share>()));
   EXPECT_THAT(message_of<UsageError>([&] { wrong.next(); }), HasSubstr("without the share of any rank"));
 }

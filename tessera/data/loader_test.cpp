@@ -9,6 +9,7 @@
 #include <memory>
 #include <random>
 #include <set>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/testing/transports.h"
@@ -88,6 +89,49 @@ TEST_P(WithWorkers, GoesOnWhereAnotherLeftOff) {
     EXPECT_EQ(epoch_of(second), std::vector<Numbers>(whole.begin() + taken, whole.end()));
     EXPECT_EQ(epoch_of(second), by_sampler(2));
   }
+}
+
+TEST_P(WithWorkers, GoesOnInBatchesOfAnotherSize) {
+  auto samples = kSamples;
+  samples.tail = Tail::Keep;
+  const auto all_of = [](const std::vector<Numbers>& batches) {
+    Numbers all;
+    for (const auto& batch : batches) all.insert(all.end(), batch.begin(), batch.end());
+    return all;
+  };
+  Loader whole{Sampler(samples), unevenly, {.workers = GetParam(), .start = {.epoch = 1}}};
+  const auto expected = all_of(epoch_of(whole)), after = all_of(epoch_of(whole));
+  Position position{.epoch = 1};
+  Numbers seen;
+  int64_t size = 10;  // of the batches that the position counts
+  for (const int64_t next : {10, 7, 20, 3}) {
+    samples.global_batch = next;
+    Loader loader{Sampler(samples), unevenly, {.workers = GetParam()}};
+    position = loader.place_of(position, std::exchange(size, next));
+    loader.seek(position);
+    const auto taken = std::ssize(seen);
+    EXPECT_EQ(loader.batches(), (103 - taken + next - 1) / next);
+    EXPECT_EQ(loader.batches_of_epoch(1), (103 + next - 1) / next);
+    for (int i = 0; i < 2 || next == 3; i++) {
+      const auto batch = loader.next();
+      if (!batch) break;
+      const auto numbers = numbers_in(*batch);
+      seen.insert(seen.end(), numbers.begin(), numbers.end());
+    }
+    position = Position::load(loader.position().save());
+    EXPECT_EQ(position, loader.position());
+    if (next == 3) {
+      EXPECT_EQ(position, Position{.epoch = 2});
+      EXPECT_EQ(all_of(epoch_of(loader)), after);
+    }
+  }
+  EXPECT_EQ(seen, expected);
+  Loader loader{Sampler(samples), unevenly, {.workers = GetParam()}};
+  EXPECT_EQ(loader.place_of({.epoch = 1, .batch = 2}, 6), (Position{.epoch = 1, .batch = 4}));
+  loader.seek({.epoch = 1, .first = 103});  // nothing is left
+  EXPECT_TRUE(loader.at_end());
+  EXPECT_FALSE(loader.next());
+  EXPECT_THAT(message_of<UsageError>([&] { loader.seek({.first = 104}); }), HasSubstr("epoch 0 has 103 samples"));
 }
 
 TEST_P(WithWorkers, IteratesOverAnEpoch) {
@@ -230,6 +274,27 @@ TEST(Loader, EndsWhileWorkersAreBusy) {
     for (int taken = 0; taken < i % 5; taken++) loader.next();
   }
   EXPECT_EQ(busy, 0);
+}
+
+TEST(Loader, InterruptsAPullThatWaitsWhenItGoes) {
+  std::atomic<bool> is_pulled = false, is_over = false;
+  const auto open = [&](int64_t) -> Pull {
+    return [&]() -> std::optional<Samples> {
+      is_pulled = true;
+      is_pulled.notify_all();
+      is_over.wait(false);  // as at a socket on which nothing comes
+      return std::nullopt;
+    };
+  };
+  const auto interrupt = [&] {
+    is_over = true;
+    is_over.notify_all();
+  };
+  {
+    Loader loader(Stream({.open = open, .interrupt = interrupt, .global_batch = 2}), {.workers = 2});
+    is_pulled.wait(false);
+  }
+  EXPECT_TRUE(is_over);
 }
 
 TEST(Loader, FetchesInSeveralThreads) {

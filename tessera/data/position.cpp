@@ -10,11 +10,13 @@ namespace tessera::data {
 namespace {
 
 constexpr const char* kPositionFormat = "position-1";
+constexpr const char* kPositionBehindSamples = "position-2";  // with the samples that came before
 
 }  // namespace
 
 std::string Position::save() const {
-  return fmt::format("{} {} {}", kPositionFormat, epoch, batch);
+  if (first == 0) return fmt::format("{} {} {}", kPositionFormat, epoch, batch);
+  return fmt::format("{} {} {} {}", kPositionBehindSamples, epoch, batch, first);
 }
 
 Position Position::load(const std::string& text) {
@@ -22,7 +24,9 @@ Position Position::load(const std::string& text) {
   std::string format, more;
   Position position;
   in >> format >> position.epoch >> position.batch;
-  if (!in || format != kPositionFormat || position.epoch < 0 || position.batch < 0 || in >> more) {
+  if (format == kPositionBehindSamples) in >> position.first;
+  const bool is_known = format == kPositionFormat || format == kPositionBehindSamples;
+  if (!in || !is_known || position.epoch < 0 || position.batch < 0 || position.first < 0 || in >> more) {
     throw UsageError(fmt::format("'{}' describes no position in a data set", text));
   }
   return position;

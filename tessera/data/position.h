@@ -10,6 +10,7 @@ namespace tessera::data {
 struct Position {
   int64_t epoch = 0;
   int64_t batch = 0;  // from 0 to the number of batches, which means the end of the epoch
+  int64_t first = 0;  // samples of the epoch that came before batch 0, in batches of another size
 
   /// One line of text; load() is the inverse, and throws UsageError for text of another form.
   std::string save() const;

@@ -57,20 +57,34 @@ std::string Sampler::describe() const {
   return fmt::format("{} samples{}{}", options_.size, order, drops ? ", the last dropped" : "");
 }
 
-int64_t Sampler::batches(int64_t epoch) {
-  if (!options_.sampler && !options_.batch_sampler) return division_.batches(options_.size);
-  arrange(epoch);
-  return options_.batch_sampler ? static_cast<int64_t>(ends_.size()) : division_.batches(static_cast<int64_t>(order_.size()));
+int64_t Sampler::batches(int64_t epoch, int64_t first) {
+  if (options_.sampler || options_.batch_sampler) arrange(epoch);
+  const auto size = options_.sampler || options_.batch_sampler ? std::ssize(order_) : options_.size;
+  if (options_.batch_sampler && first != 0) {
+    throw UsageError(fmt::format("sampler: the batches of a batch_sampler begin where it says, and not behind {} samples", first));
+  }
+  if (options_.batch_sampler) return std::ssize(ends_);
+  if (first < 0 || first > size) {
+    throw UsageError(
+        fmt::format("sampler: epoch {} has {} samples, so no batch begins behind {} of them; was the position saved with another "
+                    "data set?",
+                    epoch, size, first));
+  }
+  const auto rest = (size - first) % options_.global_batch;
+  if (first > 0 && options_.tail == Tail::Keep && rest > 0) division_.shares(rest);  // throws if it can't be divided
+  return division_.batches(size - first);
 }
 
 Part Sampler::part(const Position& position) {
-  const auto count = position.epoch < 0 ? 0 : batches(position.epoch);
+  const auto count = position.epoch < 0 ? 0 : batches(position.epoch, position.first);
   if (position.batch < 0 || position.batch >= count) {
     throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, count));
   }
   arrange(position.epoch);
   const auto size = static_cast<int64_t>(order_.size()), place = position.batch;
-  const auto begin = !options_.batch_sampler ? place * options_.global_batch : place == 0 ? 0 : ends_[static_cast<size_t>(place) - 1];
+  const auto begin = !options_.batch_sampler ? position.first + place * options_.global_batch
+                     : place == 0            ? 0
+                                             : ends_[static_cast<size_t>(place) - 1];
   const auto end = !options_.batch_sampler ? std::min(begin + options_.global_batch, size) : ends_[static_cast<size_t>(place)];
   Part part{.numbers = {}, .shares = division_.shares(end - begin)};
   for (const auto& share : part.shares) {

@@ -44,8 +44,9 @@ class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
 
-  /// The number of batches in an epoch, which is the same for every rank, and for every epoch but with a batch_sampler.
-  int64_t batches(int64_t epoch = 0);
+  /// The number of batches in an epoch, or behind its first samples (Position::first). It is the same for every rank, and for every epoch
+  /// but with a batch_sampler. Throws UsageError for more samples than an epoch has.
+  int64_t batches(int64_t epoch = 0, int64_t first = 0);
 
   /// This process's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
   /// cached.

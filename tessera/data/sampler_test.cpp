@@ -247,5 +247,59 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(message_of<UsageError>([&] { sampler.part({.epoch = 1, .batch = 4}); }), HasSubstr("no batch 4 in epoch 1; an epoch has 4"));
 }
 
+/// The samples of an epoch that batches of these sizes have, one size after the other, each for two batches and the last one to the end.
+Numbers seen_in_batches_of(const std::vector<int64_t>& sizes, SamplerOptions options, int64_t epoch) {
+  Numbers seen;
+  for (const auto size : sizes) {
+    options.global_batch = size;
+    const auto first = std::ssize(seen);
+    std::vector<Sampler> ranks;
+    for (int rank = 0; rank < options.ranks; rank++) {
+      options.local_ranks = {rank};
+      ranks.emplace_back(options);
+    }
+    const auto all = ranks.front().batches(epoch, first), count = size == sizes.back() ? all : std::min<int64_t>(all, 2);
+    for (int64_t batch = 0; batch < count; batch++) {
+      for (auto& sampler : ranks) {
+        const auto part = sampler.part({.epoch = epoch, .batch = batch, .first = first});
+        const auto rows = std::ssize(part.numbers) - std::accumulate(part.shares.begin(), part.shares.end(), int64_t{0},
+                                                                     [](int64_t sum, const Share& share) { return sum + share.repeats; });
+        seen.insert(seen.end(), part.numbers.begin(), part.numbers.begin() + rows);
+      }
+    }
+  }
+  return seen;
+}
+
+TEST(Sampler, GoesOnBehindAnySampleInBatchesOfAnotherSize) {
+  for (const auto order : {Order::Shuffled, Order::AsStored}) {
+    for (const auto tail : {Tail::Keep, Tail::Fill}) {
+      const SamplerOptions options{.size = 101, .global_batch = 6, .order = order, .tail = tail, .seed = 3};
+      const auto whole = seen_in_batches_of({1}, options, 2);
+      EXPECT_EQ(std::set<int64_t>(whole.begin(), whole.end()).size(), 101);
+      for (const auto& sizes : std::vector<std::vector<int64_t>>{{6, 9}, {6, 15, 3}, {9, 21, 12}, {45, 3, 6}, {48, 51, 3}}) {
+        for (const int ranks : {1, 3}) {
+          auto of_ranks = options;
+          of_ranks.ranks = ranks;
+          EXPECT_EQ(seen_in_batches_of(sizes, of_ranks, 2), whole) << ranks << " ranks, batches of " << sizes.front() << ", " << sizes[1];
+        }
+      }
+    }
+  }
+  Sampler dropping({.size = 20, .global_batch = 6});
+  EXPECT_EQ(dropping.batches(0, 4), 2);
+  EXPECT_EQ(dropping.batches(0, 20), 0);
+  EXPECT_THAT(message_of<UsageError>([&] { dropping.batches(0, 21); }), HasSubstr("epoch 0 has 20 samples, so no batch begins behind 21"));
+  Sampler filling({.size = 5, .global_batch = 4, .order = Order::AsStored, .tail = Tail::Fill});
+  EXPECT_THAT(filling.part({.batch = 0, .first = 3}).numbers, ElementsAre(3, 4, 0, 1));
+  const auto own = [](int64_t) { return std::vector<std::vector<int64_t>>{{0}, {1, 2}}; };
+  EXPECT_THAT(message_of<UsageError>([&] { Sampler({.size = 3, .batch_sampler = own}).batches(0, 1); }),
+              HasSubstr("batches of a batch_sampler"));
+  EXPECT_THAT(message_of<UsageError>([&] {
+                Sampler({.size = 12, .global_batch = 4, .local_ranks = {0, 1}, .ranks = 2, .tail = Tail::Keep}).batches(0, 3);
+              }),
+              HasSubstr("can't be divided among 2 ranks"));
+}
+
 }  // namespace
 }  // namespace tessera::data::sampler_test

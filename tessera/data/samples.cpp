@@ -4,9 +4,24 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 #include "tessera/base/error.h"
 
 namespace tessera::data {
+
+std::string fingerprint(const Samples& all) {
+  uint64_t print = 0;
+  for (const auto& rows : {all.inputs, all.targets}) {
+    if (!rows.defined()) continue;
+    const auto bytes = rows.detach().cpu().contiguous();
+    const auto form = fmt::format("{} {}", c10::toString(bytes.scalar_type()), c10::str(bytes.sizes()));
+    print = XXH3_64bits_withSeed(form.data(), form.size(), print);
+    print = XXH3_64bits_withSeed(bytes.const_data_ptr(), bytes.nbytes(), print);
+  }
+  return fmt::format("samples {:016x}", print);
+}
 
 Samples pick(const Samples& all, std::span<const int64_t> numbers) {
   // The const_cast is safe, because the tensor is only read.

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 namespace tessera::data {
 
@@ -19,6 +20,9 @@ struct Samples {
 
   int64_t size() const { return inputs.defined() ? inputs.size(0) : 0; }
 };
+
+/// A text that is another one for other samples: LoaderOptions::data. Reads all of them.
+std::string fingerprint(const Samples& all);
 
 /// Copies the samples with these numbers.
 Samples pick(const Samples& all, std::span<const int64_t> numbers);

@@ -109,6 +109,12 @@ void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs
   write_text(file, text);
 }
 
+std::string fingerprint(const SentencePairs& pairs) {
+  std::string text;
+  for (const auto& [first, second] : pairs.sentences) text += first + '\t' + second + '\n';
+  return fingerprint(Samples{.inputs = at::from_blob(text.data(), {std::ssize(text)}, at::kByte), .targets = at::tensor(pairs.labels)});
+}
+
 Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_t max_length) {
   return [&pairs, &tokenizer, max_length](std::span<const int64_t> numbers) {
     SentencePairs chosen;

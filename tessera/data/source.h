@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/error.h"
 #include "tessera/data/position.h"
 #include "tessera/data/samples.h"
 #include "tessera/data/share.h"
@@ -30,6 +31,13 @@ class Source {
   virtual Drawn draw(const Position& position) = 0;
   /// The number of batches in an epoch, unless only its end will show.
   virtual std::optional<int64_t> batches(int64_t epoch) = 0;
+  /// The same for what an epoch has behind its first samples (Position::first). Throws UsageError for a source that can't begin there.
+  virtual std::optional<int64_t> batches_behind(int64_t /*first*/, int64_t /*epoch*/) {
+    throw UsageError(
+        "this source of batches can't begin behind samples that came in batches of another size; it overrides batches_behind() if it can");
+  }
+  /// Makes a draw that waits for others return soon, whatever it returns. Another thread calls it when the Loader goes.
+  virtual void interrupt() {}
   /// Samples of one step on all ranks together; 0 if batches differ.
   virtual int64_t global_batch() const = 0;
   /// Among how many ranks a batch is divided.

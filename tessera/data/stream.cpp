@@ -43,11 +43,19 @@ std::optional<int64_t> Stream::batches(int64_t /*epoch*/) {
   return std::nullopt;
 }
 
+std::optional<int64_t> Stream::batches_behind(int64_t /*first*/, int64_t /*epoch*/) {
+  return std::nullopt;
+}
+
+void Stream::interrupt() {
+  if (options_.interrupt) options_.interrupt();
+}
+
 Drawn Stream::draw(const Position& position) try {
   go_to(position);
   const auto count = fill();
   const auto number = next_->batch;
-  if (number == 0 && count > 0 && division_.batches(count) == 0) {
+  if (number == 0 && position.first == 0 && count > 0 && division_.batches(count) == 0) {
     throw UsageError(fmt::format("stream: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", count,
                                  division_.global_batch()));
   }
@@ -61,7 +69,7 @@ Drawn Stream::draw(const Position& position) try {
       const auto rest = i < count ? count - i : first_.size() - begin;
       const auto taken = std::min(rest, share.first + share.rows - i);
       parts.push_back(i < count ? rows(begin, taken) : narrowed(first_, begin, taken));
-      const auto before = i < count ? number * division_.global_batch() : 0;
+      const auto before = i < count ? position.first + number * division_.global_batch() : 0;
       for (int64_t k = begin; k < begin + taken; k++) seeds.push_back(seed_of_sample(options_.seed, position.epoch, before + k));
       i += taken;
     }
@@ -78,7 +86,8 @@ Drawn Stream::draw(const Position& position) try {
 }
 
 void Stream::go_to(const Position& position) {
-  if (!next_ || position.epoch != next_->epoch || position.batch < next_->batch) begin(position.epoch);
+  if (!next_ || position.epoch != next_->epoch || position.first != next_->first || position.batch < next_->batch)
+    begin(position.epoch, position.first);
   while (next_->batch < position.batch) {
     const auto count = fill();
     if (count == 0 || division_.batches(count) == 0) return;
@@ -86,7 +95,7 @@ void Stream::go_to(const Position& position) {
   }
 }
 
-void Stream::begin(int64_t epoch) {
+void Stream::begin(int64_t epoch, int64_t first) {
   next_.reset();
   waiting_.clear();
   are_waiting_ = 0;
@@ -96,7 +105,16 @@ void Stream::begin(int64_t epoch) {
   pull_ = {};  // before the next one begins, for what can be open only once
   pull_ = options_.open(epoch);
   if (!pull_) throw UsageError(fmt::format("stream: open gave no function that pulls samples of epoch {}", epoch));
-  next_ = Position{.epoch = epoch};
+  next_ = Position{.epoch = epoch, .first = first};
+  for (auto left = first; left > 0;) {
+    const auto count = std::min(fill(), left);
+    if (count == 0)
+      throw UsageError(
+          fmt::format("stream: epoch {} ends after {} samples, so no batch begins behind {}; was the position saved with another stream?",
+                      epoch, first - left, first));
+    drop_rows(count);
+    left -= count;
+  }
 }
 
 void Stream::expect_rows(const Samples& pulled) {
@@ -121,7 +139,7 @@ int64_t Stream::fill() {
     waiting_.push_back(std::move(*pulled));
   }
   const auto count = std::min(are_waiting_, division_.global_batch());
-  if (next_->batch == 0 && count > 0 && division_.tail() == Tail::Fill) first_ = rows(0, count);
+  if (!first_.inputs.defined() && count > 0 && division_.tail() == Tail::Fill) first_ = rows(0, count);
   return count;
 }
 
@@ -140,8 +158,12 @@ Samples Stream::rows(int64_t first, int64_t count) const {
 }
 
 void Stream::drop(int64_t count) {
-  are_waiting_ -= count;
+  drop_rows(count);
   next_->batch++;
+}
+
+void Stream::drop_rows(int64_t count) {
+  are_waiting_ -= count;
   while (count > 0) {
     auto& chunk = waiting_.front();
     const auto size = chunk.size();

@@ -17,8 +17,11 @@ using Pull = std::function<std::optional<Samples>()>;
 
 struct StreamOptions {
   /// Begins an epoch. Where a run goes on in the middle of one, what comes before is pulled, and dropped; an evaluation begins again each
-  /// time. A Loader waits for a pull that has begun, also when it goes: what waits for others must come back in the end.
+  /// time. A Loader waits for a pull that has begun, also when it goes.
   std::function<Pull(int64_t epoch)> open = {};
+  /// Makes a pull that waits for others come back, as shutdown() of its socket does. Another thread calls it when the Loader goes while a
+  /// pull is under way. Without it, a pull that never returns keeps the Loader from ending, which says so every ten seconds.
+  std::function<void()> interrupt = {};
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all, and keeps its part
   std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
   int ranks = 1;
@@ -35,6 +38,8 @@ class Stream : public Source {
 
   Drawn draw(const Position& position) override;
   std::optional<int64_t> batches(int64_t epoch) override;
+  std::optional<int64_t> batches_behind(int64_t first, int64_t epoch) override;
+  void interrupt() override;
   int64_t global_batch() const override { return division_.global_batch(); }
   int ranks() const override { return division_.ranks(); }
   std::string order() const override;
@@ -42,11 +47,12 @@ class Stream : public Source {
 
  private:
   void go_to(const Position& position);
-  void begin(int64_t epoch);
+  void begin(int64_t epoch, int64_t first);
   void expect_rows(const Samples& pulled);
   /// Pulls until a global batch is there, or the stream ends; returns how many samples of it there are.
   int64_t fill();
   void drop(int64_t count);
+  void drop_rows(int64_t count);
   Samples rows(int64_t first, int64_t count) const;
 
   StreamOptions options_;

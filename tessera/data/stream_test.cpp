@@ -102,6 +102,39 @@ TEST(Stream, GoesOnWhereAnotherLeftOff) {
   }
 }
 
+TEST(Stream, GoesOnInBatchesOfAnotherSize) {
+  const auto expected = [] {
+    Loader whole(Stream(counting(43, 5, 43)), {.workers = 0});
+    return epoch_of(whole).front().numbers;
+  }();
+  for (const auto tail : {Tail::Fill, Tail::Keep}) {
+    for (const int workers : {0, 2}) {
+      auto options = counting(43, 5, 8);
+      options.tail = tail;
+      Loader first(Stream(options), {.workers = workers});
+      Numbers seen;
+      for (int i = 0; i < 2; i++) {
+        const auto numbers = numbers_in(*first.next());
+        seen.insert(seen.end(), numbers.begin(), numbers.end());
+      }
+      options.global_batch = 6;
+      Loader second(Stream(options), {.workers = workers});
+      second.seek(second.place_of(first.position(), 8));
+      EXPECT_EQ(second.position(), (Position{.first = 16}));
+      for (const auto& batch : epoch_of(second)) {
+        seen.insert(seen.end(), batch.numbers.begin(), batch.numbers.end() - batch.repeats);
+        if (batch.repeats > 0)
+          EXPECT_EQ(Numbers(batch.numbers.end() - batch.repeats, batch.numbers.end()),
+                    Numbers(expected.begin(), expected.begin() + batch.repeats));
+      }
+      EXPECT_EQ(seen, expected);
+      EXPECT_EQ(epoch_of(second).size(), 8);
+      second.seek({.first = 44});
+      EXPECT_THAT(message_of<UsageError>([&] { second.next(); }), HasSubstr("epoch 0 ends after 43 samples, so no batch begins behind 44"));
+    }
+  }
+}
+
 TEST(Stream, SaysWithTheLastBatchThatItIsTheLast) {
   for (const int workers : {0, 2}) {
     Loader loader(Stream(counting(24, 5, 8)), {.workers = workers});

@@ -247,16 +247,28 @@ std::string with_dtype(const std::string& text, at::ScalarType dtype) {
 }
 
 int64_t file_type_of(std::string_view code) {
-  if (code == "F32") return 0;
-  if (code == "F16") return 1;
-  return code == "Q8_0" ? 7 : 32;
+  constexpr std::pair<std::string_view, int64_t> kTypes[] = {{"F32", 0},  {"F16", 1},   {"Q4_0", 2}, {"Q8_0", 7},
+                                                             {"Q5_0", 8}, {"Q4_K", 14}, {"BF16", 32}};
+  return std::ranges::find(kTypes, code, [](const auto& type) { return type.first; })->second;
 }
 
 const checkpoint::BlockCode* code_named(const std::string& name) {
   const auto* code = checkpoint::find_block_code(name);
   if (code == nullptr || code->encode == nullptr)
-    throw UsageError(fmt::format("GGUF files are written as F32, F16, BF16 or Q8_0, not as '{}'", name));
+    throw UsageError(fmt::format("GGUF files are written as F32, F16, BF16, Q8_0, Q5_0, Q4_0 or Q4_K, not as '{}'", name));
   return code;
+}
+
+/// Of one tensor, where matrices have this code.
+const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<int64_t>& sizes, const checkpoint::BlockCode* code,
+                                     bool tied) {
+  const bool is_output = name == "output.weight" || (tied && name == "token_embd.weight");
+  std::vector<const checkpoint::BlockCode*> candidates = {is_output && code->bytes < code->values ? code_named("Q8_0") : code};
+  if (candidates.front()->name == "Q4_K") candidates.push_back(code_named("Q5_0"));
+  for (const auto* each : candidates) {
+    if (sizes.size() > 1 && sizes.back() % each->values == 0) return each;
+  }
+  return code_named("F32");
 }
 
 }  // namespace
@@ -327,8 +339,7 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(name);
     if (!known) throw ConfigError(fmt::format("{}: '{}' has no place in a GGUF file of {}", folder.string(), name, config.model_type));
-    tensors.push_back(
-        {.name = *known, .sizes = tensor.shape, .code = tensor.shape.size() > 1 && tensor.shape.back() % code->values == 0 ? code : plain});
+    tensors.push_back({.name = *known, .sizes = tensor.shape, .code = code_of(*known, tensor.shape, code, config.tie_word_embeddings)});
     names.push_back(name);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);

@@ -17,8 +17,11 @@ models::LlamaConfig read_config(const std::filesystem::path& path);
 data::Tokenizer read_tokenizer(const std::filesystem::path& path);
 
 struct GgufOptions {
-  std::string code = "F16";  // of matrices: F32, F16, BF16 or Q8_0; vectors are F32
-  std::string name = {};     // general.name; that of the folder unless given
+  /// Of matrices: F32, F16, BF16, Q8_0, Q5_0, Q4_0 or Q4_K; vectors are F32. With fewer than eight bits, the output layer (or the
+  /// embeddings that it shares) is in Q8_0. Rows that are no whole blocks of Q4_K are in Q5_0, as llama.cpp does it, and where that has
+  /// none, in F32.
+  std::string code = "F16";
+  std::string name = {};  // general.name; that of the folder unless given
 };
 
 /// Writes a file that llama.cpp and its relatives run, of a folder with config.json, tokenizer.json and weights. Takes the memory of one

@@ -1,11 +1,13 @@
 // GGUF files are read as Python's gguf reads them, and what we write it reads, too; a model that goes there and back is the same.
 #include "tessera/llm/gguf_model.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/safetensors.h"
@@ -35,12 +37,22 @@ TEST(Gguf, HasTheValuesOfPythonsGguf) {
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "codes.safetensors");
   const checkpoint::CatalogReader stored(checkpoint::read_catalog(folder / "codes.gguf"));
-  EXPECT_EQ(stored.catalog().tensors.size(), 8);
+  EXPECT_EQ(stored.catalog().tensors.size(), 15);
   for (const auto& name : expected.names()) {
     EXPECT_TRUE(at::equal(stored.read(name).to(at::kFloat), expected.read(name))) << name;
     const auto part = at::empty({3, 70}, at::kFloat);  // which begins and ends within blocks
     stored.read(name, {.shape = {6, 512}, .offsets = {2, 250}, .sizes = {3, 70}}, part);
     EXPECT_TRUE(at::equal(part, expected.read(name).narrow(0, 2, 3).narrow(1, 250, 70))) << name;
+  }
+  // What we write of the same values has the same bits.
+  const checkpoint::SafetensorsFile made_of(folder / "made_of.safetensors");
+  for (const auto* name : {"Q4_0", "Q5_0", "Q8_0"}) {
+    const auto again = folder / name;
+    checkpoint::GgufWriter writer(again, {}, {{.name = "x", .sizes = {6, 512}, .code = checkpoint::find_block_code(name)}});
+    const auto lower_name = lower(name);
+    writer.write(made_of.read(lower_name + ".made_of"));
+    writer.close();
+    EXPECT_TRUE(at::equal(checkpoint::read_gguf_tensor(checkpoint::GgufFile(again), "x"), expected.read(lower_name))) << name;
   }
   const checkpoint::GgufFile file(folder / "codes.gguf");
   EXPECT_EQ(*file.integers("a list"), (std::vector<int64_t>{1, 2, 3}));
@@ -71,7 +83,8 @@ TEST(Gguf, GoesThereAndBack) {
     write_file(folder / "hub/tokenizer_config.json", R"({"chat_template": [{"name": "default", "template": "{{ messages }}"}]})");
     const auto tokens = at::tensor({257, 97, 98, 32, 256}, at::kLong).unsqueeze(0);
     const torch::NoGradGuard no_grad;
-    for (const auto& [code, tolerance] : {std::pair{"F32", 0.0}, {"F16", 0.05}, {"BF16", 0.3}, {"Q8_0", 0.3}}) {
+    for (const auto& [code, tolerance] :
+         {std::pair{"F32", 0.0}, {"F16", 0.05}, {"BF16", 0.3}, {"Q8_0", 0.3}, {"Q5_0", 1.0}, {"Q4_0", 2.0}, {"Q4_K", 1.0}}) {
       const auto file = folder / (std::string(code) + ".gguf");
       llm::write_gguf(folder / "hub", file, {.code = code});
       EXPECT_EQ(checkpoint::format_of(file), checkpoint::Format::Gguf);
@@ -117,14 +130,30 @@ TEST(Gguf, IsReadByPythonsGguf) {
   write_model(folder / "hub", small_config("llama"));
   write_file(folder / "hub/chat_template.jinja", "{{ messages }}");
   std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "read"};
-  for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
+  const std::vector<std::string> codes = {"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"};
+  for (const auto& code : codes) {
     command.push_back(folder / code);
     llm::write_gguf(folder / "hub", command.back(), {.code = code, .name = "a model"});
   }
+  // Blocks of 256 values.
+  const auto large = at::randn({6, 512}, at::detail::createCPUGenerator(3));
+  large[0].zero_();
+  large[1].abs_();
+  large[2].abs_().neg_();
+  command.push_back(folder / "large");
+  checkpoint::GgufWriter writer(folder / "large", {}, {{.name = "x", .sizes = {6, 512}, .code = checkpoint::find_block_code("Q4_K")}});
+  writer.write(large);
+  writer.close();
   const auto read = run_program(command);
   if (read.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
   ASSERT_EQ(read.status, 0) << read.output;
-  for (const auto* code : {"F32", "F16", "BF16", "Q8_0"}) {
+  const auto of_large = checkpoint::SafetensorsFile(folder / "large.safetensors").read("x");
+  EXPECT_TRUE(at::equal(of_large, checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "large"), "x")));
+  EXPECT_EQ(of_large[0].abs().max().item<float>(), 0);
+  EXPECT_LT((of_large - large).pow(2).mean(1).sqrt().max().item<float>(), 0.09);  // of values around 1
+  for (const auto& code : codes) {
+    const auto in_place = code == "Q4_K" ? "Q5_0" : code;  // rows have fewer than 256 values
+    const auto of_output = code.starts_with("Q") ? "Q8_0" : code;
     const auto begin = read.output.find(folder / code);
     EXPECT_THAT(
         read.output.substr(begin),
@@ -132,9 +161,9 @@ TEST(Gguf, IsReadByPythonsGguf) {
               HasSubstr("llama.attention.head_count_kv = 2\n"), HasSubstr("llama.rope.freq_base = 500000.0\n"),
               HasSubstr("tokenizer.ggml.pre = llama-bpe\n"), HasSubstr("tokenizer.ggml.tokens = 260\n"),
               HasSubstr("tokenizer.ggml.add_bos_token = True\n"), HasSubstr("tokenizer.chat_template = {{ messages }}\n"),
-              HasSubstr(std::string("blk.1.ffn_up.weight: ") + code + "\n"), HasSubstr("blk.0.attn_norm.weight: F32\n"),
-              HasSubstr("rope_freqs.weight: F32\n")));
-    const checkpoint::SafetensorsFile values(folder / (std::string(code) + ".safetensors"));
+              HasSubstr("blk.1.ffn_up.weight: " + in_place + "\n"), HasSubstr("\noutput.weight: " + of_output + "\n"),
+              HasSubstr("blk.0.attn_norm.weight: F32\n"), HasSubstr("rope_freqs.weight: F32\n")));
+    const checkpoint::SafetensorsFile values(folder / (code + ".safetensors"));
     const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));
     EXPECT_TRUE(at::equal(values.read("blk.1.ffn_up.weight"), ours.read("model.layers.1.mlp.up_proj.weight").to(at::kFloat)));
     EXPECT_TRUE(at::equal(values.read("output_norm.weight"), ours.read("model.norm.weight")));
@@ -144,7 +173,7 @@ TEST(Gguf, IsReadByPythonsGguf) {
 TEST(Gguf, NamesWhatIsWrong) {
   const Folder folder;
   write_model(folder / "hub", small_config("llama"));
-  EXPECT_THAT(message_of<UsageError>([&] { llm::write_gguf(folder / "hub", folder / "x", {.code = "Q4_K"}); }), HasSubstr("not as 'Q4_K'"));
+  EXPECT_THAT(message_of<UsageError>([&] { llm::write_gguf(folder / "hub", folder / "x", {.code = "Q6_K"}); }), HasSubstr("not as 'Q6_K'"));
   llm::write_gguf(folder / "hub", folder / "model.gguf");
   for (const auto& [code, value] : {std::pair("F16", 1e5F), {"Q8_0", 1e9F}, {"BF16", 3.4e38F}}) {
     checkpoint::GgufWriter writer(folder / "large.gguf", {}, {{.name = "x", .sizes = {1, 32}, .code = checkpoint::find_block_code(code)}});
@@ -165,6 +194,14 @@ TEST(Gguf, NamesWhatIsWrong) {
   auto changed = whole;
   changed[4] = 9;
   EXPECT_THAT(refusal(changed), HasSubstr("is a GGUF file of version 9; this program reads versions 2 and 3"));
+  changed = whole;
+  constexpr std::string_view kNorm = "blk.0.attn_norm.weight";
+  const auto number = changed.find(kNorm) + kNorm.size() + 4 + 8;  // behind its one dimension
+  changed[number] = 16;
+  EXPECT_THAT(refusal(changed),
+              AllOf(HasSubstr("'blk.0.attn_norm.weight' is in IQ2_XXS, which is not read here"), ::testing::Not(HasSubstr("damaged"))));
+  changed[number] = 99;
+  EXPECT_THAT(refusal(changed), HasSubstr("is in the code number 99, of a newer ggml or damaged"));
   changed = whole;
   const auto key = changed.find("llama.block_count");
   changed[key + 17] = 77;

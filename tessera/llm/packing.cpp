@@ -31,6 +31,11 @@ PackedRows::PackedRows(TokenFile file, int64_t length, Packing packing) : file_(
   if (packing == Packing::Whole) begins_ = begins_of(file_, length);
 }
 
+std::string PackedRows::data() const {
+  if (file_.checksum().empty()) return {};
+  return fmt::format("tokens {} in rows of {}{}", file_.checksum(), length_, begins_.empty() ? "" : " of whole documents");
+}
+
 data::Samples PackedRows::operator()(std::span<const int64_t> numbers) const {
   const auto rows = std::ssize(numbers);
   data::Samples samples{.inputs = at::empty({rows, 2, length_}, at::kLong), .targets = at::empty({rows, length_}, at::kLong)};
@@ -57,7 +62,9 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
     }
     const auto next = at + 1 < *document ? stored[static_cast<size_t>(at) + 1] : only_read(0);
     const auto token = token_of(stored[static_cast<size_t>(at)]);
-    if (token >= file_.vocabulary()) throw IoError(fmt::format("{} is damaged: its token {} is {}", file_.path().string(), at, token));
+    if (token >= file_.vocabulary())
+      throw IoError(
+          fmt::format("{} is damaged: its token {} is {}, of a vocabulary of {}", file_.path().string(), at, token, file_.vocabulary()));
     *tokens++ = token;
     *positions++ = at - from;
     *targets++ = is_only_read(next) ? kIgnored : next;

@@ -27,6 +27,9 @@ class PackedRows {
 
   int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
 
+  /// What tells these rows from others: LoaderOptions::data.
+  std::string data() const;
+
   /// Of each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets {length},
   /// the tokens that follow; kIgnored for those that are only read, behind the end of a document and in padding.
   data::Samples operator()(std::span<const int64_t> numbers) const;

@@ -366,22 +366,34 @@ struct TokenFile::Mapping {
 TokenFile::TokenFile(const fs::path& path) : path_(path) {
   const auto file = opened(path);
   const auto format = file.metadata().find("format"), vocabulary = file.metadata().find("vocabulary");
-  const auto damaged = [&](const std::string& why) { return IoError(fmt::format("{} is damaged: {}", path.string(), why)); };
+  const auto unlike = [&](const std::string& why) {
+    return IoError(
+        fmt::format("{} is damaged, or another program has made it otherwise than tessera data tokenize does: {}", path.string(), why));
+  };
   if (format == file.metadata().end() || format->second != kFormat || !file.contains("tokens") || !file.contains("ends"))
     throw IoError(fmt::format("{} is no file of tokens; tessera data tokenize makes one", path.string()));
-  if (file.info("tokens").dtype != at::kInt || file.info("ends").dtype != at::kLong) throw damaged("its tensors have other dtypes");
+  if (file.info("tokens").dtype != at::kInt || file.info("ends").dtype != at::kLong) {
+    throw unlike(fmt::format("'tokens' are {} and 'ends' {}, in place of Int and Long", c10::toString(file.info("tokens").dtype),
+                             c10::toString(file.info("ends").dtype)));
+  }
+  if (vocabulary == file.metadata().end()) throw unlike("its metadata have no 'vocabulary', which is one more than the largest token");
   mapping_ = std::make_shared<Mapping>(path, file.file().size());
   const auto* bytes = static_cast<const char*>(mapping_->data);
   tokens_ = {reinterpret_cast<const int32_t*>(bytes + file.offset("tokens")),
              static_cast<size_t>(file.info("tokens").bytes()) / sizeof(int32_t)};
   ends_ = {reinterpret_cast<const int64_t*>(bytes + file.offset("ends")), static_cast<size_t>(file.info("ends").bytes()) / sizeof(int64_t)};
-  vocabulary_ = vocabulary == file.metadata().end() ? 0 : std::strtoll(vocabulary->second.c_str(), nullptr, 10);
+  vocabulary_ = std::strtoll(vocabulary->second.c_str(), nullptr, 10);
+  checksum_ = file.checksum("tokens");
   int64_t before = 0;
   for (const auto end : ends_) {
-    if (end <= before || end > std::ssize(tokens_)) throw damaged("its documents have ends that make no sense");
+    if (end <= before || end > std::ssize(tokens_)) {
+      throw unlike(
+          fmt::format("a document ends at token {} of {}, and the one before it at {}; 'ends' must grow, because no document is empty", end,
+                      tokens_.size(), before));
+    }
     before = end;
   }
-  if (before != std::ssize(tokens_)) throw damaged("its last document ends before the last token");
+  if (before != std::ssize(tokens_)) throw unlike(fmt::format("its last document ends at token {} of {}", before, tokens_.size()));
 }
 
 }  // namespace tessera::llm

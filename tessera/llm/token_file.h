@@ -51,7 +51,7 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
 Tokenized tokenize(std::span<const std::filesystem::path> inputs, const std::filesystem::path& out, const data::Tokenizer& tokenizer,
                    const TokenizeOptions& options = {});
 
-/// Maps such a file. Throws IoError if it is none, or damaged.
+/// Maps such a file. Throws IoError if it is none, or not as `tokenize` makes them.
 class TokenFile {
  public:
   explicit TokenFile(const std::filesystem::path& path);
@@ -61,6 +61,8 @@ class TokenFile {
   std::span<const int64_t> ends() const { return ends_; }      // behind each document
   /// One more than the largest token.
   int64_t vocabulary() const { return vocabulary_; }
+  /// Of the tokens; empty in a file of another program that has written none.
+  const std::string& checksum() const { return checksum_; }
 
  private:
   struct Mapping;
@@ -69,6 +71,7 @@ class TokenFile {
   std::span<const int32_t> tokens_;
   std::span<const int64_t> ends_;
   int64_t vocabulary_ = 0;
+  std::string checksum_;
 };
 
 }  // namespace tessera::llm

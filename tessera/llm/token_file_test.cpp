@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/packing.h"
 #include "tessera/testing/folder.h"
@@ -172,6 +173,36 @@ TEST(TokenFiles, HaveATextAsOneDocument) {
   write_file(folder / "latin.md", "\xe9");
   const std::vector<std::filesystem::path> latin = {folder / "latin.md"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(latin, folder / "y", tokenizer()); }), HasSubstr("latin.md: it is no UTF-8"));
+}
+
+/// Python's safetensors writes such files, too.
+TEST(TokenFiles, OfOtherProgramsAreRefusedForWhatTheyLack) {
+  const Folder folder;
+  const auto path = folder / "x";
+  const auto write = [&](const at::Tensor& tokens, const at::Tensor& ends, const std::map<std::string, std::string>& metadata) {
+    checkpoint::SafetensorsWriter writer(path,
+                                         {{.name = "ends", .dtype = ends.scalar_type(), .sizes = ends.sizes().vec()},
+                                          {.name = "tokens", .dtype = tokens.scalar_type(), .sizes = tokens.sizes().vec()}},
+                                         metadata);
+    writer.write(ends);
+    writer.write(tokens);
+    writer.close();
+  };
+  const auto refusal = [&](const auto&... parts) {
+    write(parts...);
+    return message_of<IoError>([&] { llm::TokenFile{path}; });
+  };
+  using Metadata = std::map<std::string, std::string>;
+  const auto tokens = at::tensor({5, 6, 7}, at::kInt);
+  const auto ends = at::tensor({2, 3}, at::kLong);
+  EXPECT_THAT(refusal(tokens, ends, Metadata()), HasSubstr("x is no file of tokens"));
+  EXPECT_THAT(refusal(tokens, ends, Metadata{{"format", "tessera tokens"}}), HasSubstr("its metadata have no 'vocabulary'"));
+  const Metadata whole = {{"format", "tessera tokens"}, {"vocabulary", "8"}};
+  EXPECT_THAT(refusal(tokens.to(at::kLong), ends, whole), HasSubstr("'tokens' are Long and 'ends' Long, in place of Int and Long"));
+  EXPECT_THAT(refusal(tokens, at::tensor({2, 2, 3}, at::kLong), whole), HasSubstr("another program has made it otherwise"));
+  EXPECT_THAT(refusal(tokens, at::tensor({2}, at::kLong), whole), HasSubstr("its last document ends at token 2 of 3"));
+  write(tokens, ends, whole);
+  EXPECT_THAT(llm::TokenFile(path).tokens(), ElementsAre(5, 6, 7));
 }
 
 TEST(TokenFiles, NameTheLineThatIsWrong) {

@@ -8,7 +8,11 @@ Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator
     : loader_(loader),
       world_(world),
       position_(loader.position()),
-      progress_({.title = "evaluating", .steps = loader.batches().value_or(0), .at_end = AtEnd::Vanishes, .rank = world.local_ranks().front()}) {
+      taken_(loader.taken()),
+      progress_({.title = "evaluating",
+                 .steps = loader.batches_of_epoch(loader.position().epoch).value_or(0),
+                 .at_end = AtEnd::Vanishes,
+                 .rank = world.local_ranks().front()}) {
   modes_.emplace_back(&*model, model->is_training());
   for (const auto& module : model->modules(/*include_self=*/false)) modes_.emplace_back(module.get(), module->is_training());
   model->eval();
@@ -17,7 +21,7 @@ Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator
 
 Evaluation::~Evaluation() {
   for (const auto& [module, trains] : modes_) module->train(trains);  // outer ones first, which change those in them
-  loader_.seek(position_);
+  loader_.seek(position_, taken_);
 }
 
 /// Where steps are compiled, each begins with all units sharded, so that all are the same program.

@@ -22,7 +22,7 @@ class Evaluation {
   Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
-  ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood
+  ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood, with the batch that it had given
 
   data::BatchIterator<Evaluation> begin() { return data::BatchIterator(*this); }
   std::default_sentinel_t end() { return {}; }
@@ -30,12 +30,14 @@ class Evaluation {
  private:
   friend data::BatchIterator<Evaluation>;
   std::optional<data::Samples> next();
+  data::Loop loop() { return loader_.loop(); }
   void end_step();
 
   const at::NoGradGuard no_grad_;
   data::Loader& loader_;
   const Communicator world_;
   const data::Position position_;
+  const data::Taken taken_;
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
   Progress progress_;
 };

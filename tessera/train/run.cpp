@@ -47,10 +47,16 @@ void expect_sensible(const RunOptions& options) {
 }  // namespace
 
 struct Run::Parts {
+  /// Of the batches of a step.
+  struct Sum {
+    at::Tensor values, of = {};
+    int64_t batches = 0;
+  };
   std::optional<checkpoint::PrefixLock> lock;
   std::optional<checkpoint::AsyncSaver> saver;
   std::optional<StopSignal> stop;
   std::optional<Progress> progress;
+  std::map<std::string, Sum> sums;
   std::map<std::string, RunningMean> means;
   Values shown, reported;
 };
@@ -199,6 +205,7 @@ std::optional<data::Samples> Run::next() {
 void Run::batch_done() {
   parts_->progress->update(loader_.position().batch, parts_->shown);
   if (!trainer_.sync_gradients()) return;
+  parts_->sums.clear();
   if (parts_->saver) parts_->saver->poll();
   if (loader_.at_end() || is_over()) return;  // next() saves
   look_for_signals();
@@ -214,24 +221,57 @@ void Run::look_for_signals() {
   say("stopped by a signal; go on with --resume");
 }
 
+void Run::add(const std::vector<Measured>& numbers) {
+  const auto number_of = [&](const std::string& name, const at::Tensor& value) {
+    if (value.numel() != 1) throw UsageError(fmt::format("Run::report takes numbers, and '{}' has {} values", name, value.numel()));
+    return value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble);
+  };
+  const auto add_to = [](at::Tensor& sum, const at::Tensor& value) { sum = sum.defined() ? sum + value : value; };
+  for (const auto& [name, value, of] : numbers) {
+    if (std::ranges::count(numbers, name, &Measured::name) > 1) throw UsageError(fmt::format("Run::report was given '{}' twice", name));
+    if (!value.defined()) continue;
+    auto& sum = parts_->sums[name];
+    if (sum.batches++ > 0 && sum.of.defined() != of.defined())
+      throw UsageError(
+          fmt::format("Run::report was told for some batches of a step of how many '{}' is the mean, and for others not", name));
+    const auto number = number_of(name, value);
+    if (of.defined()) {
+      const auto count = number_of(name, of);
+      add_to(sum.values, at::where(count == 0, at::zeros_like(number), number * count));  // the mean of nothing is NaN
+      add_to(sum.of, count);
+    } else {
+      const double weight = loader_.taken().weight;
+      add_to(sum.values, weight == 1 ? number : number * weight);
+    }
+  }
+}
+
 void Run::report(const std::vector<Measured>& numbers) {
-  if (!is_due()) return;
+  if (!is_due_) return;
+  add(numbers);
+  if (!trainer_.sync_gradients()) return;
   if (trainer_.steps() == steps_before_) {
     if (trainer_.settings().text("mixed_precision") == "fp16") return;  // gradients have overflowed, and the next batch is due
     throw UsageError("Run::report was called before Trainer::step()");
   }
   std::vector<at::Tensor> values;
   parts_->reported.clear();
-  for (const auto& [name, value] : numbers) {
-    if (!value.defined()) continue;
-    if (value.numel() != 1) throw UsageError(fmt::format("Run::report takes numbers, and '{}' has {} values", name, value.numel()));
-    const auto number = value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble);
-    values.push_back(loader_.last_weight() == 1 ? number : number * loader_.last_weight());
-    parts_->reported.push_back({.name = name});
+  std::vector<Parts::Sum> sums;
+  for (const auto& measured : numbers) {
+    const auto sum = parts_->sums.extract(measured.name);
+    if (sum.empty()) continue;
+    sums.push_back(sum.mapped());
+    values.push_back(sum.mapped().values);
+    if (sum.mapped().of.defined()) values.push_back(sum.mapped().of);
+    parts_->reported.push_back({.name = measured.name});
   }
   if (!values.empty()) {
     const auto means = trainer_.reduce(at::stack(values), Reduce::Mean).cpu();
-    for (size_t i = 0; i < values.size(); i++) parts_->reported[i].value = means[static_cast<int64_t>(i)].item<double>();
+    const auto* mean = means.const_data_ptr<double>();
+    for (size_t i = 0; i < sums.size(); i++) {
+      parts_->reported[i].value = *mean++;
+      parts_->reported[i].value /= sums[i].of.defined() ? *mean++ : static_cast<double>(sums[i].batches);
+    }
   }
   has_reported_ = true;
   parts_->shown.clear();

@@ -42,6 +42,9 @@ struct RunOptions {
 struct Measured {
   std::string name;
   at::Tensor value;
+  /// Of how many it is the mean, such as the tokens that are learned: what is reported is the mean over those of all ranks and passes of a
+  /// step. Unless given, passes count alike, and ranks by their samples, as for the gradients of Trainer::backward.
+  at::Tensor of = {};
 };
 
 /// All ranks call the same functions in the same order. One model, with the optimizers and the loader that were prepared before.
@@ -64,10 +67,11 @@ class Run {
   class Batches;
   Batches batches();
 
-  /// Whether the present batch ends a step that is reported: then report() takes numbers.
+  /// Whether the present batch ends a step that is reported, for numbers that are costly.
   bool is_due() const { return is_due_ && trainer_.sync_gradients(); }
-  /// After Trainer::step(): averages the numbers over all ranks, logs them with the learning rate, and shows their means over ten reports.
-  /// For batches for which it is not due it does nothing. Collective.
+  /// After Trainer::step(), for each batch: where the batch ends a step that is reported, averages the numbers over all ranks and over the
+  /// batches of the step, logs them with the learning rate, and shows their means over ten reports. Of other steps it takes no numbers.
+  /// Collective.
   void report(const std::vector<Measured>& numbers);
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);
@@ -92,7 +96,9 @@ class Run {
   bool is_over() const;
   bool saves_at(bool end_of_epoch) const;
   std::optional<data::Samples> next();
+  data::Loop loop() { return loader_.loop(); }
   void batch_done();
+  void add(const std::vector<Measured>& numbers);
   void look_for_signals();
 
   Trainer& trainer_;

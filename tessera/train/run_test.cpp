@@ -5,9 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/inspect.h"
@@ -292,6 +295,108 @@ TEST(Run, ReportsTheLastStepOfAnEpochWithoutAReport) {
   EXPECT_THAT(steps_reported({.epochs = 3}), ElementsAre(6, 12, 18));
   EXPECT_THAT(steps_reported({.epochs = 3, .report_every = 8}), ElementsAre(6, 8, 16));
   EXPECT_THAT(steps_reported({.steps = 8}), ElementsAre(6, 8));
+}
+
+/// A loss, and how many tokens it is the mean of, of each batch of one rank.
+struct Passes {
+  std::vector<double> losses, tokens;
+};
+
+TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
+  const Folder folder;
+  std::vector<Passes> ranks(2);
+  with_ranks(2, [&](const Communicator& world) {
+    auto& own = ranks[static_cast<size_t>(world.rank())];
+    auto options = options_for(world, {{"gradient_accumulation_steps", "3"}});
+    options.log_with = {(folder / "log.jsonl").string()};
+    Trainer trainer(options);
+    auto net = seeded_net();
+    auto loader = numbers_loader(world, 14);  // seven batches: the last step has one
+    trainer.prepare(net, loader);
+    optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+    trainer.prepare(optimizer);
+    Run run(trainer, loader, {.epochs = 1, .report_every = 1});
+    while (run.next_epoch()) {
+      for (const auto& batch : run.batches()) {
+        const auto accumulation = trainer.accumulate();
+        const auto number = batch.inputs[0].item<int64_t>();
+        const auto loss = squared_output(net, number);
+        trainer.backward(loss);
+        const auto norm = trainer.grad_norm();
+        trainer.step();
+        own.losses.push_back(loss.item<double>());
+        own.tokens.push_back(static_cast<double>(number % 4));
+        const auto tokens = at::tensor(own.tokens.back());
+        const auto of_tokens = number % 4 == 0 ? at::full({}, std::nan("")) : loss;
+        run.report({{"loss", loss}, {"loss_of_tokens", of_tokens, tokens}, {"norm", norm}});
+      }
+    }
+    EXPECT_THAT(message_of<UsageError>([&] {
+                  run.report({{"x", at::tensor(1.0)}, {"x", at::tensor(1.0)}});
+                }),
+                HasSubstr("was given 'x' twice"));
+  });
+  std::ifstream file(folder / "log.jsonl");
+  std::string line;
+  for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, 3}, {3, 6}, {6, 7}}) {
+    ASSERT_TRUE(std::getline(file, line));
+    const auto row = nlohmann::json::parse(line);
+    double losses = 0, of_tokens = 0, tokens = 0;
+    for (const auto& rank : ranks) {
+      for (auto i = begin; i < end; i++) {
+        losses += rank.losses[i] / static_cast<double>(2 * (end - begin));
+        of_tokens += rank.losses[i] * rank.tokens[i];
+        tokens += rank.tokens[i];
+      }
+    }
+    EXPECT_NEAR(row.at("loss").get<double>(), losses, 1e-6);
+    EXPECT_NEAR(row.at("loss_of_tokens").get<double>(), of_tokens / tokens, 1e-6);
+    EXPECT_TRUE(row.contains("norm"));
+  }
+  EXPECT_FALSE(std::getline(file, line));
+}
+
+/// Row i is of sample i, of which the run writes down those that it has learnt from.
+std::vector<int64_t> learnt(const Communicator& world, const RunOptions& options) {
+  Trainer trainer({.world = world});
+  auto net = seeded_net();
+  data::Loader loader(
+      trainer.make_sampler({.size = 31, .global_batch = int64_t{2} * world.size(), .tail = data::Tail::Keep, .seed = 4}),
+      [](std::span<const int64_t> numbers) { return data::Samples{.inputs = at::tensor(numbers, at::kLong), .targets = {}}; });
+  trainer.prepare(net, loader);
+  optim::SGD optimizer(parameters(*net), {.lr = 0.01});
+  trainer.prepare(optimizer);
+  Run run(trainer, loader, options);
+  std::vector<int64_t> all;
+  while (run.next_epoch()) {
+    for (const auto& batch : run.batches()) {
+      trainer.backward(squared_output(net, batch.inputs[0].item<int64_t>()));
+      trainer.step();
+      const auto numbers = trainer.gather_for_metrics(batch.inputs, batch);
+      all.insert(all.end(), numbers.const_data_ptr<int64_t>(), numbers.const_data_ptr<int64_t>() + numbers.numel());
+    }
+  }
+  return all;
+}
+
+TEST(Run, GoesOnWithinAnEpochOnAnyNumberOfRanks) {
+  const Folder folder;
+  for (const int then : {1, 3, 4}) {
+    const auto prefix = folder / std::to_string(then);
+    std::vector<int64_t> seen;
+    const auto go_on = [&](int ranks, const RunOptions& options) {
+      with_ranks(ranks, [&](const Communicator& world) {
+        const auto own = learnt(world, options);
+        if (world.is_first()) seen.insert(seen.end(), own.begin(), own.end());
+      });
+    };
+    go_on(2, {.steps = 5, .prefix = prefix});  // stops after 20 samples
+    go_on(then, {.epochs = 1, .prefix = prefix, .resume = true});
+    std::ranges::sort(seen);
+    std::vector<int64_t> every(31);
+    std::iota(every.begin(), every.end(), 0);
+    EXPECT_EQ(seen, every) << then;
+  }
 }
 
 TEST(Run, RefusesWhatCanNotBeMeant) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <set>
+#include <tuple>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -182,7 +183,8 @@ void Trainer::prepare_one(data::Loader& loader) {
 }
 
 int64_t Trainer::steps_of_epoch(data::Loader& loader) const {
-  const auto count = loader.batches();
+  const auto position = loader.position();
+  const auto count = position.first == 0 ? loader.batches() : loader.batches_of_epoch(position.epoch);
   if (!count) throw UsageError("the epochs of this loader have no length that is known before they end; count steps instead");
   const auto batches = settings_.integer("gradient_accumulation_steps");
   return (*count + batches - 1) / batches;
@@ -200,10 +202,41 @@ data::Stream Trainer::make_stream(data::StreamOptions options) const {
   return data::Stream(std::move(options));
 }
 
-/// Of the present batch: one for evaluation may stay at its end.
-data::Loader* Trainer::current_loader() const {
-  const auto current = std::ranges::max_element(loaders_, {}, &data::Loader::last_taken);
-  return current == loaders_.end() || (*current)->last_taken() == 0 ? nullptr : *current;
+std::vector<data::Loader*> Trainer::current_loaders() const {
+  struct Candidate {
+    uint64_t open = 0;     // the loop
+    bool is_left = false;  // the loop in which the batch was taken has ended
+    uint64_t taken = 0;
+    data::Loader* loader = nullptr;
+  };
+  std::vector<Candidate> candidates;
+  for (auto* const loader : loaders_) {
+    const auto& taken = loader->taken();
+    const auto open = loader->open_loop();
+    if (taken.number > 0) candidates.push_back({open, open == 0 && taken.loop > 0, taken.number, loader});
+  }
+  const auto rank = [](const Candidate& each) { return std::tuple(each.open, !each.is_left, each.taken); };
+  const auto present = std::ranges::max_element(candidates, {}, rank);
+  if (present == candidates.end()) return {};
+  std::vector loaders = {present->loader};
+  for (const auto& each : candidates) {
+    const auto since = present->open > 0 ? present->taken : used_;
+    if (each.loader != present->loader && each.is_left == present->is_left && each.taken > since) loaders.push_back(each.loader);
+  }
+  return loaders;
+}
+
+double Trainer::present_weight() const {
+  const auto loaders = current_loaders();
+  if (loaders.empty()) return 1;
+  const auto weight_of = [](const data::Loader* loader) { return loader->taken().weight; };
+  const double weight = weight_of(loaders.front());
+  const auto other = std::ranges::find_if(loaders, [&](const auto* loader) { return weight_of(loader) != weight; });
+  if (other == loaders.end()) return weight;
+  throw UsageError(fmt::format(
+      "Trainer::backward: batches of two prepared loaders were taken for this loss, with weights {} and {}; say of which the loss is: "
+      "trainer.backward(loss, batch), or trainer.backward(loss, {{}}) for a loss that has its weights",
+      weight, weight_of(*other)));
 }
 
 void Trainer::expect_new(optim::AnyOptimizer optimizer) const {
@@ -255,8 +288,9 @@ void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
 Trainer::Accumulation Trainer::accumulate() {
   if (syncs_) batches_ = 0;
   batches_++;
-  auto* const loader = current_loader();
-  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || (loader != nullptr && loader->at_end());
+  auto loaders = current_loaders();
+  if (!loaders.empty() && loaders.front()->open_loop() > 0) loaders.resize(1);  // the loop that would end without a step
+  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || std::ranges::any_of(loaders, &data::Loader::at_end);
   std::vector<NoSync> held;
   for (const auto& model : models_) {
     if (!syncs_) held.push_back(no_sync(*model.module));
@@ -265,6 +299,10 @@ Trainer::Accumulation Trainer::accumulate() {
 }
 
 void Trainer::backward(const at::Tensor& loss) {
+  backward_weighted(loss, present_weight());
+}
+
+void Trainer::backward_weighted(const at::Tensor& loss, double weight) {
   const auto batches = settings_.integer("gradient_accumulation_steps");
   if (batches > 1 && !in_batch_) {
     throw UsageError(fmt::format(
@@ -278,8 +316,7 @@ void Trainer::backward(const at::Tensor& loss) {
     each.averaged = false;
     each.clipped = each.clipped && have_gradients(parameters_of(each));
   }
-  const auto* const loader = current_loader();
-  const double weight = loader == nullptr ? 1 : loader->last_weight();
+  used_ = data::Loader::newest();
   const auto share = batches == 1 ? loss : loss / batches;
   scaler_.scale(weight == 1 ? share : share * weight).backward();
 }
@@ -458,7 +495,7 @@ void Trainer::save_model(ModuleRef model, const std::filesystem::path& folder, c
 void Trainer::skip_first_batches(data::Loader& loader, int64_t batches) {
   auto position = loader.position();
   position.batch += batches;
-  loader.seek(position);
+  loader.seek(position, loader.taken());
 }
 
 }  // namespace tessera

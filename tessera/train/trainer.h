@@ -130,7 +130,7 @@ class Trainer {
   }
 
   /// For one batch: as long as it lives, backward passes reduce gradients only if this batch ends a step, which it does after
-  /// gradient_accumulation_steps of them, and at the end of an epoch.
+  /// gradient_accumulation_steps of them, and at the end of an epoch of the present loader (see backward).
   class [[nodiscard]] Accumulation {
    public:
     Accumulation(const Accumulation&) = delete;
@@ -146,10 +146,13 @@ class Trainer {
   /// Whether the present batch ends a step.
   bool sync_gradients() const { return syncs_; }
 
-  /// loss.backward(), with the loss divided by the batches of a step, multiplied by the weight of the batch that was taken last from a
-  /// prepared loader (Samples::weight), and scaled where gradients are in float16. Throws UsageError if a step has several batches and
-  /// accumulate() was not called for this one.
+  /// loss.backward(), with the loss divided by the batches of a step, multiplied by the weight of the present batch (Samples::weight), and
+  /// scaled where gradients are in float16. The present batch is the last one of the present loader, which of the prepared ones is that of
+  /// the innermost loop that is open, and outside of loops the one that was taken from last. Throws UsageError if a step has several batches
+  /// and accumulate() was not called for this one, or if the loss may as well be of another loader's batch with another weight.
   void backward(const at::Tensor& loss);
+  /// The same for the loss of this batch, whatever was taken since; without samples (`{}`) the loss has its weights already.
+  void backward(const at::Tensor& loss, const data::Samples& batch) { backward_weighted(loss, batch.weight); }
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
   /// Limits the norm of all gradients of the prepared optimizers, and returns the norm before; undefined if this batch ends no step. If the
@@ -293,7 +296,10 @@ class Trainer {
   }
 
   data::Loader& placed(data::Loader& loader) const;
-  data::Loader* current_loader() const;
+  /// The present one, and behind it those whose batch was taken beside its own.
+  std::vector<data::Loader*> current_loaders() const;
+  double present_weight() const;
+  void backward_weighted(const at::Tensor& loss, double weight);
   /// For `first` before the others. Collective.
   void call_first(bool first, const std::function<void()>& act) const;
   template <class Act>
@@ -357,6 +363,7 @@ class Trainer {
   int64_t log_from_ = 1;                 // the first step that it does not have yet
   bool resumed_ = false;                 // since then nothing was logged
   int64_t batches_ = 0;                  // since the last step
+  uint64_t used_ = 0;                    // data::Loader::newest() when backward was called last
   bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;
 };
 

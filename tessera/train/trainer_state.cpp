@@ -100,29 +100,24 @@ void expect_replaceable(const fs::path& folder) {
 std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
   if (!notes.contains(name + ".position")) return std::nullopt;
-  auto position = notes.at(name + ".position").as<data::Position>();
+  const auto position = notes.at(name + ".position").as<data::Position>();
   const auto order = notes.contains(name + ".order") ? notes.at(name + ".order").as<std::string>() : loader.order();
   if (order != loader.order()) {
     throw UsageError(
         fmt::format("the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same",
                     order, loader.order()));
   }
+  if (const auto data = name + ".data"; notes.contains(data) && !loader.data().empty() && notes.at(data).as<std::string>() != loader.data()) {
+    throw UsageError(fmt::format("the run was saved with other data: a loader of {}, and this one is of {}; give it the same, or begin anew",
+                                 notes.at(data).as<std::string>(), loader.data()));
+  }
   if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
     // The epoch was over, whatever filled its last batch.
-    if (const auto batches = loader.batches()) return data::Position{.epoch = position.epoch, .batch = *batches};
+    if (const auto batches = loader.batches_of_epoch(position.epoch)) return data::Position{.epoch = position.epoch, .batch = *batches};
     return data::Position{.epoch = position.epoch + 1};
   }
   const auto then = notes.contains(name + ".global_batch") ? notes.at(name + ".global_batch").as<int64_t>() : loader.global_batch();
-  const auto samples = position.batch * then, now = loader.global_batch();
-  if (then == now) return position;
-  if (now == 0 || samples % now != 0) {
-    throw UsageError(fmt::format(
-        "the run was saved after {} samples of an epoch, in batches of {} on all ranks together; batches of {} can't go on there: choose a "
-        "size that divides {}",
-        samples, then, now, samples));
-  }
-  position.batch = std::min(samples / now, loader.batches().value_or(samples / now));
-  return position;
+  return loader.place_of(position, then);
 }
 
 }  // namespace
@@ -152,6 +147,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
     if (const auto batches = loaders_[i]->batches()) notes[numbered("dl_state_dict", i) + ".batches"] = *batches;
     notes[numbered("dl_state_dict", i) + ".order"] = loaders_[i]->order();
+    if (!loaders_[i]->data().empty()) notes[numbered("dl_state_dict", i) + ".data"] = loaders_[i]->data();
   }
   for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
   if (scaler_.options().enabled) {

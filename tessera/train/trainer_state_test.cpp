@@ -377,8 +377,48 @@ TEST(TrainerState, GoesOnInTheMiddleOfAnEpochWithBatchesOfAnotherSize) {
     trainer.load_state(folder / "run");
     EXPECT_EQ(loader.position().batch, 6);
   });
-  run(5, [&](Trainer& trainer, data::Loader&) {
-    EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(folder / "run"); }), HasSubstr("after 12 samples of an epoch"));
+  run(5, [&](Trainer& trainer, data::Loader& loader) {
+    trainer.load_state(folder / "run");
+    EXPECT_EQ(loader.position(), (data::Position{.first = 12}));
+    EXPECT_EQ(trainer.steps_of_epoch(loader), 4);
+    loader.next();
+    trainer.save_state(folder / "run");
+  });
+  run(3, [&](Trainer& trainer, data::Loader& loader) {
+    trainer.load_state(folder / "run");
+    EXPECT_EQ(loader.position(), (data::Position{.first = 17}));
+    EXPECT_EQ(loader.batches(), 2);
+    while (loader.next()) {
+    }
+    EXPECT_EQ(loader.position(), (data::Position{.epoch = 1}));
+  });
+}
+
+TEST(TrainerState, DoesNotGoOnWithOtherData) {
+  const Folder folder;
+  const auto images = data::fake_images({.count = 8, .height = 2, .width = 2}),
+             others = data::fake_images({.count = 8, .height = 2, .width = 2, .seed = 1});
+  with_ranks(2, [&](const Communicator& world) {
+    const auto run = [&](const std::string& data, const auto& act) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      data::Loader loader(trainer.make_sampler({.size = 8, .global_batch = 2}),
+                          [&](std::span<const int64_t> numbers) { return data::pick(images, numbers); }, {.data = data});
+      trainer.prepare(net, loader);
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(optimizer);
+      act(trainer);
+    };
+    for (const auto* layout : {"tessera", "accelerate"}) {
+      const auto place = folder / layout;
+      run(data::fingerprint(images), [&](Trainer& trainer) { trainer.save_state(place); });
+      run(data::fingerprint(others), [&](Trainer& trainer) {
+        EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(place); }),
+                    HasSubstr("the run was saved with other data: a loader of samples"));
+      });
+      run(data::fingerprint(images), [&](Trainer& trainer) { trainer.load_state(place); });
+      run("", [&](Trainer& trainer) { trainer.load_state(place); });
+    }
   });
 }
 

@@ -61,6 +61,14 @@ checkpoint::GgufMetadata of_an_adapter() {
           {"llama.attention.head_count", {GgufType::U32, int64_t{2}}}};
 }
 
+/// A tensor of this code, of which the writer may know only the size.
+std::string in_code(const checkpoint::BlockCode& code) {
+  constexpr std::string_view kName = "the only one";
+  auto bytes = written({}, {{.name = std::string(kName), .sizes = {256}, .code = checkpoint::find_block_code("F32")}});
+  bytes[bytes.find(kName) + kName.size() + sizeof(uint32_t) + sizeof(uint64_t)] = static_cast<char>(code.number);  // behind its dimension
+  return bytes;
+}
+
 }  // namespace
 
 std::vector<std::string> seeds() {
@@ -68,14 +76,17 @@ std::vector<std::string> seeds() {
   auto large = of_a_model();
   std::get<int64_t>(large[3].second.data) = 1'000'000'000'000;
   std::get<int64_t>(large[4].second.data) = 1'000'000'000'000;
-  return {written(large, {{.name = "token_embd.weight", .sizes = {}, .code = code("F32")},
-                          {.name = "blk.0.attn_q.weight", .sizes = {8, 0}, .code = code("F32")}}),
-          written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
-          written(of_an_adapter(), {{.name = "blk.0.attn_q.weight.lora_a", .sizes = {2, 8}, .code = code("F32")},
-                                    {.name = "blk.0.attn_q.weight.lora_b", .sizes = {8, 2}, .code = code("F16")}}),
-          written(of_a_model(), {{.name = "token_embd.weight", .sizes = {256, 32}, .code = code("Q8_0")},
-                                 {.name = "blk.0.attn_q.weight", .sizes = {8, 8}, .code = code("F32")},
-                                 {.name = "rope_freqs.weight", .sizes = {2}, .code = code("F32")}})};
+  std::vector<std::string> result = {
+      written(large, {{.name = "token_embd.weight", .sizes = {}, .code = code("F32")},
+                      {.name = "blk.0.attn_q.weight", .sizes = {8, 0}, .code = code("F32")}}),
+      written({}, {{.name = "a", .sizes = {2, 3}, .code = code("F16")}}),
+      written(of_an_adapter(), {{.name = "blk.0.attn_q.weight.lora_a", .sizes = {2, 8}, .code = code("F32")},
+                                {.name = "blk.0.attn_q.weight.lora_b", .sizes = {8, 2}, .code = code("F16")}}),
+      written(of_a_model(), {{.name = "token_embd.weight", .sizes = {256, 32}, .code = code("Q8_0")},
+                             {.name = "blk.0.attn_q.weight", .sizes = {8, 8}, .code = code("F32")},
+                             {.name = "rope_freqs.weight", .sizes = {2}, .code = code("F32")}})};
+  for (const auto& each : checkpoint::block_codes()) result.push_back(in_code(each));
+  return result;
 }
 
 }  // namespace tessera::fuzz

@@ -22,6 +22,7 @@ except ImportError:
     sys.exit(3)
 
 Code = gguf.GGMLQuantizationType
+DRAWN = {Code.Q2_K: (80, 82), Code.Q3_K: (108,), Code.Q4_K: (0, 2), Code.Q5_K: (0, 2), Code.Q6_K: (208,), Code.IQ4_NL: (0,), Code.IQ4_XS: (0,)}  # where scales lie
 BLOCKS = 2  # of SmolLM2
 HUB = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
        "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
@@ -32,8 +33,7 @@ def drawn(code, rows, columns, random):
     """Blocks of a code that Python's gguf does not write: drawn bytes, with scales that are no NaN."""
     block, size = gguf.GGML_QUANT_SIZES[code]
     data = random.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    scales = {Code.Q4_K: (0, 2), Code.Q6_K: (208,)}[code]
-    for at in scales:
+    for at in DRAWN[code]:
         data[..., at : at + 2] = random.normal(size=data.shape[:2]).astype(np.float16)[..., None].view(np.uint8)
     return data.reshape(rows, -1)
 
@@ -44,10 +44,12 @@ def codes(folder):
     writer.add_array("a list", [1, 2, 3])
     writer.add_array("of texts", ["a", "é"])
     expected = {}
-    for code in (Code.F32, Code.F16, Code.BF16, Code.Q8_0, Code.Q4_0, Code.Q4_1, Code.Q4_K, Code.Q6_K):
+    made = {}
+    for code in (Code.F32, Code.F16, Code.BF16, Code.Q8_0, Code.Q4_0, Code.Q4_1, Code.Q5_0, Code.Q5_1, *DRAWN):
         name, values = code.name.lower(), random.normal(size=(6, 512)).astype(np.float32)
         values[0, :64] = 0
-        data = drawn(code, 6, 512, random) if code in (Code.Q4_K, Code.Q6_K) else gguf.quantize(values, code)
+        data = drawn(code, 6, 512, random) if code in DRAWN else gguf.quantize(values, code)
+        made |= {} if code in DRAWN else {f"{name}.made_of": torch.from_numpy(values)}
         expected[name] = torch.from_numpy(dequantize(data, code).copy().astype(np.float32))
         writer.add_tensor(name, data, raw_dtype=code)
     writer.write_header_to_file()
@@ -55,6 +57,7 @@ def codes(folder):
     writer.write_tensors_to_file()
     writer.close()
     save_file(expected, f"{folder}/codes.safetensors")
+    save_file(made, f"{folder}/made_of.safetensors")
 
 
 def smollm2(folder):

@@ -42,6 +42,22 @@ assert reader.fields["tokenizer.ggml.pre"].contents() == "gpt-2", reader.fields[
 """
 
 
+# All rows are in each step, so their order plays no part.
+CURVE = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+rows = [torch.tensor([*json.loads(line)["text"].encode(), 257]) for line in open(sys.argv[2])]
+pad = lambda rows, value: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+collate = lambda rows: dict(input_ids=pad(rows, 0), labels=pad(rows, -100), attention_mask=pad([torch.ones_like(row) for row in rows], 0))
+trainer = Trainer(model=model, train_dataset=rows, data_collator=collate, args=TrainingArguments(
+    "trained", per_device_train_batch_size=2, gradient_accumulation_steps=4, num_train_epochs=5, learning_rate=0.003, lr_scheduler_type="cosine", adam_beta2=0.95,
+    weight_decay=0.0, max_grad_norm=0.0, logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False))
+trainer.train()
+print(json.dumps([row["loss"] for row in trainer.state.log_history if "loss" in row]))
+"""
+
+
 def letters():
     """How GPT-2 writes bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -156,15 +172,32 @@ class Training(Runs):
     def test_accumulated_passes_count_by_their_tokens(self):
         self.tokenize()
         for clip in (0, 1):
-            norms = {}
+            norms, losses = {}, {}
             for passes, rows in ((1, 4), (2, 2)):
                 (self.folder / "config.yaml").write_text(CONFIG.format(checkpointing="false").replace("steps: 2", f"steps: {passes}"))
                 self.train("--config", "model", "--packing", "whole", "--batch-size", rows, "--max-steps", 3, "--log-steps", 1, "--metrics", f"{clip}-{passes}.jsonl", "--clip", clip)
                 rows = map(json.loads, (self.folder / f"{clip}-{passes}.jsonl").read_text().splitlines())
-                norms[passes] = [row["grad_norm"] for row in rows if "grad_norm" in row]
+                rows = [row for row in rows if "grad_norm" in row]
+                norms[passes] = [row["grad_norm"] for row in rows]
+                losses[passes] = [row["loss"] for row in rows]
             self.assertEqual(len(norms[1]), 3)
             for whole, accumulated in zip(norms[1], norms[2], strict=True):
                 self.assertAlmostEqual(whole, accumulated, delta=2e-3 * whole)
+            for whole, accumulated in zip(losses[1], losses[2], strict=True):
+                self.assertAlmostEqual(whole, accumulated, delta=2e-4)
+
+    def test_losses_are_the_curve_of_transformers(self):
+        letters = "the quick brown fox jumps over the lazy dog and other stories of old"
+        (self.folder / "texts-0.jsonl").write_text("".join(json.dumps(dict(text=(letters[3 * row:] + letters)[: 36 + 3 * row])) + "\n" for row in range(8)))
+        self.run_program(TESSERA, "data", "tokenize", "texts-0.jsonl", "--tokenizer", "model", "--out", "texts.tokens")
+        self.train("--config", "model", "--max-steps", 1, "--output", "base", lr=0)
+        theirs = json.loads(self.run_program(PYTHON, "-c", CURVE, "base", "texts-0.jsonl").splitlines()[-1])
+        self.train("--model", "base", "--packing", "whole", "--num-epochs", 5, "--warmup", 0, "--weight-decay", 0, "--clip", 0, "--log-steps", 1, "--metrics", "ours.jsonl", lr=0.003)
+        ours = [row["loss"] for row in map(json.loads, (self.folder / "ours.jsonl").read_text().splitlines()) if "loss" in row]
+        self.assertEqual(len(ours), 5)
+        self.assertLess(ours[-1], ours[0] - 0.1)
+        for own, other in zip(ours, theirs, strict=True):
+            self.assertAlmostEqual(own, other, delta=5e-4)
 
     def test_errors_come_before_training(self):
         self.tokenize()

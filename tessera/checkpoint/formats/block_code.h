@@ -17,6 +17,8 @@ struct BlockCode {
   void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if such blocks are only read
 };
 
+/// What ggml calls a code of this number; empty for a number that it does not have.
+std::string_view name_of_block_code(uint32_t number);
 /// Those that we read.
 std::span<const BlockCode> block_codes();
 /// Nothing if there is none with that number or name.

@@ -36,6 +36,7 @@ class HeaderReader {
  public:
   explicit HeaderReader(const InputFile& file) : file_(file) {}
 
+  const std::filesystem::path& path() const { return file_.path(); }
   uint64_t at() const { return at_; }
   uint64_t left() const { return file_.size() - at_; }
   [[noreturn]] void refuse(const std::string& why) const {
@@ -139,8 +140,12 @@ GgufTensor read_tensor(HeaderReader& header) {
   if (tensor.code == nullptr) {
     std::vector<std::string_view> names;
     for (const auto& code : block_codes()) names.push_back(code.name);
-    header.refuse(fmt::format("'{}' has the code number {} of ggml, which is not read here; those that are: {}", tensor.name, number,
-                              fmt::join(names, ", ")));
+    const auto name = name_of_block_code(number);
+    throw IoError(fmt::format(
+        "{}: '{}' is in {}, which is not read here; those that are: {}; llama-quantize makes one of these of the model that "
+        "it was made of",
+        header.path().string(), tensor.name,
+        name.empty() ? fmt::format("the code number {}, of a newer ggml or damaged", number) : std::string(name), fmt::join(names, ", ")));
   }
   tensor.offset = header.number<uint64_t>();
   return tensor;
