@@ -165,7 +165,7 @@ bool HubWriter::is_indexed() const {
   try {
     if (!is_there(folder_ / kHubIndex)) return false;
     const auto index = read_index(folder_ / kHubIndex);
-    return std::ranges::any_of(index, [&](const auto& entry) { return folder_ / entry.second == files_.front(); });
+    return std::ranges::any_of(index.files, [&](const auto& entry) { return folder_ / entry.second == files_.front(); });
   } catch (const std::exception&) {
     return true;  // nobody knows
   }
