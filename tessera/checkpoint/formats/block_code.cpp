@@ -233,7 +233,7 @@ void encode_q4_k(const float* values, uint8_t* block) {
   std::fill_n(block, 144, uint8_t{0});
   put_half(block, largest.scale / kMostOfSix);
   put_half(block + 2, largest.least / kMostOfSix);
-  const auto share = [](float of, float all) {
+  const auto share = [&](float of, float all) {
     return all > 0 ? std::clamp(static_cast<int>(std::nearbyint(kMostOfSix / all * of)), 0, kMostOfSix) : 0;
   };
   const float scale = half_at(block), least = half_at(block + 2);
