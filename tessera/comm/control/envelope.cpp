@@ -91,7 +91,7 @@ std::string advice_about_writers(const Alikes& groups) {
   std::string advice = beside ? " the ranks train something in no unit to different values:" : " different optimizers have written the shards:";
   for (const auto& [envelope, ranks] : groups) {
     const auto words = envelope.words.view();
-    advice += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? "none yet" : beside ? words.substr(0, words.find(';')) : words);
+    advice += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? beside ? "without" : "none yet" : words);
   }
   if (!beside) return advice + " give every rank the same one, with the same options;";
   return advice +

@@ -176,8 +176,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   subject.unit = pass.described;
   subject.members = members;
   if (const auto& beside = reduction.watch_->beside.words(); pass.after.all_reduces || !beside.empty()) {
-    pass.writer = beside;
-    pass.writer += subject.writer;
+    pass.writer = beside.empty() ? subject.writer : beside;  // not both: a rank may not know the writer
     subject.writer = pass.writer;
   }
   if (pass.after.all_reduces) pass.subject = subject;  // in finish_mean(), where replicas have to agree about the same

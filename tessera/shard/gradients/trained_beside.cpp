@@ -70,7 +70,7 @@ std::string TrainedBeside::describe_changes() {
   }
   if (found == 0) return {};
   const auto others = found == 1 ? std::string() : fmt::format(" and {} more", found - 1);
-  return fmt::format("{}a tensor of shape [{}]{} #{:x}; ", kBeside, fmt::join(largest.sizes(), ", "), others, hash);
+  return fmt::format("{}a tensor of shape [{}]{} #{:x}", kBeside, fmt::join(largest.sizes(), ", "), others, hash);
 }
 
 }  // namespace tessera
