@@ -48,7 +48,7 @@ SCENES = [
           "tessera config --config-file run.yaml",
           keys=[("> 2. multi-CPU", ENTER), (r"machines will you use\?.*:$", b"1" + ENTER), (r"DeepSpeed\?.*:$", b"no" + ENTER),
                 (r"FullyShardedDataParallel\?.*:$", b"yes" + ENTER), (r"> 2\. 2", ENTER), (r"after forward\?.*:$", b"yes" + ENTER),
-                (r"host memory\?.*:$", b"no" + ENTER), (r"> 1\. TRANSFORMER", DOWN)],
+                (r"> 1\. TRANSFORMER", DOWN)],
           until=r"> 2\. SIZE_BASED_WRAP"),
     Scene("bar", "a training run on two ranks: what the first epoch has brought, and the progress bar of the second",
           "tessera launch -n 2 mnist --use-nested-fsdp --ckpt-prefix run/mnist",

@@ -71,7 +71,9 @@ constexpr std::array kTable = {
                 "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
     EnvVariable{"TESSERA_LAUNCH_RECORD", "a path",
-                "where a rank says that it waits at the start, and because of which rank it fails; set by `tessera launch`", "the library"},
+                "where a rank says that it waits at the start, that it has read the settings, and because of which rank it fails; set by "
+                "`tessera launch`",
+                "the library"},
     EnvVariable{"TESSERA_SECRET", "any text", "what a process must know to join the job; set by `tessera launch`", "`tessera::init`"},
     EnvVariable{"TESSERA_STARTED_BY_TEST", "1", "the heading is already printed; set by `tessera test` for its ranks", "`tessera test`"},
     EnvVariable{"TESSERA_STARTED_APART", "1", "this is the child in which a plugin is loaded; set by `tessera xla`", "`tessera xla`"},
