@@ -62,6 +62,17 @@ TEST(LaunchRecord, TellsWhoWaitsAtTheStart) {
   EXPECT_FALSE(ranks[2].waits());
 }
 
+TEST(LaunchRecord, TellsWhoHasReadTheSettings) {
+  const LaunchRecord record;
+  const Announced announced(record.path());
+  record_joined(0);
+  record_settings(1);
+  auto ranks = record.read();
+  EXPECT_FALSE(ranks[0].read_settings);
+  EXPECT_TRUE(ranks[1].read_settings);
+  EXPECT_EQ(ranks[1].joined, 0);
+}
+
 TEST(LaunchRecord, IsReachableWithoutAnInheritedDescriptor) {
   const LaunchRecord record;
   Process rank({"sh", "-c", "echo 1 3 >>$" + std::string(LaunchRecord::kVariable)}, {{LaunchRecord::kVariable, record.path()}});

@@ -22,6 +22,9 @@ MISTAKES = [
     ("tessera launch -n 2 'mnist --fake-data'", "leave out the quotes"),
     ("tessera launch -n 2 mnist --fake-dat", "did you mean --fake-data?"),
     ("RANK=0 mnist --fake-data", "set both, or neither"),
+    ("mnist -n 2 --fake-data", "tessera launch -n 2 mnist"),
+    ("mnist --nproc_per_node=2", "tessera launch --nproc-per-node VALUE mnist"),
+    ("mnist --fake-data --mixed-precision bf16", "tessera launch --mixed-precision VALUE mnist"),
     # flags and files of a recipe
     ("tessera launch -n 2 mnist --num-epochs ten", "a whole number from 0"),
     ("tessera launch -n 2 mnist --compute-dtype bf16", "bfloat16"),
@@ -43,6 +46,8 @@ MISTAKES = [
     ("tessera ckpt convert chats.jsonl out --to pytorch", "write one of accelerate"),
     ("tessera config explain --config-file nope.yaml", "tessera config makes one"),
     ("tessera config explain --set num_process=2", "did you mean num_processes?"),
+    ("tessera config explain --config-file tab.yaml", "a tab indents line 2"),
+    ("tessera config default --set fsdp_auto_wrap_policy=TRANSFORMER_BASED_WRAP --set fsdp_transformer_layer_cls_to_wrap=2", "such as BertLayer,T5Block"),
 ]
 
 
@@ -50,7 +55,8 @@ def main(build):
     wrong = []
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
-        for name, text in {"train.py": "print(1)\n", "job": "#!/bin/sh\n", "run.yaml": "num_processes: 2\n", "chats.jsonl": '{"text": "a"}\n'}.items():
+        for name, text in {"train.py": "print(1)\n", "job": "#!/bin/sh\n", "run.yaml": "num_processes: 2\n", "tab.yaml": "fsdp_config:\n\tfsdp_version: 2\n",
+                           "chats.jsonl": '{"text": "a"}\n'}.items():
             (folder / name).write_text(text)
         (folder / "folder").mkdir()
         environment = {"PATH": f"{build / 'bin'}:/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}

@@ -162,6 +162,13 @@ TEST(Store, GivesTheReasonWhyItCanNotBeReached) {
   const auto silent = listener(port);
   EXPECT_THAT(trouble_at(kHost, port), AllOf(HasSubstr("something accepts connections there"), HasSubstr("it does not answer")));
   EXPECT_THAT(trouble_at("no-such-host.invalid", port), HasSubstr("the name 'no-such-host.invalid' can't be resolved"));
+  // An attempt that begins when the time is up finds no better one.
+  const auto late = [&](const std::string&) { std::this_thread::sleep_for(300ms); };
+  const int nobody = free_port();
+  for (const auto* host : {kHost, "localhost"}) {
+    EXPECT_THAT(message_of<TimeoutError>([&] { StoreClient(host, nobody, "secret", Clock::now() + 200ms, late); }),
+                HasSubstr("Connection refused"));
+  }
 }
 
 TEST(Store, TakesNothingElseForAStore) {
