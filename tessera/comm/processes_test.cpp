@@ -413,6 +413,11 @@ TEST(Init, NamesTheRanksThatDoNotStart) {
               AllOf(HasSubstr("warning: waiting for ranks 1 and 2 of 3 to join at 127.0.0.1:" + port + ", where rank 0 listens"),
                     HasSubstr("; giving up in 0."), HasSubstr("ranks 1 and 2 of 3 still missing")));
   EXPECT_EQ(lonely.wait(std::chrono::seconds(1)), 3);
+  Process of_many({this_program()},
+                  in_child.environment("wait in vain", {{"RANK", "0"}, {"WORLD_SIZE", "2147483647"}, {"MASTER_ADDR", "127.0.0.1"},
+                                                        {"MASTER_PORT", std::to_string(free_port())}}),
+                  Process::Output::Capture);
+  EXPECT_THAT(of_many.read_output(), HasSubstr(", 63 and 64 and perhaps more of 2147483647 still missing"));
 }
 
 TEST(Init, SaysThatRankZeroCanNotBeReached) {

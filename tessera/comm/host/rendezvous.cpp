@@ -187,7 +187,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
       warned = true;
       // The first rank that is there says it for all.
       const auto before = std::ranges::count_if(missing, [&](int other) { return other < identity.rank; });
-      if (before == identity.rank)
+      if (before == std::min(int64_t{identity.rank}, static_cast<int64_t>(kMostNamed)))
         log(LogLevel::Warning, fmt::format("waiting for {} to join {}; giving up in {}", who, wait.place, time_left(wait.end)));
     }
     std::this_thread::sleep_for(kPoll);
