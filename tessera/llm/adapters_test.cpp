@@ -66,7 +66,7 @@ TEST(Adapters, TakeTheStepsOfPeft) {
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_ADAPTER_SCRIPT, folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages peft and bitsandbytes";
   ASSERT_EQ(written.status, 0) << written.output;
-  for (const auto* method : {"lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16", "qdora-bf16"}) {
+  for (const auto* method : {"lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16"}) {
     for (const int ranks : {2, 3}) {
       for (const auto residence : residences()) {
         with_ranks(ranks, [&](const Communicator& world) { expect_steps(folder, method, residence, world); });

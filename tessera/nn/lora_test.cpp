@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
+#include "tessera/shard/activation.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
@@ -108,6 +109,38 @@ TEST(Lora, DisabledLeavesEachLayerTheAdaptersThatActedThere) {
   }
   EXPECT_THAT(lora::active_adapters(chain->encoder), ElementsAre("y"));
   EXPECT_TRUE(lora::active_adapters(chain->decoder).empty());
+}
+
+TEST(Lora, DropsWhatTheSameLayersDropThatAreNotSharded) {
+  const auto make = [] {
+    auto net = adapted_net({.r = 2, .lora_dropout = 0.5});
+    change(net, "default", 0.1);
+    return net;
+  };
+  const auto loss_of = [](Net& net, bool in_segment) {
+    torch::manual_seed(11);
+    const auto x = input().requires_grad_();
+    return (in_segment ? activation::checkpoint([&](const at::Tensor& in) { return net(in); }, x) : net(x)).pow(2).sum();
+  };
+  auto plain = make();
+  const auto expected = loss_of(plain, false);
+  expected.backward();
+  EXPECT_FALSE(at::equal(plain(input()), plain(input())));
+  for (const auto residence : residences()) {
+    for (const bool in_segment : {false, true}) {
+      with_ranks(1, [&](const Communicator& world) {
+        auto net = make();
+        fully_shard(net, {.mesh = world, .residence = residence});
+        const auto loss = loss_of(net, in_segment);
+        EXPECT_TRUE(at::equal(loss, expected));
+        loss.backward();
+        for (const auto& item : plain->named_parameters()) {
+          if (!item.value().requires_grad()) continue;
+          EXPECT_TRUE(at::allclose(full_grad(net->named_parameters()[item.key()]), item.value().grad(), 1e-6, 1e-6)) << item.key();
+        }
+      });
+    }
+  }
 }
 
 TEST(Lora, WhatTrainsAsAWholeIsOfOneAdapter) {

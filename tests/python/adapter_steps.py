@@ -21,7 +21,7 @@ config = LlamaConfig(vocab_size=96, hidden_size=64, intermediate_size=128, num_h
 LlamaForCausalLM(config).save_pretrained(folder)
 tokens = torch.randint(96, (10, 6, 12))
 found = {"tokens": tokens}
-for method in ("lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16", "qdora-bf16"):
+for method in ("lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16"):
     dtype = torch.bfloat16 if method.endswith("-bf16") else torch.float32
     nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     options = dict(quantization_config=nf4, device_map={"": "cpu"}) if method.startswith("q") else {}
