@@ -70,7 +70,7 @@ def main():
         text += [f"constexpr CharacterRange k{name}[] = {{", *lines(f"{{{first:#x},{last:#x}}}" for first, last in ranges(expression)), "};"]
         names[name] = f'{{"{name.lower()}", k{name}}}'
     text += [
-        "constexpr NamedRanges kRangesBeside[] = {",
+        "constexpr NamedRanges kProperties[] = {",
         *lines(names[name] for name in BESIDE),
         "};",
         "constexpr NamedRanges kScripts[] = {",
@@ -81,7 +81,7 @@ def main():
         "",
         "}  // namespace",
         "",
-        "const UnicodeTable kUnicodeTable = {.runs = kRuns, .categories = kCategories, .beside = kRangesBeside, .scripts = kScripts};",
+        "const UnicodeTable kUnicodeTable = {.runs = kRuns, .categories = kCategories, .beside = kProperties, .scripts = kScripts};",
         "",
         "}  // namespace tessera::data",
     ]

@@ -7,13 +7,6 @@
 namespace tessera::data {
 namespace {
 
-/// Where the last character of a text begins.
-size_t last_character(std::string_view text) {
-  auto at = text.size() - 1;
-  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) at--;
-  return at;
-}
-
 bool stands_alone(std::string_view text, size_t begin, size_t end) {
   const bool word_before = begin > 0 && is_word(first_character(text.substr(last_character(text.substr(0, begin)))));
   const bool word_behind = end < text.size() && is_word(first_character(text.substr(end)));

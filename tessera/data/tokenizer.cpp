@@ -36,12 +36,24 @@ struct ByteLetters {
   }
 };
 
+std::optional<NormalForm> form_named(std::string_view pre) {
+  return pre == "qwen2" ? std::optional(NormalForm::Composed) : std::nullopt;
+}
+
+bool takes_whole_named(std::string_view pre) {
+  return pre == "llama3" || pre == "llama-bpe" || pre == "tekken";
+}
+
 const ByteLetters& byte_letters() {
   static const ByteLetters letters;
   return letters;
 }
 
 }  // namespace
+
+bool adds_bos(std::string_view pre) {
+  return takes_whole_named(pre);
+}
 
 std::string bytes_of_token(const std::string& token) {
   std::string bytes;
@@ -108,9 +120,42 @@ void TokenizerCore::complete(const std::string& where) {
     }
   }
   std::vector<AddedToken> before, in;
-  for (const auto& token : added) (token.normalized ? in : before).push_back(token);
+  for (auto token : added) {
+    // A text is in normal form when it is looked for.
+    if (token.normalized && form) token.content = to_utf8(data::normalized(characters_of(token.content), *form));
+    (token.normalized ? in : before).push_back(std::move(token));
+  }
   before_form = AddedTokens(std::move(before));
   in_form = AddedTokens(std::move(in));
+}
+
+/// Throws ConfigError for what a reader who only has the name of the pre-tokenizer would do otherwise.
+void TokenizerCore::expect_named(std::string_view pre_name) const {
+  const auto refuse = [](const std::string& what) { throw ConfigError(what + ", which has no place there"); };
+  if (form != form_named(pre_name)) {
+    const auto* name = !form ? "no normal form" : *form == NormalForm::Composed ? "the normal form NFC" : "the normal form NFD";
+    refuse(fmt::format("with its pre-tokenizer {}, the normalizer has {}", pre_name, name));
+  }
+  if (first.size() > 1 || last.size() > 1) refuse("texts begin or end with several tokens");
+  for (const auto& token : added) {
+    const auto* flag = token.lstrip               ? "lstrip"
+                       : token.rstrip             ? "rstrip"
+                       : token.single_word        ? "single_word"
+                       : token.normalized && form ? "normalized"
+                                                  : nullptr;
+    if (flag != nullptr) refuse(fmt::format("the added token '{}' has {}", printable(token.content), flag));
+  }
+  if (takes_whole == takes_whole_named(pre_name)) return;
+  // It makes a difference for words that are tokens and do not come about by merges.
+  std::vector<int32_t> parts;
+  for (const auto& [token, id] : ids) {
+    if (std::ranges::find(added, id, &AddedToken::id) != added.end()) continue;
+    parts.clear();
+    pairs->encode(bytes[static_cast<size_t>(id)], parts);
+    if (parts.size() != 1)
+      refuse(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", pre_name, takes_whole,
+                         printable(token)));
+  }
 }
 
 void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const {
@@ -155,8 +200,8 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
   }
   for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
   core->pre.emplace(pre_tokenizer_named(vocabulary.pre));
-  if (vocabulary.pre == "qwen2") core->form = NormalForm::Composed;
-  if (vocabulary.pre == "llama3" || vocabulary.pre == "llama-bpe" || vocabulary.pre == "tekken") core->takes_whole = true;
+  core->form = form_named(vocabulary.pre);
+  core->takes_whole = takes_whole_named(vocabulary.pre);
   if (!vocabulary.chat_template.empty()) core->files[kChatTemplateFile] = vocabulary.chat_template;
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos),
                                  {"eos_token", vocabulary.eos},
@@ -166,7 +211,12 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
     expect_there(*id);
     core->named[name] = core->tokens[static_cast<size_t>(*id)];
   }
-  if (vocabulary.add_bos && vocabulary.bos) core->first = {*vocabulary.bos};
+  const auto end_of = [](std::optional<int32_t> id, const char* name) {
+    if (!id) throw ConfigError(fmt::format("texts have {} at one end, and the vocabulary does not say which token that is", name));
+    return std::vector{*id};
+  };
+  if (vocabulary.add_bos) core->first = end_of(vocabulary.bos, "bos");
+  if (vocabulary.add_eos) core->last = end_of(vocabulary.eos, "eos");
   core->complete("the vocabulary");
   core_ = std::move(core);
 }
@@ -214,6 +264,7 @@ BpeVocabulary Tokenizer::vocabulary() const {
                        .chat_template = core_->chat_template()};
   if (result.pre.empty())
     throw ConfigError("its pre-tokenizer is none of those that have a name there: gpt2, llama3, qwen2, smollm, tekken");
+  core_->expect_named(result.pre);
   for (const auto& token : core_->added) {
     result.added.push_back(token.id);
     if (token.special) result.special.push_back(token.id);
@@ -221,6 +272,10 @@ BpeVocabulary Tokenizer::vocabulary() const {
   if (!core_->first.empty()) {
     result.bos = core_->first.front();
     result.add_bos = true;
+  }
+  if (!core_->last.empty()) {
+    result.eos = core_->last.front();
+    result.add_eos = true;
   }
   return result;
 }

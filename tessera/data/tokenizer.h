@@ -21,9 +21,13 @@ struct BpeVocabulary {
   std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
   std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
   bool add_bos = false;
+  bool add_eos = false;  // whether they end with eos
   std::optional<int32_t> eos = {}, pad = {}, unknown = {};  // for other programs, as is
   std::string chat_template = {};                           // of Jinja, for other programs
 };
+
+/// Whether texts begin with bos where a GGUF file with this pre-tokenizer does not say so, as llama.cpp has it.
+bool adds_bos(std::string_view pre);
 
 /// Whether the tokens with which a text begins or ends for the model are added.
 enum class Ends { Bare, Added };
@@ -36,7 +40,7 @@ class Tokenizer {
   /// Reads tokenizer.json, of a folder or by its own name. The same text has the tokens that Hugging Face's library makes of it. Throws
   /// IoError if the file can't be read or is damaged, and ConfigError, which names it, for a part that is none of byte-level BPE.
   static Tokenizer read(const std::filesystem::path& path);
-  /// Throws ConfigError for a name of a pre-tokenizer that is not known, and for merges of tokens that are not there.
+  /// Throws ConfigError for a name of a pre-tokenizer that is not known, and for merges of tokens and for ends of texts that are not there.
   explicit Tokenizer(const BpeVocabulary& vocabulary);
 
   /// Bytes that are no UTF-8 count as U+FFFD.
@@ -51,7 +55,8 @@ class Tokenizer {
   int64_t size() const;
   std::optional<int32_t> find(std::string_view token) const;
 
-  /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name.
+  /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name, and for all that the name does not
+  /// say: another normal form, flags of added tokens, several tokens at an end.
   BpeVocabulary vocabulary() const;
   /// What is in tokenizer.json: all on which the tokens of a text depend.
   std::string json() const;

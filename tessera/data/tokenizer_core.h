@@ -17,6 +17,9 @@
 
 namespace tessera::data {
 
+inline constexpr auto kSentencePiece =
+    "this is a tokenizer of SentencePiece, as Llama 2, Mistral 7B and Gemma have it; only byte-level BPE is read here: choose a model of that "
+    "kind, such as Llama 3, Qwen, SmolLM or Mistral NeMo";
 inline constexpr auto kChatTemplateFile = "chat_template.jinja";
 
 /// All of it, unchanged once it is made.
@@ -49,6 +52,7 @@ struct TokenizerCore {
   std::string chat_template() const;
 
   void complete(const std::string& where);
+  void expect_named(std::string_view pre_name) const;
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const;
   void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const;
 };

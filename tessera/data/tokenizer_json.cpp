@@ -15,7 +15,8 @@ namespace tessera::data {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;             // finds one key of 150,000 at once,
+using InOrder = nlohmann::ordered_json;  // and this keeps them as they were written
 
 constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json";
 // What is kept beside it, unread.
@@ -41,6 +42,7 @@ class TokenizerFile {
   }
 
   void read_into(TokenizerCore& core) const try {
+    refuse_sentence_piece();
     read_form(part("normalizer"), core);
     std::vector<PreTokenizer::Step> steps;
     bool is_byte_level = false;
@@ -69,7 +71,31 @@ class TokenizerFile {
     return static_cast<int32_t>(id);
   }
 
-  Json part(const char* key) const { return json_.value(key, Json()); }
+  const Json& part(const char* key) const {
+    static const Json nothing;
+    const auto found = json_.find(key);
+    return found == json_.end() ? nothing : *found;
+  }
+
+  /// By its own signs, because each of its parts alone would only be one that is not read.
+  void refuse_sentence_piece() const {
+    const auto has_type = [](const Json& json, const char* parts, std::string_view type) {
+      const auto is = [&](const Json& each) { return each.is_object() && each.value("type", Json()) == type; };
+      if (is(json)) return true;
+      if (!json.is_object()) return false;
+      const auto all = json.find(parts);
+      return all != json.end() && all->is_array() && std::ranges::any_of(*all, is);
+    };
+    const auto& model = part("model");
+    const bool is_it = has_type(part("pre_tokenizer"), "pretokenizers", "Metaspace") ||
+                       has_type(part("normalizer"), "normalizers", "Prepend") || has_type(model, "", "Unigram") ||
+                       (model.is_object() && model.value("byte_fallback", Json()) == true);
+    if (is_it) throw ConfigError(fmt::format("{}: {}", path_.string(), kSentencePiece));
+  }
+
+  Pattern pattern_of(const std::string& text) const try { return Pattern(text); } catch (const ConfigError& error) {
+    refuse("pre_tokenizer", error.what());
+  }
 
   void read_form(const Json& json, TokenizerCore& core) const {
     if (json.is_null()) return;
@@ -109,7 +135,7 @@ class TokenizerFile {
                                           json.value("invert", false) ? " with invert" : ""));
     const auto& pattern = json.at("pattern");
     const auto text = pattern.contains("Regex") ? pattern.at("Regex").get<std::string>() : quoted(pattern.at("String").get<std::string>());
-    return {.pattern = Pattern(text),
+    return {.pattern = pattern_of(text),
             .behavior = behavior == "Isolated" ? PreTokenizer::Behavior::Isolated : PreTokenizer::Behavior::Removed};
   }
 
@@ -184,25 +210,36 @@ class TokenizerFile {
   Json json_;
 };
 
-Json step_of(const PreTokenizer::Step& step) {
+InOrder step_of(const PreTokenizer::Step& step) {
   return {{"type", "Split"},
           {"pattern", {{"Regex", step.pattern.text()}}},
           {"behavior", step.behavior == PreTokenizer::Behavior::Isolated ? "Isolated" : "Removed"},
           {"invert", false}};
 }
 
-Json added_of(const AddedToken& token) {
+InOrder added_of(const AddedToken& token) {
   return {{"id", token.id},         {"content", token.content},       {"single_word", token.single_word}, {"lstrip", token.lstrip},
           {"rstrip", token.rstrip}, {"normalized", token.normalized}, {"special", token.special}};
 }
 
+/// Where there is no such file, but those from which one is made.
+void refuse_other_files(const fs::path& folder) {
+  const auto refuse = [&](const char* there, std::string_view why) {
+    throw ConfigError(fmt::format("{} has no {}, but {}: {}", folder.string(), kTokenizerFile, there, why));
+  };
+  if (is_there(folder / "tokenizer.model")) refuse("tokenizer.model", kSentencePiece);
+  if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))
+    refuse("vocab.json and merges.txt", "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes it of them");
+}
+
 /// Of a tokenizer that was not read from such a file.
-Json json_of(const TokenizerCore& core) {
-  Json json = {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", Json::array()}, {"normalizer", nullptr}};
+InOrder json_of(const TokenizerCore& core) {
+  InOrder json = {
+      {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", InOrder::array()}, {"normalizer", nullptr}};
   for (const auto& token : core.added) json["added_tokens"].push_back(added_of(token));
   if (core.form) json["normalizer"] = {{"type", *core.form == NormalForm::Composed ? "NFC" : "NFD"}};
-  const Json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
-  Json steps = Json::array();
+  const InOrder byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", false}};
+  InOrder steps = InOrder::array();
   for (const auto& step : core.pre->steps()) steps.push_back(step_of(step));
   steps.push_back(byte_level);
   json["pre_tokenizer"] = {{"type", "Sequence"}, {"pretokenizers", steps}};
@@ -219,8 +256,6 @@ Json json_of(const TokenizerCore& core) {
         {"special_tokens", {{token, {{"id", token}, {"ids", {core.first.front()}}, {"tokens", {token}}}}}}};
   }
   json["decoder"] = byte_level;
-  Json vocabulary = Json::object();
-  for (size_t id = 0; id < core.tokens.size(); id++) vocabulary[core.tokens[id]] = id;
   json["model"] = {{"type", "BPE"},
                    {"dropout", nullptr},
                    {"unk_token", nullptr},
@@ -229,8 +264,16 @@ Json json_of(const TokenizerCore& core) {
                    {"fuse_unk", false},
                    {"byte_fallback", false},
                    {"ignore_merges", core.takes_whole},
-                   {"vocab", vocabulary},
+                   {"vocab", InOrder::object()},
                    {"merges", core.merges}};
+  // Its [] would look at all keys before.
+  auto& vocabulary = json["model"]["vocab"].get_ref<InOrder::object_t&>();
+  vocabulary.reserve(core.tokens.size());
+  for (size_t id = 0; id < core.tokens.size(); id++) {
+    const auto found = core.ids.find(core.tokens[id]);
+    if (found != core.ids.end() && found->second == static_cast<int32_t>(id))
+      vocabulary.InOrder::object_t::Container::emplace_back(core.tokens[id], id);
+  }
   return json;
 }
 
@@ -254,6 +297,7 @@ std::string TokenizerCore::chat_template() const {
 Tokenizer Tokenizer::read(const fs::path& path) {
   const auto file = is_folder(path) ? path / kTokenizerFile : path;
   auto core = std::make_shared<TokenizerCore>();
+  if (!is_there(file)) refuse_other_files(file.parent_path());
   core->files[kTokenizerFile] = InputFile(file).read_all();
   TokenizerFile(file, core->files[kTokenizerFile]).read_into(*core);
   core->complete(file.string());
@@ -267,7 +311,7 @@ Tokenizer Tokenizer::read(const fs::path& path) {
 std::string Tokenizer::json() const {
   const auto read = core_->files.find(kTokenizerFile);
   if (read != core_->files.end()) return read->second;
-  return json_of(*core_).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  return json_of(*core_).dump(-1, ' ', /*ensure_ascii=*/false, InOrder::error_handler_t::replace) + "\n";
 }
 
 void Tokenizer::write(const fs::path& folder) const {
@@ -275,9 +319,9 @@ void Tokenizer::write(const fs::path& folder) const {
   auto files = core_->files;
   files.try_emplace(kTokenizerFile, json());
   if (!files.contains(kTokenizerConfig)) {
-    Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                   {"clean_up_tokenization_spaces", false},
-                   {"model_input_names", {"input_ids", "attention_mask"}}};
+    InOrder config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+                      {"clean_up_tokenization_spaces", false},
+                      {"model_input_names", {"input_ids", "attention_mask"}}};
     if (!core_->first.empty()) config["bos_token"] = core_->tokens[static_cast<size_t>(core_->first.front())];
     for (const auto& [name, token] : core_->named) config[name] = token;
     files[kTokenizerConfig] = config.dump(2) + "\n";

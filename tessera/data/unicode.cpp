@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "tessera/base/error.h"
+#include "tessera/data/character_set.h"
 
 namespace tessera::data {
 namespace {
@@ -77,6 +78,12 @@ size_t length_of_first(std::string_view text) {
   return length;
 }
 
+size_t last_character(std::string_view text) {
+  auto at = text.size() - 1;
+  while (at > 0 && (static_cast<uint8_t>(text[at]) & 0xC0) == 0x80) at--;
+  return at;
+}
+
 std::u32string characters_of(std::string_view text) {
   std::u32string characters;
   characters.reserve(text.size());
@@ -124,9 +131,8 @@ std::u32string in_lower_case(std::u32string_view text) {
 }
 
 bool is_word(char32_t character) {
-  const auto category = category_of(character);
-  const bool is_letter_or_mark = category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_ME;
-  return is_letter_or_mark || category == UTF8PROC_CATEGORY_ND || category == UTF8PROC_CATEGORY_NL || category == UTF8PROC_CATEGORY_PC;
+  static const auto words = *characters_named("word") | CharacterSet({{0x200C, 0x200D}});
+  return words.contains(character);
 }
 
 bool is_white(char32_t character) {

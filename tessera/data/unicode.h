@@ -16,6 +16,7 @@ std::string with_replacements(std::string_view text);
 /// Of a text that is UTF-8 and not empty.
 char32_t first_character(std::string_view text);
 size_t length_of_first(std::string_view text);
+size_t last_character(std::string_view text);  // where it begins
 
 /// Throws UsageError, with the place, if the text is no UTF-8.
 std::u32string characters_of(std::string_view text);
@@ -30,7 +31,7 @@ std::u32string normalized(std::u32string_view text, NormalForm form);
 /// Each character in lower case by itself, whatever stands beside it.
 std::u32string in_lower_case(std::u32string_view text);
 
-bool is_word(char32_t character);         // a letter, a mark, a digit or an underscore
+bool is_word(char32_t character);         // a letter, a mark, a digit or an underscore, or joins such
 bool is_white(char32_t character);        // White_Space of Unicode
 bool is_space(char32_t character);        // between words, also line breaks and tabs
 bool is_control(char32_t character);      // shows nothing: controls, formats, what is not assigned; no space is

@@ -508,7 +508,7 @@ constexpr CharacterRange kTelugu[] = {
 constexpr CharacterRange kThai[] = {
   {0xe01,0xe3a}, {0xe40,0xe5b},
 };
-constexpr NamedRanges kRangesBeside[] = {
+constexpr NamedRanges kProperties[] = {
   {"alphabetic", kAlphabetic}, {"uppercase", kUppercase}, {"lowercase", kLowercase},
 };
 constexpr NamedRanges kScripts[] = {
@@ -521,6 +521,6 @@ constexpr std::string_view kCategories[] = {"lu", "ll", "lt", "lm", "lo", "mn", 
 
 }  // namespace
 
-const UnicodeTable kUnicodeTable = {.runs = kRuns, .categories = kCategories, .beside = kRangesBeside, .scripts = kScripts};
+const UnicodeTable kUnicodeTable = {.runs = kRuns, .categories = kCategories, .beside = kProperties, .scripts = kScripts};
 
 }  // namespace tessera::data

@@ -8,6 +8,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
+#include "tessera/data/unicode.h"
 
 namespace tessera::llm {
 namespace {
@@ -17,9 +18,16 @@ constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kNames = {
 constexpr auto kAlpacaTask =
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
 
-std::string trimmed(const std::string& text) {
-  const auto first = text.find_first_not_of(" \t\r\n");
-  return first == std::string::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r\n") + 1 - first);
+/// What Python's str.strip leaves, which the template calls.
+std::string trimmed(std::string_view text) {
+  const auto is_blank = [](char32_t character) { return data::is_white(character) || (character >= 0x1C && character <= 0x1F); };
+  while (!text.empty() && is_blank(data::first_character(text))) text.remove_prefix(data::length_of_first(text));
+  while (!text.empty()) {
+    const auto last = data::last_character(text);
+    if (!is_blank(data::first_character(text.substr(last)))) break;
+    text = text.substr(0, last);
+  }
+  return std::string(text);
 }
 
 void expect_roles(std::span<const Message> messages) {

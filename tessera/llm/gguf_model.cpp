@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/gguf_parts.h"
 #include "tessera/models/config_file.h"
 
@@ -138,8 +139,10 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
   if (*model != "gpt2")
-    throw ConfigError(
-        fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE", path.string(), *model));
+    throw ConfigError(*model == "llama"
+                          ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
+                          : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE", path.string(),
+                                        *model));
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
   const auto pre = file.text("tokenizer.ggml.pre");
@@ -149,7 +152,8 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
                                  .added = {},
                                  .special = {},
                                  .pre = *pre,
-                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(0) != 0,
+                                 .add_bos = file.integer("tokenizer.ggml.add_bos_token").value_or(data::adds_bos(*pre)) != 0,
+                                 .add_eos = file.integer("tokenizer.ggml.add_eos_token").value_or(0) != 0,
                                  .chat_template = file.text("tokenizer.chat_template").value_or("")};
   if (const auto* types = file.integers("tokenizer.ggml.token_type")) {
     for (size_t id = 0; id < std::min(types->size(), tokens->size()); id++) {
@@ -217,10 +221,12 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   add("merges", {GgufType::Text, std::move(vocabulary.merges)});
   const auto bos = vocabulary.bos ? std::optional<int64_t>(*vocabulary.bos) : config.bos_token_id;
   if (bos) add("bos_token_id", u32(*bos));
-  if (!config.eos_token_ids.empty()) add("eos_token_id", u32(config.eos_token_ids.front()));
+  if (vocabulary.eos || !config.eos_token_ids.empty())
+    add("eos_token_id", u32(vocabulary.eos ? *vocabulary.eos : config.eos_token_ids.front()));
   if (config.eos_token_ids.size() > 1) add("eot_token_id", u32(config.eos_token_ids[1]));
   if (config.pad_token_id) add("padding_token_id", u32(*config.pad_token_id));
   add("add_bos_token", {GgufType::Bool, static_cast<int64_t>(vocabulary.add_bos)});
+  if (vocabulary.add_eos) add("add_eos_token", {GgufType::Bool, 1});
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 

@@ -31,7 +31,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that are done at once
 constexpr uint64_t kBlock = 1 << 20;
-constexpr int kVersion = 2;  // of the way in which files become tokens
+constexpr int kVersion = 3;  // of the way in which files become tokens
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
@@ -40,20 +40,48 @@ std::string text_of(const Json& json, const char* key) {
   return value.get<std::string>();
 }
 
+/// Says of a line that is none of the three kinds which kind it is, if others have it, and how to write it.
+[[noreturn]] void refuse_line(const Json& json) {
+  if (json.contains("conversations"))
+    throw UsageError(
+        "it has conversations, as ShareGPT writes them; write messages instead, role in place of from (user for human, assistant for gpt) "
+        "and "
+        "content in place of value");
+  if (json.contains("instruction") && json.contains("output"))
+    throw UsageError(
+        "it has instruction and output, as Alpaca writes them; write messages instead, one of the user with instruction and input and one "
+        "of "
+        "the assistant with output, and take --chat alpaca, or write prompt and completion");
+  std::string keys;
+  for (const auto& [key, value] : json.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
+  throw UsageError(
+      fmt::format("it has {}, but neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"",
+                  keys.empty() ? "no keys" : keys));
+}
+
+/// The one with this number, from 1 on.
+Message message_of(const Json& json, size_t number) {
+  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("message {} {}", number, why)); };
+  if (!json.is_object() || !json.contains("role")) refuse("has no role");
+  if (json.contains("tool_calls") && !json["tool_calls"].empty())
+    refuse("has tool_calls, which --chat does not write; write them into its content as the model's own template does");
+  if (!json.contains("content")) refuse("has no content");
+  if (json["content"].is_array()) refuse("has a list of parts as its content; write their text as one");
+  if (!json["content"].is_string()) refuse(fmt::format("has a content that is {}, and not text", json["content"].type_name()));
+  return {text_of(json, "role"), text_of(json, "content")};
+}
+
 std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& options) {
   if (json.contains("text")) return {{text_of(json, "text"), true}};
+  if (json.contains("prompt") && json["prompt"].is_array())
+    throw UsageError("its prompt is a list of messages; write one list, messages, that has prompt and completion");
   if (json.contains("prompt") && json.contains("completion"))
     return {{text_of(json, "prompt"), false}, {text_of(json, "completion"), true}};
-  if (!json.contains("messages"))
-    throw UsageError("it has neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"");
+  if (!json.contains("messages")) refuse_line(json);
   if (!options.chat) throw UsageError("it has messages, so it needs a chat template: --chat chatml, llama3 or alpaca");
   std::vector<Message> messages;
   if (!json["messages"].is_array()) throw UsageError("messages is no list");
-  for (const auto& message : json["messages"]) {
-    if (!message.is_object() || !message.contains("role") || !message.contains("content"))
-      throw UsageError("a message lacks role or content");
-    messages.push_back({text_of(message, "role"), text_of(message, "content")});
-  }
+  for (const auto& message : json["messages"]) messages.push_back(message_of(message, messages.size() + 1));
   return render(*options.chat, messages);
 }
 
