@@ -21,6 +21,7 @@ class CharacterSet {
   /// In order, with characters between each two that are not in it.
   const std::vector<CharacterRange>& ranges() const { return ranges_; }
   bool contains(char32_t character) const;
+  bool operator==(const CharacterSet&) const = default;
 
   friend CharacterSet operator|(const CharacterSet& left, const CharacterSet& right);
   friend CharacterSet operator&(const CharacterSet& left, const CharacterSet& right);

@@ -52,7 +52,7 @@ TEST(TokenizerPython, TokensAreTheSame) {
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_BPE_SCRIPT, folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package tokenizers";
   ASSERT_EQ(written.status, 0) << written.output;
-  for (const auto* kind : {"gpt2", "spaced", "llama3", "qwen2", "smollm", "tekken", "digits"})
+  for (const auto* kind : {"gpt2", "spaced", "llama3", "qwen2", "smollm", "tekken", "kimi", "cl100k", "deepseek", "bloom", "words", "digits"})
     expect_same(folder / "texts.safetensors", folder / kind);
 }
 

@@ -23,6 +23,8 @@ using data::Tokenizer;
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// All bytes, and some words.
 BpeVocabulary vocabulary(const std::string& pre = "gpt2") {
@@ -71,6 +73,68 @@ TEST(Tokenizer, AddsTheEndsOfTexts) {
   EXPECT_THAT(tokenizer.encode("the", Ends::Bare), ElementsAre(257));
 }
 
+TEST(Tokenizer, EndsMustBeTokens) {
+  auto parts = vocabulary();
+  parts.add_bos = true;
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer{parts}; }), HasSubstr("does not say which token that is"));
+  parts.add_bos = false;
+  parts.add_eos = true;
+  parts.eos = 261;
+  EXPECT_THAT(Tokenizer(parts).encode("the"), ElementsAre(257, 261));
+  EXPECT_TRUE(Tokenizer(parts).vocabulary().add_eos);
+}
+
+TEST(Tokenizer, LooksForAddedTokensInTheirNormalForm) {
+  auto changed = json_of(Tokenizer(vocabulary("qwen2")));
+  changed["added_tokens"].push_back(
+      {{"id", 262}, {"content", "e\u0301x"}, {"special", false}, {"normalized", true}, {"lstrip", false}, {"rstrip", false}});
+  const Folder folder;
+  write_file(folder / "tokenizer.json", changed.dump());
+  const auto tokenizer = Tokenizer::read(folder.path());
+  EXPECT_THAT(tokenizer.encode("e\u0301x"), ElementsAre(262));
+  EXPECT_THAT(tokenizer.encode("\u00e9x"), ElementsAre(262));
+}
+
+TEST(Tokenizer, HasNoNameForWhatANameDoesNotSay) {
+  const auto refusal = [&](const char* pre, const char* part, const json& value) {
+    auto changed = json_of(Tokenizer(vocabulary(pre)));
+    changed[json::json_pointer(part)] = value;
+    const Folder folder;
+    write_file(folder / "tokenizer.json", changed.dump());
+    return message_of<ConfigError>([&] { Tokenizer::read(folder.path()).vocabulary(); });
+  };
+  EXPECT_THAT(refusal("gpt2", "/normalizer", {{"type", "NFC"}}), HasSubstr("the normalizer has the normal form NFC, which has no place"));
+  EXPECT_THAT(refusal("qwen2", "/normalizer", nullptr), HasSubstr("the normalizer has no normal form"));
+  EXPECT_THAT(refusal("qwen2", "/added_tokens/0/normalized", true), HasSubstr("the added token '<s>' has normalized"));
+  for (const std::string flag : {"lstrip", "rstrip", "single_word"})
+    EXPECT_THAT(refusal("gpt2", ("/added_tokens/0/" + flag).c_str(), true), HasSubstr("the added token '<s>' has " + flag));
+  // A token that no merges make has the word "12" by ignore_merges alone.
+  EXPECT_THAT(refusal("llama3", "/model",
+                      [] {
+                        auto model = json_of(Tokenizer(vocabulary("llama3")))["model"];
+                        model["ignore_merges"] = false;
+                        model["merges"] = {"t h", "th e", "\u0120 the"};
+                        return model;
+                      }()),
+              HasSubstr("ignore_merges is false, and '12' is a token by that alone"));
+  auto same = json_of(Tokenizer(vocabulary("llama3")));
+  same["model"]["ignore_merges"] = false;  // where all words come about by merges, it makes no difference
+  const Folder folder;
+  write_file(folder / "tokenizer.json", same.dump());
+  EXPECT_EQ(Tokenizer::read(folder.path()).vocabulary().pre, "llama3");
+}
+
+TEST(Tokenizer, MayHaveManyWords) {
+  auto parts = vocabulary("llama3");
+  for (int i = 0; i < 150'000; i++) parts.tokens.push_back("word" + std::to_string(i));
+  const Folder folder;
+  Tokenizer(parts).write(folder.path());
+  const auto tokenizer = Tokenizer::read(folder.path());
+  EXPECT_EQ(tokenizer.size(), 150'262);
+  EXPECT_THAT(tokenizer.encode("word149999", Ends::Bare), Not(IsEmpty()));
+  EXPECT_EQ(tokenizer.find("word149999"), 150'261);
+}
+
 TEST(Tokenizer, SurvivesItsFile) {
   for (const auto* pre : {"gpt2", "llama3", "qwen2", "smollm", "tekken"}) {
     auto parts = vocabulary(pre);
@@ -105,14 +169,16 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
   };
   const std::tuple<const char*, json, const char*> wrong[] = {
       {"/normalizer", {{"type", "Lowercase"}}, "tokenizer.json: normalizer: 'Lowercase' is not read here"},
-      {"/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer: 'Metaspace' is not read here"},
+      {"/pre_tokenizer", {{"type", "Metaspace"}}, "tokenizer.json: this is a tokenizer of SentencePiece"},
+      {"/normalizer", json::parse(R"({"type": "Sequence", "normalizers": [{"type": "Prepend"}]})"), "choose a model of that kind"},
+      {"/pre_tokenizer", {{"type", "BertPreTokenizer"}}, "pre_tokenizer: 'BertPreTokenizer' is not read here"},
       {"/pre_tokenizer", {{"type", "Digits"}}, "pre_tokenizer: there is no ByteLevel in it"},
       {"/pre_tokenizer/pretokenizers/0/behavior", "MergedWithNext",
        "only the behaviors Isolated and Removed are read here, not MergedWithNext"},
-      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(", "'(' is no regular expression: missing closing parenthesis"},
+      {"/pre_tokenizer/pretokenizers/0/pattern/Regex", "(", "tokenizer.json: pre_tokenizer: the regular expression '(': missing closing"},
       {"/model/type", "WordPiece", "model: 'WordPiece' is not read here"},
       {"/model/end_of_word_suffix", "</w>", "model: end_of_word_suffix \"</w>\" is not read here"},
-      {"/model/byte_fallback", true, "model: byte_fallback is of BPE that is not byte-level"},
+      {"/model/byte_fallback", true, "this is a tokenizer of SentencePiece"},
       {"/model/merges/0", "q z", "the merge 'q z' is of tokens that are not there"},
       {"/model/vocab", {{"a", 0}}, "the merge 't h' is of tokens that are not there"},
       {"/added_tokens/0/id", 4294967297, "added_tokens: 4294967297 can be no token's id"},
@@ -129,6 +195,14 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
     EXPECT_THAT(message_of<Error>([&] { Tokenizer::read(folder.path()); }), HasSubstr("tokenizer.json")) << text;
   }
   EXPECT_THAT(message_of<IoError>([&] { Tokenizer::read(folder / "nothing"); }), HasSubstr("nothing"));
+  const Folder others;
+  write_file(others / "vocab.json", "{}");
+  write_file(others / "merges.txt", "");
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(others.path()); }),
+              HasSubstr("has no tokenizer.json, but vocab.json and merges"));
+  write_file(others / "tokenizer.model", "");
+  EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer::read(others.path()); }),
+              HasSubstr("but tokenizer.model: this is a tokenizer of Sent"));
   EXPECT_THAT(message_of<ConfigError>([&] { Tokenizer(vocabulary("bert")); }),
               HasSubstr("there is no pre-tokenizer 'bert' here; those that are: gpt2, llama3, qwen2, smollm, tekken"));
 }

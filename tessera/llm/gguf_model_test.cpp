@@ -29,7 +29,6 @@ using models::LlamaForCausalLM;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-
 TEST(Gguf, HasTheValuesOfPythonsGguf) {
   const Folder folder;
   const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "write", folder.path()});
@@ -167,6 +166,21 @@ TEST(Gguf, IsReadByPythonsGguf) {
     const checkpoint::CatalogReader ours(checkpoint::read_catalog(folder / code));
     EXPECT_TRUE(at::equal(values.read("blk.1.ffn_up.weight"), ours.read("model.layers.1.mlp.up_proj.weight").to(at::kFloat)));
     EXPECT_TRUE(at::equal(values.read("output_norm.weight"), ours.read("model.norm.weight")));
+  }
+}
+
+TEST(Gguf, BeginsTextsAsLlamaCppDoesWhereItDoesNotSaySo) {
+  const Folder folder;
+  for (const auto* type : {"llama", "qwen2"}) {
+    write_model(folder / type, small_config(type));
+    const auto path = folder / (std::string(type) + ".gguf");
+    llm::write_gguf(folder / type, path);
+    auto bytes = read_file(path);
+    constexpr std::string_view kKey = "tokenizer.ggml.add_bos_token";
+    bytes.replace(bytes.find(kKey), kKey.size(), "tokenizer.ggml.add_bos_other");
+    write_file(path, bytes);
+    const auto tokens = llm::read_tokenizer(path).encode("ab");
+    EXPECT_EQ(tokens.front() == 257, type == std::string("llama")) << type;
   }
 }
 

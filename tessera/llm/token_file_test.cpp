@@ -20,6 +20,7 @@ namespace {
 
 using llm::only_read;
 using llm::TokenizeOptions;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -55,15 +56,27 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
     if (!llm::is_only_read(token)) learned += tokenizer().decode(std::vector{token}, data::Tokenizer::Special::Shown);
   }
   EXPECT_EQ(learned, "yo<|im_end|>");
-  const std::pair<const char*, const char*> wrong[] = {{"[1]", "it is no JSON object"},
-                                                       {"{", "it is no JSON object"},
-                                                       {R"({"texts": "a"})", "neither text, nor prompt and completion, nor messages"},
-                                                       {R"({"text": 1})", "text is no text"},
-                                                       {R"({"messages": []})", "it needs a chat template"}};
+  const std::pair<const char*, const char*> wrong[] = {
+      {"[1]", "it is no JSON object"},
+      {"{", "it is no JSON object"},
+      {R"({"texts": "a"})", "it has texts, but neither text, nor prompt and completion, nor messages"},
+      {R"({"text": 1})", "text is no text"},
+      {R"({"conversations": [{"from": "human", "value": "a"}]})", "as ShareGPT writes"},
+      {R"({"instruction": "a", "input": "", "output": "b"})", "as Alpaca writes them"},
+      {R"({"prompt": [], "completion": []})", "its prompt is a list of messages"},
+      {R"({"messages": []})", "it needs a chat template"}};
   for (const auto& [line, why] : wrong) EXPECT_THAT(message_of<UsageError>([&] { tokens(line); }), HasSubstr(why)) << line;
   const TokenizeOptions with_chat{.chat = llm::ChatTemplate::ChatMl};
   EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "robot", "content": ""}]})", with_chat); }),
               HasSubstr("the role 'robot'"));
+  const std::pair<const char*, const char*> wrong_messages[] = {
+      {R"({"content": "a"})", "message 1 has no role"},
+      {R"({"role": "user"})", "message 1 has no content"},
+      {R"({"role": "user", "content": [{"type": "text", "text": "a"}]})", "message 1 has a list of parts as its content"},
+      {R"({"role": "assistant", "content": null, "tool_calls": [{}]})", "message 1 has tool_calls"},
+      {R"({"role": "assistant", "content": null})", "message 1 has a content that is null, and not text"}};
+  for (const auto& [message, why] : wrong_messages)
+    EXPECT_THAT(message_of<UsageError>([&] { tokens(std::string(R"({"messages": [)") + message + "]}", with_chat); }), HasSubstr(why));
   EXPECT_THAT(message_of<UsageError>([&] { tokens(R"({"messages": [{"role": "user", "content": ""}]})", with_chat); }),
               HasSubstr("nothing to learn"));
 }
@@ -82,6 +95,8 @@ TEST(Chat, IsWrittenByItsTemplate) {
       whole("llama3", messages),
       "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\ns<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nu<|eot_id|>"
       "<|start_header_id|>assistant<|end_header_id|>\n\n[a<|eot_id|>]");
+  const std::vector<llm::Message> blank = {{"user", "\u3000\u00A0\x0B u\u2003\x1C"}, {"assistant", "\u3000"}};
+  EXPECT_THAT(whole("llama3", blank), AllOf(HasSubstr("\n\nu<|eot_id|>"), HasSubstr("\n\n[<|eot_id|>]")));
   EXPECT_THAT(whole("alpaca", std::span(messages).subspan(1)),
               HasSubstr("completes the request.\n\n### Instruction:\nu\n\n### Response:\n[ a\n]"));
   EXPECT_EQ(llm::prompt_of(llm::ChatTemplate::ChatMl, std::span(messages).first(2)),

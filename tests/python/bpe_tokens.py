@@ -3,6 +3,7 @@ and what it makes of them in each folder's tokens.safetensors. bpe_tokens.py rea
 the packages."""
 import importlib.util
 import random
+import re
 import sys
 import unicodedata
 
@@ -18,6 +19,16 @@ LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 TEKKEN = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
           r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+HAN = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]"
+HAN_SMALL = HAN.replace(r"\p{Lu}\p{Lt}", r"\p{Ll}")
+ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI = (rf"[\p{{Han}}]+|[^\r\n\p{{L}}\p{{N}}]?{HAN}*{HAN_SMALL}+{ENDS}|[^\r\n\p{{L}}\p{{N}}]?{HAN}+{HAN_SMALL}*{ENDS}"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+CL100K = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+DEEPSEEK = [r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+",
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"]
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+WORDS = r"^\s|\b-|[[:upper:]]{2,3}+|[[:punct:]&&[^_]]+|[a-f[0-9]]+|(?<=\s)\S|\h+|[[:^alnum:]&&[^\w]]|\w+\b|\W$|\s*"
 CORPUS = ["The quick brown fox jumps over the lazy dog, and the dog doesn't care.", "def f(x):\n    return x * 2  # twice\n", "naïve café Straße Ελληνικά русский 中文 日本語",
           "I'll we've you're it's 2024 1234567 3.14159", "    spaces\t\ttabs\n\n\nlines", "👩‍👩‍👧 🇩🇪 ❤️ emoji", "the the the then there their theirs THE The"] * 3
 
@@ -38,8 +49,12 @@ def trained(pre, normalizer=None, **options):
     trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=["<|end|>", "<|im_start|>", "<|im"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.add_tokens([AddedToken("<left>", lstrip=True, normalized=False), AddedToken("<right>", rstrip=True, normalized=False),
-                          AddedToken("alone", single_word=True), AddedToken("é!", normalized=True)])
+                          AddedToken("alone", single_word=True), AddedToken("é!", normalized=True), AddedToken("e\u0301x", normalized=True)])
     return tokenizer
+
+
+# Of Unicode 15 and 16: letters, numbers and symbols.
+NEWER = re.compile("[\U0001E4D0-\U0001E4EB\U0001E5D0-\U0001E5ED\U00010D40-\U00010D65\U0002EBF0-\U0002EC5D\U00031350-\U000313AF\U00011F04-\U00011F10\u1C89-\u1C8A\uA7CB-\uA7CD\U0001D2C0-\U0001D2D3]")
 
 
 KINDS = {
@@ -49,6 +64,11 @@ KINDS = {
     "qwen2": lambda: trained(pre_tokenizers.Sequence([split(QWEN2), mapped()]), normalizer=normalizers.NFC()),
     "smollm": lambda: trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])),
     "tekken": lambda: trained(pre_tokenizers.Sequence([split(TEKKEN), mapped()])),
+    "kimi": lambda: trained(pre_tokenizers.Sequence([split(KIMI), mapped()])),
+    "cl100k": lambda: trained(pre_tokenizers.Sequence([split(CL100K), mapped()]), normalizer=normalizers.NFC()),
+    "deepseek": lambda: trained(pre_tokenizers.Sequence([*map(split, DEEPSEEK), mapped()])),
+    "bloom": lambda: trained(pre_tokenizers.Sequence([split(BLOOM), mapped()])),
+    "words": lambda: trained(pre_tokenizers.Sequence([split(r"(?=\p{Lu}|\p{Nd})"), split(WORDS), mapped()]), normalizer=normalizers.NFD()),
     "digits": lambda: trained(pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=False), pre_tokenizers.Split(Regex(r"-+"), behavior="removed"),
                                                        pre_tokenizers.ByteLevel(add_prefix_space=False)])),
 }
@@ -56,8 +76,10 @@ KINDS = {
 
 def odd_texts(count, random):
     characters = [chr(c) for c in range(0x20, 0x2FFFF) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    # Newer than some tables of Unicode, which have none that a normal form would change.
+    characters += [chr(c) for c in range(0x20, 0x33479) if NEWER.match(chr(c))] * 20
     common = ["the", "The", " quick", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "'ſ", "n't", "1", "12", "2024", "٣٤", "½", "é", "e\u0301", "\u180e", "\u0085", "\u00a0", "\u3000", "👩‍👩‍👧", "🇩🇪",
-              "❤️", "<|end|>", "<|im_start|>", "<|im", "<left>", " <left> ", "<right>  ", "alone", "xalone", "alone.", "é!", "--", "/", "()", "\x00", "\x7f", "\ufeff", "中文", "русский"]
+              "❤️", "<|end|>", "<|im_start|>", "<|im", "<left>", " <left> ", "<right>  ", "alone", "xalone", "alone.", "é!", "éx", "e\u0301x", "ⓐ", "²", "_", "--", "/", "()", "\x00", "\x7f", "\ufeff", "中文", "русский"]
     texts = []
     for _ in range(count):
         parts = [random.choice(characters) if random.random() < 0.4 else random.choice(common) for _ in range(random.randrange(24))]
