@@ -15,6 +15,7 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/testing/folder.h"
+#include "tessera/testing/net.h"
 #include "tessera/testing/saved_picture.h"
 
 namespace tessera::testing::mixed_saves_test {
