@@ -43,7 +43,7 @@ struct Scene {
         test(rows_loader(world, 7, 8)),
         long_test(rows_loader(world, 15, 8)) {
     trainer.prepare(net, loader, test, long_test);
-    optimizer.emplace(parameters(*net), optim::SGDOptions{.lr = 0.1});
+    optimizer.emplace(parameters(*net), optim::SgdOptions{.lr = 0.1});
     trainer.prepare(*optimizer);
   }
   void learn(const data::Samples& batch) {

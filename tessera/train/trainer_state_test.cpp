@@ -399,8 +399,8 @@ TEST(TrainerState, DoesNotGoOnWithOtherData) {
   const auto images = data::fake_images({.count = 8, .height = 2, .width = 2}),
              others = data::fake_images({.count = 8, .height = 2, .width = 2, .seed = 1});
   with_ranks(2, [&](const Communicator& world) {
-    const auto run = [&](const std::string& data, const auto& act) {
-      Trainer trainer(options_for(world));
+    const auto run = [&](const char* format, const std::string& data, const auto& act) {
+      Trainer trainer(options_for(world, {{"tessera_checkpoint_format", format}}));
       auto net = seeded_net();
       data::Loader loader(trainer.make_sampler({.size = 8, .global_batch = 2}),
                           [&](std::span<const int64_t> numbers) { return data::pick(images, numbers); }, {.data = data});
@@ -409,15 +409,15 @@ TEST(TrainerState, DoesNotGoOnWithOtherData) {
       trainer.prepare(optimizer);
       act(trainer);
     };
-    for (const auto* layout : {"tessera", "accelerate"}) {
-      const auto place = folder / layout;
-      run(data::fingerprint(images), [&](Trainer& trainer) { trainer.save_state(place); });
-      run(data::fingerprint(others), [&](Trainer& trainer) {
+    for (const auto* format : {"tessera", "accelerate"}) {
+      const auto place = folder / format;
+      run(format, data::fingerprint(images), [&](Trainer& trainer) { trainer.save_state(place); });
+      run(format, data::fingerprint(others), [&](Trainer& trainer) {
         EXPECT_THAT(message_of<UsageError>([&] { trainer.load_state(place); }),
                     HasSubstr("the run was saved with other data: a loader of samples"));
       });
-      run(data::fingerprint(images), [&](Trainer& trainer) { trainer.load_state(place); });
-      run("", [&](Trainer& trainer) { trainer.load_state(place); });
+      run(format, data::fingerprint(images), [&](Trainer& trainer) { trainer.load_state(place); });
+      run(format, "", [&](Trainer& trainer) { trainer.load_state(place); });
     }
   });
 }
