@@ -15,7 +15,7 @@ TEST(Linear, OfBfloat16IsSharded) {
   run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
     torch::nn::Linear layer(6, 4);
     fully_shard(layer, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}, .start = Start::FromRank0});
-    nn::linear(*layer, at::ones({3, 6}, at::kBFloat16)).sum().backward();
+    nn::linear(layer, at::ones({3, 6}, at::kBFloat16)).sum().backward();
     EXPECT_TRUE(at::equal(full_grad(layer->weight), at::full({4, 6}, 3.0)));
     EXPECT_TRUE(at::equal(full_grad(layer->bias), at::full({4}, 3.0)));
   });
