@@ -20,9 +20,10 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens) {
     if (token.content.empty()) continue;
     auto& same = by_first_byte_[static_cast<uint8_t>(token.content[0])];
     same.push_back(std::move(token));
-    std::ranges::stable_sort(same, std::greater{}, [](const AddedToken& each) { return each.content.size(); });
     any_ = true;
   }
+  for (auto& same : by_first_byte_)
+    std::ranges::stable_sort(same, std::greater{}, [](const AddedToken& each) { return each.content.size(); });
 }
 
 const AddedToken* AddedTokens::longest_at(std::string_view text) const {

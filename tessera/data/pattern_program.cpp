@@ -224,22 +224,6 @@ CharacterTable::CharacterTable(const CharacterSet& set) : bits_(2) {
   }
 }
 
-size_t CharacterTable::look_at(const char* at) const {
-  const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(at[i])); };
-  uint32_t character = 0;
-  size_t length = 2;
-  if (byte(0) < 0xE0) {
-    character = (byte(0) & 0x1F) << 6 | (byte(1) & 0x3F);
-  } else if (byte(0) < 0xF0) {
-    character = (byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F);
-    length = 3;
-  } else {
-    character = (byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F);
-    length = 4;
-  }
-  return bits_[pages_[character >> 8]][character & 0xFF] ? length : 0;
-}
-
 PatternSteps steps_of(const PatternNode& pattern) {
   return PatternCompiler().compile(pattern);
 }

@@ -26,7 +26,13 @@ class CharacterTable {
  private:
   static constexpr uint8_t kLook = 0xFF;
 
-  size_t look_at(const char* at) const;
+  size_t look_at(const char* at) const {
+    const auto byte = [&](size_t i) { return static_cast<uint32_t>(static_cast<uint8_t>(at[i])); };
+    const auto holds = [&](uint32_t character) { return bits_[pages_[character >> 8]][character & 0xFF]; };
+    if (byte(0) < 0xE0) return holds((byte(0) & 0x1F) << 6 | (byte(1) & 0x3F)) ? 2 : 0;
+    if (byte(0) < 0xF0) return holds((byte(0) & 0x0F) << 12 | (byte(1) & 0x3F) << 6 | (byte(2) & 0x3F)) ? 3 : 0;
+    return holds((byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)) ? 4 : 0;
+  }
 
   std::array<uint8_t, 256> by_first_byte_{};  // the length if all of them are in the set, 0 if none is
   std::array<uint16_t, 0x1100> pages_{};      // of 256 characters: which of
