@@ -59,15 +59,17 @@ class PatternParser {
   PatternNode choice(Options options) {
     if (++depth_ > kDeepest) refuse("too many groups in groups");
     PatternNode alternatives{.kind = Kind::Choice};
-    do alternatives.parts.push_back(sequence(options));
-    while (take(U"|"));
+    const auto before = last_letter_;
+    do {
+      last_letter_ = before;
+      alternatives.parts.push_back(sequence(options));
+    } while (take(U"|"));
     depth_--;
     return alternatives.parts.size() == 1 ? std::move(alternatives.parts.front()) : alternatives;
   }
 
   PatternNode sequence(Options options) {
     PatternNode result{.kind = Kind::Sequence};
-    last_letter_ = 0;
     while (peek() != kEnd && peek() != U'|' && peek() != U')') {
       // Options for the rest of a group end with it, and reach over its alternatives.
       if (auto changed = options; isolated_options(changed)) {
@@ -109,6 +111,7 @@ class PatternParser {
     const auto character = next();
     switch (character) {
       case U'(':
+        last_letter_ = before;  // a group is no border
         return group(options);
       case U'[':
         return set_of(char_class(options));
@@ -188,7 +191,6 @@ class PatternParser {
       }
     }
     result.parts.push_back(choice(options));
-    last_letter_ = 0;
     if (!take(U")")) refuse("missing closing parenthesis");
     if (!is_behind) return result;
     const auto* seen = &result.parts.front();
@@ -394,7 +396,6 @@ class PatternParser {
       if (again) refuse("a repetition of a repetition is not read here; write it with a group");
       if (node.kind == Kind::Ahead || node.kind == Kind::Behind || node.kind == Kind::Place)
         refuse("a repetition of what takes no characters");
-      if (repeat.most > 1) expect_no_ligature(last_letter_, last_letter_);
       last_letter_ = 0;
       const bool is_fixed = is_interval && repeat.least == repeat.most;
       again = true;
