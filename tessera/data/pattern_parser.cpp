@@ -15,6 +15,7 @@ using Kind = PatternNode::Kind;
 using Mode = PatternNode::Mode;
 using Place = PatternNode::Place;
 
+constexpr size_t kLongest = 8192;      // characters
 constexpr size_t kDeepest = 100;       // groups in groups
 constexpr size_t kMostTimes = 1000;    // that a part repeats, if there is a limit
 constexpr char32_t kEnd = 0xFFFFFFFF;  // what stands behind the last character
@@ -32,6 +33,8 @@ class PatternParser {
   explicit PatternParser(const std::string& text) : text_(text), characters_(characters_of(text)) {}
 
   PatternNode parse() {
+    if (characters_.size() > kLongest)
+      throw ConfigError(fmt::format("a regular expression of more than {} characters is not read here", kLongest));
     auto node = choice({});
     if (peek() != kEnd) refuse("a closing parenthesis without an opening one");
     return node;

@@ -152,7 +152,11 @@ class PatternCompiler {
     if (node.most == kNoLimit && begins_of(*part)[kEmpty])
       throw ConfigError("a regular expression that repeats what may take no characters is not read here");
     const auto atomic = node.mode == Mode::Possessive ? std::optional(add(PatternStep{.op = Op::Atomic})) : std::nullopt;
-    for (size_t i = 0; i < node.least; i++) add(*part);
+    for (size_t i = 0; i < node.least; i++) {
+      const auto before = here();
+      add(*part);
+      if (here() == before) break;  // nothing, however often
+    }
     std::vector<uint32_t> splits;
     const auto split = [&] { splits.push_back(add(PatternStep{.op = Op::Split})); };
     if (node.most == kNoLimit) {
