@@ -29,11 +29,11 @@ struct Alike {
 };
 using Alikes = std::vector<Alike>;
 
-/// Whether an envelope is about the unit of the first one, but differs in what `of` returns.
+/// Whether an envelope is about the same operation on the same unit as the first one, but differs in what `of` returns.
 bool differ_in(const Alikes& groups, c10::function_ref<uint64_t(const Envelope&)> of) {
   const auto& first = groups.front().envelope;
   return std::ranges::any_of(groups, [&](const Alike& other) {
-    return other.envelope.number == first.number && of(other.envelope) != of(first);
+    return other.envelope.number == first.number && other.envelope.operation == first.operation && of(other.envelope) != of(first);
   });
 }
 
@@ -52,8 +52,10 @@ std::string advice_about_passes(const Alikes& groups) {
   const auto of_pass = std::ranges::count_if(groups, [](const Alike& each) { return each.envelope.is_of_pass(); });
   if (of_pass == std::ssize(groups)) {
     const auto& first = groups.front().envelope;
-    const auto is_same = [&](const Alike& each) { return each.envelope.number == first.number && each.envelope.operation == first.operation; };
-    if (std::ranges::all_of(groups, is_same)) return {};
+    const auto differ = [&](auto what) { return std::ranges::any_of(groups, [&](const Alike& each) { return each.envelope.*what != first.*what; }); };
+    if (!differ(&Envelope::number)) {
+      return differ(&Envelope::operation) ? " every rank must run as many forward and as many backward passes between two steps;" : "";
+    }
     return " every rank must use the same units in each pass: add what a branch leaves out with a factor of 0, or in memory that the ranks "
            "share, shard with {.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
   }
