@@ -315,7 +315,7 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
     trainer.prepare(net, loader);
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     trainer.prepare(optimizer);
-    Run run(trainer, loader, {.epochs = 1, .report_every = 1});
+    train::Run run(trainer, loader, {.epochs = 1, .report_every = 1});
     while (run.next_epoch()) {
       for (const auto& batch : run.batches()) {
         const auto accumulation = trainer.accumulate();
