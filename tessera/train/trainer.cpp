@@ -288,9 +288,8 @@ void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
 Trainer::Accumulation Trainer::accumulate() {
   if (syncs_) batches_ = 0;
   batches_++;
-  auto loaders = current_loaders();
-  if (!loaders.empty() && loaders.front()->open_loop() > 0) loaders.resize(1);  // the loop that would end without a step
-  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || std::ranges::any_of(loaders, &data::Loader::at_end);
+  const auto loaders = current_loaders();
+  syncs_ = batches_ >= settings_.integer("gradient_accumulation_steps") || (!loaders.empty() && loaders.front()->at_end());
   std::vector<NoSync> held;
   for (const auto& model : models_) {
     if (!syncs_) held.push_back(no_sync(*model.module));

@@ -277,7 +277,7 @@ TEST(TrainerLoops, EndAnAccumulationWithTheLoopAlone) {
       }
     }
     EXPECT_THAT(ends, ElementsAre(false, false, false, true, false, true, false, false, false, true, false, true));
-    // Outside of loops, the epoch of each loader that a batch was taken from ends it.
+    // Outside of loops, the epoch of the loader that was taken from last ends it.
     ends.clear();
     other.seek({.batch = 2});
     while (loader.next()) {
