@@ -49,7 +49,7 @@ void TrainedBeside::look_at_graph() {
       const auto leaf = leaf_outside(node);
       const auto is_leaf = [&](const Leaf& known) { return known.tensor.lock().is_same(leaf); };
       if (!leaf.defined() || std::ranges::any_of(leaves_, is_leaf)) continue;
-      leaves_.push_back({.tensor = WeakTensor(leaf), .version = leaf._version()});
+      leaves_.push_back({.tensor = WeakTensor(leaf), .values = fingerprint(leaf.detach())});
     }
   }
   if (!leaves_.empty()) words_ = describe_changes();
@@ -61,11 +61,11 @@ std::string TrainedBeside::describe_changes() {
   uint64_t hash = 0;  // in any order: a graph has its nodes in none
   for (auto& leaf : leaves_) {
     const auto tensor = leaf.tensor.lock();
-    if (!tensor.defined() || leaf.version == tensor._version()) continue;
-    leaf.version = tensor._version();
-    if (!std::has_single_bit(++leaf.changes)) continue;
+    if (!tensor.defined() || !std::has_single_bit(leaf.passes++)) continue;
+    const auto values = fingerprint(tensor.detach());  // the version stays the same if an optimizer writes tensor.data()
+    if (std::exchange(leaf.values, values) == values) continue;
     found++;
-    hash += fingerprint(tensor.detach()) * static_cast<uint64_t>(tensor.numel() + 1);
+    hash += values * static_cast<uint64_t>(tensor.numel() + 1);
     if (!largest.defined() || tensor.numel() > largest.numel()) largest = tensor;
   }
   if (found == 0) return {};

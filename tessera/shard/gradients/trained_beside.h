@@ -22,15 +22,15 @@ class TrainedBeside {
 
   /// Looks through the graph of the backward pass that this thread runs, once for each graph.
   void look_at_graph();
-  /// For ranks to compare in the reductions of that graph: empty if none of the tensors was written since the last. A tensor is looked at
-  /// after its first change, its second, its fourth and so on, because to read it takes time.
+  /// For ranks to compare in the reductions of that graph: empty if none of the tensors has changed. To read a tensor takes time, so it is
+  /// looked at in the pass that finds it, in the first after that, the second, the fourth and so on.
   const std::string& words() const { return words_; }
 
  private:
   struct Leaf {
     WeakTensor tensor;
-    int64_t version = 0;   // when it was looked at last
-    uint64_t changes = 0;  // since it was found
+    uint64_t values = 0;  // a hash of them, when it was looked at last
+    uint64_t passes = 0;  // since it was found
   };
 
   std::string describe_changes();
