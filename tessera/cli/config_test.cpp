@@ -87,7 +87,7 @@ TEST_F(Config, LeavesOutWhatCanNotBeMeantOnCpus) {
   const auto on_cpus = run({"config"}, "multi-CPU" + machine_and_version + "TRANSFORMER_BASED_WRAP\n2\nBertLayer,T5Block\n\n\n\n\n2\n\n");
   EXPECT_EQ(on_cpus.status, 0) << on_cpus.output;
   EXPECT_THAT(on_cpus.output, Not(HasSubstr("in host memory")));
-  EXPECT_THAT(on_cpus.output, HasSubstr("  fsdp_transformer_layer_cls_to_wrap '2' is not the names of classes with commas between"));
+  EXPECT_THAT(on_cpus.output, HasSubstr("fsdp_transformer_layer_cls_to_wrap '2' is not the names of classes with commas between"));
   EXPECT_EQ(read(file_).text("fsdp_transformer_layer_cls_to_wrap"), "BertLayer,T5Block");
   EXPECT_THAT(run({"config"}, "multi-GPU" + machine_and_version).output, HasSubstr("in host memory"));
   EXPECT_THAT(says({"config", "default", "--config-file", folder_ / "cpu.yaml", "--set", "fsdp_offload_params=true"}),
