@@ -172,7 +172,7 @@ TEST_F(Config, WritesNoTextThatIsNoUtf8) {
   write_file(file, "num_processes: 2\nfsdp_config:\n  fsdp_version: 1\n  fsdp_transformer_layer_cls_to_wrap: B\xe4r\n");
   for (const auto* name : {"out.json", "out.yaml"}) {
     const auto out = (folder_ / name).string();
-    for (const std::vector<std::string>& words : {{"config", "update"}, {"to-fsdp2"}}) {
+    for (const auto& words : {Command{"config", "update"}, Command{"to-fsdp2"}}) {
       auto command = words;
       command.insert(command.end(), {"--config-file", file.string(), "--output-file", out});
       EXPECT_THAT(says(command),

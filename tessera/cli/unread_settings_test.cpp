@@ -15,7 +15,7 @@ using ::testing::Not;
 
 // A program with a loop of its own.
 const ChildTask joins("joins a world", [](const std::string& how) {
-  if (how == "with a Trainer") return train::Trainer().num_processes() == 2 ? 0 : 1;
+  if (how == "with a Trainer") return Trainer().num_processes() == 2 ? 0 : 1;
   return init().size() == 2 ? 0 : 1;
 });
 
