@@ -59,6 +59,8 @@ constexpr std::array kTable = {
     of_key("TESSERA_LORA_ALPHA"),
     of_key("TESSERA_LORA_DROPOUT"),
     of_key("TESSERA_LORA_DORA"),
+    of_key("TESSERA_LORA_RSLORA"),
+    of_key("TESSERA_LORA_BIAS"),
     of_key("TESSERA_LORA_TARGET_MODULES"),
     of_key("TESSERA_LORA_MODULES_TO_SAVE"),
     of_key("TESSERA_OFFLOAD"),

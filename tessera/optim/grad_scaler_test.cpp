@@ -202,6 +202,7 @@ TEST(GradScaler, SaysWhatIsCalledInTheWrongOrder) {
   torch::optim::SGD plain({at::ones({2}, at::kHalf).set_requires_grad(true)}, 0.1);
   GradScaler scaler;
   EXPECT_THAT(message_of<UsageError>([&] { scaler.update(); }), HasSubstr("no gradients were looked at"));
+  parameter.mutable_grad() = at::ones({2});
   scaler.unscale_(optimizer);
   EXPECT_THAT(message_of<UsageError>([&] { scaler.unscale_(optimizer); }), HasSubstr("was called twice"));
   scaler.step(optimizer);
