@@ -55,9 +55,8 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto matrix = weight.to(multiplied);
   Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
   if (for_x) result.grad_x = at::empty_like(x);
-  // The others wait for this rank's gradient, also if it has no rows.
-  if (for_weight && rows == 0) result.grad_weight = at::zeros(weight.sizes(), x.options().dtype(dtype));
-  for (int64_t begin = 0; begin < rows; begin += at_once) {
+  // Of no rows once, too: the others wait for this rank's use of the weight, and for its gradient.
+  for (int64_t begin = 0; begin < rows || begin == 0; begin += at_once) {
     const auto size = std::min(at_once, rows - begin);
     const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
     const auto target = at::where(counts, targets, 0).narrow(0, begin, size).unsqueeze(1);
