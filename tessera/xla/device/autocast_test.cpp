@@ -25,11 +25,12 @@ class Autocast {
 };
 
 TEST(Autocast, ComputesProductsInTheNarrowerTypeAndLossesInFloat) {
+  const auto device = device_for_tests();
   torch::manual_seed(1);
   torch::nn::Linear layer(6, 4);
   to_device(*layer);
-  const auto x = torch::randn({3, 6}).to(device_for_tests());
-  const auto target = torch::tensor({0, 1, 3}).to(device_for_tests());
+  const auto x = torch::randn({3, 6}).to(device);
+  const auto target = torch::tensor({0, 1, 3}).to(device);
   at::Tensor scores, normal, loss;
   {
     const Autocast autocast;

@@ -50,18 +50,18 @@ TEST(MovingNumbers, OfWholeNumbersNeedTwo) {
 
 TEST(MovingNumbers, OfSlicesNeedTwo) {
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.narrow(1, step, 2) * 2; }), 2);
-  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x[step - 1] + x.select(1, step); }), 2);
+  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x[step - 1].narrow(0, 0, 6) + x.select(1, step); }), 2);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.t().narrow(0, step, 2).narrow(1, step - 1, 1).exp(); }), 2);
 }
 
-TEST(MovingNumbers, OfPlacesInACacheNeedTwo) {
+TEST(MovingNumbers, OfPlacesInACacheNeedTwoBesideThatOfTheFirstStep) {
   const auto attend = [](at::Tensor& cache, int64_t position) {
     const auto row = cache.narrow(1, position - 1, 1) * 0.5 + 1;
     cache.narrow(1, position, 1).copy_(row);
     const auto mask = torch::arange(8, cache.options().dtype(at::kLong)) <= position;
     return cache.masked_fill(mask.logical_not(), -1e9).softmax(1);
   };
-  EXPECT_EQ(programs_for(attend), 2);
+  EXPECT_EQ(programs_for(attend), 3);
 }
 
 TEST(MovingNumbers, OfNormsAndAttentionNeedTwo) {

@@ -16,7 +16,6 @@ constexpr Unread kUnread[] = {
     {"", "layout", "there is one"},
     {"", "device", "there is one"},
     {"", "pin_memory", "the device has no such memory"},
-    {"", "memory_format", "strides are those of the tensor for the result"},
 
     {"embedding", "padding_idx", kOfGradient},
     {"embedding", "scale_grad_by_freq", kOfGradient},
