@@ -256,7 +256,8 @@ TEST(SavesOfTwoJobs, NeverMix) {
       EXPECT_TRUE(checkpoint::verify(place(i)).faults.empty()) << place(i);
     }
   }
-  for (const auto& name : names_in(folder.path()).value()) EXPECT_THAT(name, Not(AnyOf(HasSubstr(".lock"), HasSubstr(".part"))));
+  const auto names = names_in(folder.path()).value();
+  EXPECT_THAT(names, ::testing::Each(Not(AnyOf(HasSubstr(".lock"), HasSubstr(".part")))));
 }
 
 TEST(SavesInOtherFormats, NeverReplaceAnythingElse) {
