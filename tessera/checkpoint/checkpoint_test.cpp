@@ -337,7 +337,8 @@ TEST(Checkpoint, NamesAndNotesAreText) {
 
 TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
   struct Odd : torch::nn::Module {
-    explicit Odd(const std::string& name) { register_parameter(name, at::ones({3})); }
+    at::Tensor held;
+    explicit Odd(const std::string& name) { held = register_parameter(name, at::ones({3})); }
   };
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

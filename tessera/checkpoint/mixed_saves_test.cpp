@@ -171,20 +171,20 @@ TEST_F(TwoSaves, SayWhatIsDamaged) {
       fs::remove_all(path);
       copy_over(of(kind.name, 1), path);
       const auto whole = read_file(path / file);
-      const size_t flips = file.filename() == ".metadata" ? 200 : 40;
+      const size_t flips = file.filename() == ".metadata" ? 80 : 16;
       for (size_t i = 0; i < flips; i++) {
         auto bytes = whole;
         const auto place = i * whole.size() / flips;
         bytes[place] = static_cast<char>(bytes[place] ^ (1 << i % 8));
         write_file(path / file, bytes);
         try {
-          EXPECT_EQ(content_of(path), expected) << kind.name << " " << file << " at " << place;
+          EXPECT_TRUE(content_of(path) == expected) << kind.name << " " << file << " at " << place;
         } catch (const IoError&) {
           refused++;
         }
       }
     }
-    EXPECT_GT(refused, 40) << kind.name;
+    EXPECT_GT(refused, 16) << kind.name;
   }
 }
 

@@ -574,8 +574,10 @@ Chapter chapter() {
               {.what = "a parameter whose name is not UTF-8, saved",
                .act =
                    [](Run& run) {
-                     const auto model = std::make_shared<nn::Module>();
-                     model->register_parameter("a\xff", values({3}));
+                     struct Odd : nn::Module {
+                       at::Tensor held = register_parameter("a\xff", values({3}));
+                     };
+                     const auto model = std::make_shared<Odd>();
                      run.shard(*model);
                      const Folder folder(run);
                      checkpoint::save(folder.path, {.model = model.get()}, run.world(), {.format = Format::Dcp});

@@ -151,11 +151,12 @@ class ZipReader {
     }
   }
 
-  /// Where the content of the entry whose header is at `place` begins.
+  /// Where the content of the entry whose header is at `place` begins. Its name stands there, too, and no checksum covers either.
   uint64_t content_of(const std::string& name, uint64_t place) const {
-    const auto text = bytes_at(place, kEntryBytes);
+    const auto text = bytes_at(place, kEntryBytes + name.size());
     LittleEndian header(text);
-    if (header.four() != kEntry) throw IoError(fmt::format("the entry '{}' is not where it should be", name));
+    const bool is_entry = header.four() == kEntry && std::string_view(text).substr(kEntryBytes) == name;
+    if (!is_entry) throw IoError(fmt::format("the entry '{}' is not where it should be", name));
     header.text(22);
     const uint64_t name_bytes = header.two(), extra_bytes = header.two();
     return place + kEntryBytes + name_bytes + extra_bytes;
@@ -190,8 +191,11 @@ ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const
 }
 
 std::optional<std::string> fault_of_zip(const InputFile& file) {
-  constexpr std::string_view kBegin = "PK";
-  if (file.size() < kBegin.size() || file.read_first(kBegin.size()) != kBegin) return std::nullopt;
+  if (file.size() < kEndBytes) return std::nullopt;
+  uint32_t begin = 0, end = 0;
+  file.read(&begin, sizeof begin, 0);
+  file.read(&end, sizeof end, file.size() - kEndBytes);
+  if (begin != kEntry && end != kEnd) return std::nullopt;
   const auto where = file.path().string();
   try {
     for (const auto& [name, entry] : read_zip(file, 0, file.size(), where).entries) {
