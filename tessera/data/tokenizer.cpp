@@ -122,7 +122,7 @@ void TokenizerCore::complete(const std::string& where) {
   std::vector<AddedToken> before, in;
   for (auto token : added) {
     // A text is in normal form when it is looked for.
-    if (token.normalized && form) token.content = to_utf8(data::normalized(characters_of(token.content), *form));
+    if (token.normalized && form) token.content = to_utf8(normalized_for_tokens(characters_of(token.content), *form));
     (token.normalized ? in : before).push_back(std::move(token));
   }
   before_form = AddedTokens(std::move(before));
@@ -177,7 +177,7 @@ void TokenizerCore::encode_plain(std::string_view text, Scratch& scratch, std::v
     if (id >= 0) return to.push_back(id);
     std::string in_normal_form;
     if (form && std::ranges::any_of(piece, [](char byte) { return static_cast<uint8_t>(byte) >= 0x80; }))
-      piece = in_normal_form = to_utf8(normalized(characters_of(piece), *form));
+      piece = in_normal_form = to_utf8(normalized_for_tokens(characters_of(piece), *form));
     in_form.cut(piece, [&](std::string_view part, int32_t inner) {
       if (inner >= 0) return to.push_back(inner);
       pre->each_word(part, scratch.pre, [&](std::string_view word) { encode_word(word, scratch, to); });

@@ -253,6 +253,14 @@ TEST(BytePairs, MergeAsTheyAreDefined) {
   }
 }
 
+TEST(Unicode, NormalFormsForTokensLeaveWhatIsNewerThanUnicode9) {
+  using data::NormalForm;
+  EXPECT_EQ(data::normalized_for_tokens(U"e\u0301e\u0323\u0301", NormalForm::Composed), U"\u00e9\u1eb9\u0301");
+  EXPECT_EQ(data::normalized_for_tokens(U"e\u1abf\u0301", NormalForm::Composed), U"e\u1abf\u0301");
+  EXPECT_EQ(data::normalized_for_tokens(U"\u0301\u1abf", NormalForm::Decomposed), U"\u0301\u1abf");
+  EXPECT_EQ(data::normalized_for_tokens(U"\U00011938\u00e9", NormalForm::Decomposed), U"\U00011938e\u0301");
+}
+
 TEST(Unicode, ReplacesWhatIsNoCharacter) {
   const std::string_view bad = "\uFFFD";
   const auto times = [&](int count) {

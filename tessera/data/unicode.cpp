@@ -117,6 +117,27 @@ std::u32string normalized(std::u32string_view text, NormalForm form) {
   return characters_of({reinterpret_cast<const char*>(made), static_cast<size_t>(length)});
 }
 
+std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form) {
+  // Marks with an order, and what has another form, of Unicode 10 to 16.
+  static const CharacterSet newer(
+      {{0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
+       {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AFF},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF},
+       {0x10D24, 0x10D27}, {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10EFC, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+       {0x11070, 0x11070}, {0x11241, 0x11241}, {0x1133B, 0x1133B}, {0x11380, 0x113FF}, {0x1145E, 0x1145E}, {0x11839, 0x1183A},
+       {0x11930, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34}, {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D45},
+       {0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16100, 0x1613F}, {0x16D40, 0x16D7F}, {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F},
+       {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF}});
+  std::u32string result;
+  for (size_t done = 0; done < text.size();) {
+    size_t end = done;
+    while (end < text.size() && !newer.contains(text[end])) end++;
+    if (end > done) result += normalized(text.substr(done, end - done), form);
+    for (; end < text.size() && newer.contains(text[end]); end++) result += text[end];
+    done = end;
+  }
+  return result;
+}
+
 std::u32string in_lower_case(std::u32string_view text) {
   std::u32string lower;
   lower.reserve(text.size());

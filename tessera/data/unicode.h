@@ -27,6 +27,8 @@ enum class NormalForm {
   Decomposed,  // NFD: é is e and an accent
 };
 std::u32string normalized(std::u32string_view text, NormalForm form);
+/// As Hugging Face's library tokenizers does, for which what came after Unicode 9 has no other form and no order.
+std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form);
 
 /// Each character in lower case by itself, whatever stands beside it.
 std::u32string in_lower_case(std::u32string_view text);
