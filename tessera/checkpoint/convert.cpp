@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cctype>
 #include <functional>
+#include <random>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
@@ -68,6 +69,8 @@ void expect_sound(const fs::path& checkpoint, const fs::path& out, const Convert
 
 Manifest model_only(const fs::path& checkpoint) {
   Manifest model{.catalog = read_model(checkpoint), .notes = {{}}};
+  const auto& save = model.catalog.save;
+  model.save = save ? save->number : std::random_device()();
   auto& left_out = model.catalog.left_out;
   std::erase_if(left_out, [](const auto& entry) { return entry.first.starts_with(kOptimizerPrefix); });
   return model;
