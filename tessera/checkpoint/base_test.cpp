@@ -95,7 +95,8 @@ TEST(Base, ThatHasChangedIsRefused) {
         EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(saved + "-again", contents, world); }), refused);
         EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(saved, contents, world); }), refused);
         checkpoint::AsyncSaver saver(world);
-        EXPECT_THAT(message_of<UsageError>([&] { saver.save(saved + "-aside", contents); }), refused);
+        saver.save(saved + "-aside", contents);
+        EXPECT_THAT(message_of<UsageError>([&] { saver.wait(); }), refused);
         contents.base = checkpoint::base_of(model, "a base");
         EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(saved, contents, world); }), HasSubstr("has other values"));
         checkpoint::save(saved + "-again", contents, world);

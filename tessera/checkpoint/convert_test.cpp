@@ -315,7 +315,8 @@ TEST(Convert, MakesNoValueInfinite) {
     for (const float value : {most, -most}) {
       write_torch(folder / "in.pt", {{"large", at::tensor({1.0F, value, infinite})}});
       for (const auto to : {Format::Hub, Format::Torch, Format::Tessera}) {
-        EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "in.pt", folder / "out", {.to = to, .dtype = dtype}); }),
+        const auto out = folder / fmt::format("{}-{}-{}", c10::toString(dtype), value, static_cast<int>(to));
+        EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "in.pt", out, {.to = to, .dtype = dtype}); }),
                     AllOf(HasSubstr("'large' has values up to "), HasSubstr(std::string(c10::toString(dtype)) + " can't hold")));
       }
     }

@@ -144,7 +144,7 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
   EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
   EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
-  for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5", "true"}) {
+  for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5"}) {
     write_file(folder / "adapter/adapter_config.json", with(config, R"("r": 2)", R"("r": )" + r));
     EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }),
                 AllOf(HasSubstr("adapter_config.json: r: a rank of "), HasSubstr("from 1 to 1000000")));
