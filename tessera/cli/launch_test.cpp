@@ -119,7 +119,7 @@ TEST(Launch, LetsThreadsThatWaitGiveUpTheirCoreWhereRanksFillTheMachine) {
     return run("1", script, environment, {"--num-cpu-threads-per-process", threads}).out;
   };
   const auto many = std::to_string(std::thread::hardware_concurrency() + 1);
-  EXPECT_EQ(turns(many), "[rank 0] 10000\n");
+  EXPECT_EQ(turns(many), "[rank 0] 2000\n");
   EXPECT_EQ(turns("1"), "[rank 0] unset\n");
   EXPECT_EQ(turns(many, {{"OMP_WAIT_POLICY", "active"}}), "[rank 0] unset\n");
   EXPECT_EQ(turns(many, {{"GOMP_SPINCOUNT", "7"}}), "[rank 0] 7\n");

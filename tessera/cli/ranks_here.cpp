@@ -23,7 +23,7 @@ std::string threads_of_a_rank(int ranks) {
 }
 
 std::optional<std::string> turns_of_a_wait(int ranks, const std::string& threads) {
-  constexpr auto kTurns = "10000";
+  constexpr auto kTurns = "2000";
   const auto each = std::strtol(threads.c_str(), nullptr, 10);
   const bool is_said = env("OMP_WAIT_POLICY") || env("GOMP_SPINCOUNT");
   return is_said || each < 2 || each * ranks < cores() ? std::nullopt : std::optional<std::string>(kTurns);

@@ -11,8 +11,7 @@ int cores();
 /// OMP_NUM_THREADS for each of so many ranks: its value if it is set, or else the cores divided by the ranks, at least one.
 std::string threads_of_a_rank(int ranks);
 /// GOMP_SPINCOUNT for each of so many ranks, where so many threads of each fill the cores: how long a thread that waits for the others keeps
-/// its core. libgomp's own choice is milliseconds, in which others may need the core; with nobody else there, these turns cost next to nothing
-/// beside it. Nothing if the environment says how threads wait.
+/// its core. libgomp's own choice is milliseconds, in which others may need the core. Nothing if the environment says how threads wait.
 std::optional<std::string> turns_of_a_wait(int ranks, const std::string& threads);
 /// What the ranks of a job know, and nobody else.
 std::string random_secret();
