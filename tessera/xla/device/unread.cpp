@@ -69,6 +69,7 @@ constexpr Unread kUnread[] = {
     {"nan_to_num", "nan", "whole numbers have none"},
     {"nan_to_num", "posinf", "whole numbers have none"},
     {"nan_to_num", "neginf", "whole numbers have none"},
+    {"leaky_relu_backward", "self_is_result", "the result has the sign of the argument"},
     {"rrelu_with_noise", "noise", "it is written alone"},
 
     {"cumprod_backward", "output", kAgain},
