@@ -84,7 +84,9 @@ NamedLock::~NamedLock() {
 
 NamedLock lock_place(const std::filesystem::path& path) {
   const std::filesystem::path file = path.string() + ".lock";
-  make_folder(file.parent_path());
+  std::error_code error;
+  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
+  if (error) throw IoError(fmt::format("can't create {}: {}", path.string(), why_unwritable(error.value())));
   NamedLock lock(file);
   if (lock.state() == LockedFile::State::Held) {
     throw IoError(
