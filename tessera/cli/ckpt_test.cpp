@@ -123,7 +123,8 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
               AllOf(HasSubstr("none called nett-step-N"), HasSubstr(folder.path().string() + " has net-step-000005, net-step-000020")));
   EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("there is no folder"));
   EXPECT_EQ(consolidate({}).status, 2);
-  EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "none/out"}).output, HasSubstr("can't create"));
+  write_file(folder / "file", "");
+  EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "file/out"}).output, HasSubstr("can't create"));
 }
 
 TEST_F(Ckpt, VerifiesEveryFile) {
