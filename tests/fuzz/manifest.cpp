@@ -54,7 +54,7 @@ namespace tessera::fuzz {
 
 std::vector<std::string> seeds() {
   std::filesystem::remove(checkpoint_folder() + "/manifest.json");
-  checkpoint::write_manifest(checkpoint_folder(), checkpoint::manifest_of_files(checkpoint_folder(), 2));
+  checkpoint::write_manifest(checkpoint_folder(), checkpoint::manifest_of_files(checkpoint_folder(), 1));
   std::ifstream file(checkpoint_folder() + "/manifest.json");
   auto whole = nlohmann::json::parse(file);
   std::vector<std::string> result = {whole.dump()};
