@@ -42,14 +42,15 @@ assert reader.fields["tokenizer.ggml.pre"].contents() == "gpt-2", reader.fields[
 """
 
 
-# All rows are in each step, so their order plays no part.
+# All rows are in each step, so their order plays no part. The Trainer divides by the labels of a step, of which the first one of a row is never learned.
 CURVE = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
 rows = [torch.tensor([*json.loads(line)["text"].encode(), 257]) for line in open(sys.argv[2])]
 pad = lambda rows, value: torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-collate = lambda rows: dict(input_ids=pad(rows, 0), labels=pad(rows, -100), attention_mask=pad([torch.ones_like(row) for row in rows], 0))
+labels = lambda row: torch.cat([torch.tensor([-100]), row[1:]])
+collate = lambda rows: dict(input_ids=pad(rows, 0), labels=pad([labels(row) for row in rows], -100), attention_mask=pad([torch.ones_like(row) for row in rows], 0))
 trainer = Trainer(model=model, train_dataset=rows, data_collator=collate, args=TrainingArguments(
     "trained", per_device_train_batch_size=2, gradient_accumulation_steps=4, num_train_epochs=5, learning_rate=0.003, lr_scheduler_type="cosine", adam_beta2=0.95,
     weight_decay=0.0, max_grad_norm=0.0, logging_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, remove_unused_columns=False))
