@@ -245,7 +245,9 @@ TEST(Trainer, SkipsAStepThatOverflows) {
     EXPECT_FALSE(trainer.step());
     EXPECT_EQ(trainer.steps(), 0);
     int steps = 0;
-    while (!trainer.step() && steps++ < 30) trainer.backward(squared_output(net, 1));
+    do {
+      trainer.backward(squared_output(net, 1));
+    } while (!trainer.step() && steps++ < 30);
     trainer.backward(squared_output(net, 1));
     EXPECT_TRUE(trainer.step());
   });
