@@ -213,6 +213,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
     };
     // A conversion of a number that does not fit gives any other.
     const auto rank_in = [&](const char* key, const Json& value) {
+      at_key = key;
       const auto r = value.get<double>();
       if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
       throw ConfigError(fmt::format("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path.string(), key,
