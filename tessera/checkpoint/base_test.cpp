@@ -105,20 +105,6 @@ TEST(Base, ThatHasChangedIsRefused) {
   }
 }
 
-TEST(Base, OnOneRankIsRefusedOnAll) {
-  const Folder folder;
-  with_ranks(2, [&](const Communicator& world) {
-    auto model = adapted();
-    const auto base = checkpoint::base_of(model, "a base");
-    if (world.is_first()) {
-      const torch::NoGradGuard no_grad;
-      model->net->a->weight.add_(1);
-    }
-    const auto said = message_of<Error>([&] { checkpoint::save(folder / "run", {.model = model.get(), .base = base}, world); });
-    EXPECT_THAT(said, HasSubstr("has changed since"));
-  });
-}
-
 TEST(Base, ThatIsShardedSinceIsRefused) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
