@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "tessera/base/error.h"
@@ -69,7 +70,11 @@ std::string advice_about_passes(const Alikes& groups) {
 }
 
 std::string advice_about_gradients(const Alikes& groups) {
-  const auto adds = [](const Envelope& envelope) { return envelope.unit.view().find(kEarlierGradients) != std::string_view::npos ? 1 : 0; };
+  const auto adds = [](const Envelope& envelope) -> uint64_t {
+    const auto text = envelope.unit.view();
+    const auto at = text.find(kEarlierGradients);
+    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with how many and which
+  };
   std::string advice;
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {
     advice +=
