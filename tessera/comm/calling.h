@@ -1,4 +1,5 @@
-// Calling: the function of the library that the program is in, so that an error of a collective can name the call that every rank must make.
+// Calling: the function of the library that the program is in, so that an error of a collective can name the call that every rank must
+// make.
 #pragma once
 
 #include <string_view>

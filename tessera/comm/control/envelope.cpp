@@ -53,7 +53,9 @@ std::string advice_about_passes(const Alikes& groups) {
   const auto of_pass = std::ranges::count_if(groups, [](const Alike& each) { return each.envelope.is_of_pass(); });
   if (of_pass == std::ssize(groups)) {
     const auto& first = groups.front().envelope;
-    const auto differ = [&](auto what) { return std::ranges::any_of(groups, [&](const Alike& each) { return each.envelope.*what != first.*what; }); };
+    const auto differ = [&](auto what) {
+      return std::ranges::any_of(groups, [&](const Alike& each) { return each.envelope.*what != first.*what; });
+    };
     if (!differ(&Envelope::number)) {
       return differ(&Envelope::operation) ? " every rank must run as many forward and as many backward passes between two steps;" : "";
     }
@@ -66,7 +68,9 @@ std::string advice_about_passes(const Alikes& groups) {
   for (const auto& [envelope, ranks] : groups) {
     if (envelope.is_of_pass()) who += fmt::format(" {} {} parameters of the model;", name_ranks(ranks), ranks.size() == 1 ? "uses" : "use");
   }
-  return who + " a forward pass, also in an evaluation, or the first read of a member is for every rank, and not behind `if (world.rank() == 0)`;";
+  return who +
+         " a forward pass, also in an evaluation, or the first read of a member is for every rank, and not behind `if (world.rank() == "
+         "0)`;";
 }
 
 std::string advice_about_gradients(const Alikes& groups) {
@@ -86,7 +90,8 @@ std::string advice_about_gradients(const Alikes& groups) {
         " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
         "every pass (add the others with a factor of 0, or shard with UnusedParameters::Zeros);";
   }
-  if (differ_in(groups, adds)) advice += " only some ranks have cleared the gradients of the pass before: call zero_grad() on every rank or on none;";
+  if (differ_in(groups, adds))
+    advice += " only some ranks have cleared the gradients of the pass before: call zero_grad() on every rank or on none;";
   return advice;
 }
 
@@ -95,14 +100,16 @@ std::string advice_about_writers(const Alikes& groups) {
   const auto is_other = [&](const Alike& other) { return other.envelope.number == first.number && other.envelope.words != first.words; };
   if (std::ranges::none_of(groups, is_other)) return {};
   const bool beside = std::ranges::any_of(groups, [](const Alike& each) { return each.envelope.words.view().starts_with(kBeside); });
-  std::string advice = beside ? " the ranks train something in no unit to different values:" : " different optimizers have written the shards:";
+  std::string advice =
+      beside ? " the ranks train something in no unit to different values:" : " different optimizers have written the shards:";
   for (const auto& [envelope, ranks] : groups) {
     const auto words = envelope.words.view();
     advice += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? beside ? "without" : "none yet" : words);
   }
   if (!beside) return advice + " give every rank the same one, with the same options;";
   return advice +
-         " nobody averages its gradients: call fully_shard for the whole model last, or tessera::average_gradients for what lies outside of it; "
+         " nobody averages its gradients: call fully_shard for the whole model last, or tessera::average_gradients for what lies outside "
+         "of it; "
          "where ranks are to differ, take the gradient by torch::autograd::grad;";
 }
 
@@ -181,7 +188,8 @@ void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> 
   if (std::ranges::any_of(envelopes, &Envelope::recovers)) {
     throw DisagreementError(message + " a rank that calls tessera::recover has met an error of its own: call it on every rank, or end");
   }
-  for (const auto advice : {advice_about_calls, advice_about_passes, advice_about_gradients, advice_about_writers}) message += advice(groups);
+  for (const auto advice : {advice_about_calls, advice_about_passes, advice_about_gradients, advice_about_writers})
+    message += advice(groups);
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {
     message +=

@@ -29,7 +29,7 @@ class EarlierGradients {
     bool operator==(const Left&) const = default;
   };
   struct Known {
-    bool has_new = false;          // gradients of a pass that has not ended
+    bool has_new = false;         // gradients of a pass that has not ended
     std::vector<Left> left = {};  // by the last pass, in the order of parameters_of()
   };
   static Left left_in(const at::Tensor& shard);

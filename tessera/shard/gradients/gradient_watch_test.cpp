@@ -88,9 +88,10 @@ TEST(TrainedBeside, IsRefusedWhenTheRanksHaveComeToDiffer) {
     Forgotten run(world, residence);
     loss_of(run.net, world).backward();
     run.step();
-    EXPECT_THAT(message_of<DisagreementError>([&] { loss_of(run.net, world).backward(); }),
-                AllOf(HasSubstr("the ranks train something in no unit to different values: rank 0 beside a tensor of shape [4, 10] and 1 more #"),
-                      HasSubstr("call fully_shard for the whole model last, or tessera::average_gradients")));
+    EXPECT_THAT(
+        message_of<DisagreementError>([&] { loss_of(run.net, world).backward(); }),
+        AllOf(HasSubstr("the ranks train something in no unit to different values: rank 0 beside a tensor of shape [4, 10] and 1 more #"),
+              HasSubstr("call fully_shard for the whole model last, or tessera::average_gradients")));
   });
 }
 
