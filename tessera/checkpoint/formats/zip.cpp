@@ -131,7 +131,8 @@ class ZipReader {
     fields.text(comment_bytes);
     take_wide(extra, {&entry.bytes, &packed, &place});
     if ((flags & kEncrypted) != 0) throw IoError(fmt::format("the entry '{}' is encrypted", name));
-    entry.packed = packing != kStored || packed != entry.bytes;
+    entry.packed = packing != kStored;
+    if (!entry.packed && packed != entry.bytes) throw IoError(fmt::format("the entry '{}' has two sizes", name));
     entry.begin = content_of(name, place);
     if (entry.begin > bytes_ || packed > bytes_ - entry.begin) throw IoError(fmt::format("the entry '{}' is cut off", name));
     entry.begin += begin_;
