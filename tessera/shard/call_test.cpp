@@ -171,7 +171,7 @@ TEST(Call, IsNeededAlsoOfTheSecondOfTwoModulesWhoseParametersAreInInnerUnits) {
     auto one = sharded_net(world), other = sharded_net(world);
     const std::vector<std::shared_ptr<nn::Module>> both = {one.ptr(), other.ptr()};
     fully_shard(both, {.mesh = world, .mixed_precision = {.output_dtype = at::kDouble}});
-    for (const auto& net : {one, other}) {
+    for (auto net : {one, other}) {
       EXPECT_EQ(call(net, input()).scalar_type(), at::kDouble);
       EXPECT_THAT(message_of<UsageError>([&] { net->forward(input()); }), HasSubstr("output_dtype of Net+Net"));
     }
