@@ -248,7 +248,11 @@ Loader::~Loader() {
   const bool is_drawing = is_drawing_;
   lock.unlock();
   news_.notify_all();
-  if (is_drawing) source_->interrupt();
+  try {
+    if (is_drawing) source_->interrupt();
+  } catch (const std::exception& error) {
+    log(LogLevel::Error, fmt::format("StreamOptions::interrupt has failed: {}", first_line(error)));
+  }
   lock.lock();
   while (!news_.wait_for(lock, kPatience, [this] { return working_ == 0; })) {
     log(LogLevel::Warning, fmt::format("a Loader that goes waits for {}, which has not come back since; {}",

@@ -111,8 +111,14 @@ void Run::load(const std::filesystem::path& newest) {
       trainer_.load_state(folder);
       break;
     } catch (const IoError& error) {
-      const auto why = checkpoint::damage_in(folder, world);
-      if (!why) throw IoError(fmt::format("{}; to go on from the checkpoint before, remove or rename {}", error.what(), folder.string()));
+      const auto advice = fmt::format("; to go on from the checkpoint before, remove or rename {}", folder.string());
+      std::optional<std::string> why;
+      try {
+        why = checkpoint::damage_in(folder, world);
+      } catch (const IoError& unreadable) {
+        throw IoError(unreadable.what() + advice);
+      }
+      if (!why) throw IoError(error.what() + advice);
       damaged.emplace_back(folder, *why);
     }
     const auto before = checkpoint::latest(options_.prefix, world, checkpoint::Check::Sizes, checkpoint::step_of(folder));
@@ -247,7 +253,9 @@ void Run::add(const std::vector<Measured>& numbers) {
 }
 
 void Run::report(const std::vector<Measured>& numbers) {
-  if (!is_due_) return;
+  // The last step of an epoch is known to be due at its last pass only.
+  const bool may_be_due = !has_reported_ && !trainer_.sync_gradients();
+  if (!is_due_ && !may_be_due) return;
   add(numbers);
   if (!trainer_.sync_gradients()) return;
   if (trainer_.steps() == steps_before_) {

@@ -302,7 +302,8 @@ struct Passes {
   std::vector<double> losses, tokens;
 };
 
-TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
+/// Trains an epoch of eight batches, the last two of which are a step, and compares what the log has of those steps, given as their batches.
+void expect_means_of_steps(int64_t report_every, const std::vector<std::pair<size_t, size_t>>& steps) {
   const Folder folder;
   std::vector<Passes> ranks(2);
   with_ranks(2, [&](const Communicator& world) {
@@ -311,11 +312,11 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
     options.log_with = {(folder / "log.jsonl").string()};
     Trainer trainer(options);
     auto net = seeded_net();
-    auto loader = numbers_loader(world, 14);  // seven batches: the last step has one
+    auto loader = numbers_loader(world, 16);
     trainer.prepare(net, loader);
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     trainer.prepare(optimizer);
-    train::Run run(trainer, loader, {.epochs = 1, .report_every = 1});
+    train::Run run(trainer, loader, {.epochs = 1, .report_every = report_every});
     while (run.next_epoch()) {
       for (const auto& batch : run.batches()) {
         const auto accumulation = trainer.accumulate();
@@ -338,7 +339,7 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
   });
   std::ifstream file(folder / "log.jsonl");
   std::string line;
-  for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, 3}, {3, 6}, {6, 7}}) {
+  for (const auto& [begin, end] : steps) {
     ASSERT_TRUE(std::getline(file, line));
     const auto row = nlohmann::json::parse(line);
     double losses = 0, of_tokens = 0, tokens = 0;
@@ -354,6 +355,11 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
     EXPECT_TRUE(row.contains("norm"));
   }
   EXPECT_FALSE(std::getline(file, line));
+}
+
+TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
+  expect_means_of_steps(1, {{0, 3}, {3, 6}, {6, 8}});
+  expect_means_of_steps(20, {{6, 8}});
 }
 
 /// Row i is of sample i, of which the run writes down those that it has learnt from.

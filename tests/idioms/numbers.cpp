@@ -31,7 +31,7 @@ struct Cached : nn::Module {
 }  // namespace
 
 Chapter chapter() {
-  return {"Numbers that change", {
+  return {.title = "Numbers that change", .idioms = {
       {.what = "a sum of losses divided by the step's number of tokens, a whole number", .act = [](Run& run) {
         const auto model = nested(run);
         run.train(*model, [&](int step) { return model->forward(run.batch({4, 6}, step)).pow(2).sum() / (10 + step); }, run.sgd(*model));

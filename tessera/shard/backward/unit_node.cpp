@@ -210,7 +210,6 @@ class UnitNode final : public ag::Node {
     backward_->run_hooks(gradients);
     const c10::AutoGradMode no_grad(false);
     const auto held = schedule->lock();
-    schedule->look_at_graph(held);
     const bool is_postponed = !unit.state(held).settings.syncs() || schedule->reduces_in_order();
     if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
     if (!unit.state(held).settings.syncs()) {
@@ -218,6 +217,7 @@ class UnitNode final : public ag::Node {
       schedule->gradients_complete(held, unit);
       return ag::variable_list(num_inputs());
     }
+    schedule->look_at_graph(held);  // its words travel with a reduction, so a pass without one must not use up a change
     if (schedule->reduces_in_order()) {
       const auto* const chosen = ag::get_current_graph_task_exec_info();
       if (chosen != nullptr && !chosen->empty()) {

@@ -95,6 +95,25 @@ TEST(TrainedBeside, IsRefusedWhenTheRanksHaveComeToDiffer) {
   });
 }
 
+TEST(TrainedBeside, IsRefusedAlsoWhereGradientsAreAccumulated) {
+  with_residences([](const Communicator& world, Residence residence) {
+    Forgotten run(world, residence);
+    const auto step = [&] {
+      {
+        const auto local = no_sync(*run.net);
+        loss_of(run.net, world).backward();
+      }
+      loss_of(run.net, world).backward();
+      run.step();
+    };
+    step();
+    EXPECT_THAT(message_of<DisagreementError>([&] {
+                  for (int i = 0; i < 4; i++) step();
+                }),
+                HasSubstr("the ranks train something in no unit to different values"));
+  });
+}
+
 TEST(TrainedBeside, MayBeAveragedByTheProgram) {
   with_residences([](const Communicator& world, Residence residence) {
     Forgotten run(world, residence);

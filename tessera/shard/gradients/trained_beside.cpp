@@ -66,7 +66,8 @@ std::string TrainedBeside::describe_changes() {
     if (std::exchange(leaf.values, values) == values) continue;
     found++;
     hash += values * static_cast<uint64_t>(tensor.numel() + 1);
-    if (!largest.defined() || tensor.numel() > largest.numel()) largest = tensor;
+    const auto size_of = [](const at::Tensor& each) { return std::pair(each.numel(), each.sizes().vec()); };
+    if (!largest.defined() || size_of(tensor) > size_of(largest)) largest = tensor;
   }
   if (found == 0) return {};
   const auto others = found == 1 ? std::string() : fmt::format(" and {} more", found - 1);
