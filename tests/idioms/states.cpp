@@ -627,13 +627,6 @@ Chapter chapter() {
                      sync_buffers(*model, run.world(), BufferSync::Mean);
                      for (const auto& item : model->named_buffers()) run.record(item.value());
                    }},
-              {.what = "a run that resumes from a folder of `torch.distributed.checkpoint` (`checkpoint::save` with `Format::Dcp`)",
-               .act =
-                   [](Run& run) {
-                     resume(run, [&](const std::filesystem::path& to, const checkpoint::Contents& what) {
-                       checkpoint::save(to, what, run.world(), {.format = checkpoint::Format::Dcp});
-                     });
-                   }},
               {.what = "a run that resumes from a folder of Accelerate's, which was saved over an earlier one",
                .act =
                    [](Run& run) {
