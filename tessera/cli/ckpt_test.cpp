@@ -124,7 +124,7 @@ TEST_F(Ckpt, SaysWhatIsThereInstead) {
   EXPECT_THAT(consolidate({"--ckpt-prefix", folder / "a/b"}).output, HasSubstr("there is no folder"));
   EXPECT_EQ(consolidate({}).status, 2);
   write_file(folder / "file", "");
-  EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "file/out"}).output, HasSubstr("can't create"));
+  EXPECT_THAT(consolidate({"--ckpt-prefix", prefix, "--save-path", folder / "file/out"}).output, HasSubstr("/file: Not a directory"));
 }
 
 TEST_F(Ckpt, VerifiesEveryFile) {
