@@ -169,7 +169,9 @@ TEST_F(Config, HasDefaultsWhichCanBeUpdated) {
 
 TEST_F(Config, WritesNoTextThatIsNoUtf8) {
   const auto file = folder_ / "c.yaml";
-  write_file(file, "num_processes: 2\nfsdp_config:\n  fsdp_version: 1\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_transformer_layer_cls_to_wrap: B\xe4r\n");
+  write_file(file,
+             "num_processes: 2\nfsdp_config:\n  fsdp_version: 1\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  "
+             "fsdp_transformer_layer_cls_to_wrap: B\xe4r\n");
   for (const auto* name : {"out.json", "out.yaml"}) {
     const auto out = (folder_ / name).string();
     for (const auto& words : {Command{"config", "update"}, Command{"to-fsdp2"}}) {
