@@ -12,7 +12,7 @@ namespace tessera {
 EarlierGradients::Left EarlierGradients::left_in(const at::Tensor& shard) {
   const auto& gradient = shard.grad();
   if (!shard.requires_grad() || !gradient.defined() || gradient.is_inference()) return {};
-  return {.gradient = gradient.unsafeGetTensorImpl(), .version = static_cast<uint32_t>(gradient._version())};
+  return {.gradient = WeakTensor(gradient), .version = gradient._version()};
 }
 
 std::string EarlierGradients::note_reduction(const Unit& unit) {
@@ -23,7 +23,8 @@ std::string EarlierGradients::note_reduction(const Unit& unit) {
   for (const auto& parameter : parameters_of(unit)) {
     if (place == known.left.size()) break;
     const auto& left = known.left[place++];
-    if (left.gradient == nullptr || left_in(parameter.shard) != left) continue;
+    const auto gradient = left.gradient.lock();
+    if (!gradient.defined() || !gradient.is_same(parameter.shard.grad()) || gradient._version() != left.version) continue;
     kept++;
     which = which * 31 + place;
   }

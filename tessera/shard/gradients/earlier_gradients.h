@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tessera/base/weak_tensor.h"
+
 namespace tessera {
 
 class Unit;
@@ -23,10 +25,10 @@ class EarlierGradients {
   void forget(const Unit& unit) { known_.erase(&unit); }
 
  private:
+  /// Undefined if there is none. Weak, because another gradient could come to lie at the address of one that is gone.
   struct Left {
-    const c10::TensorImpl* gradient = nullptr;
-    uint32_t version = 0;
-    bool operator==(const Left&) const = default;
+    WeakTensor gradient;
+    int64_t version = 0;
   };
   struct Known {
     bool has_new = false;         // gradients of a pass that has not ended
