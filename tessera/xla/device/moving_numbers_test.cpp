@@ -23,7 +23,7 @@ int64_t programs_for(const std::function<at::Tensor(at::Tensor& state, int64_t s
   const auto before = metrics().programs.size();
   std::vector<at::Tensor> expected, found;
   for (int64_t step = 1; step <= 6; step++) {
-    expected.push_back(act(here, step));
+    expected.push_back(act(here, step).clone());
     found.push_back(act(there, step).clone());
     step_boundary();
   }
@@ -37,9 +37,10 @@ int64_t programs_for(const std::function<at::Tensor(at::Tensor& state, int64_t s
 TEST(MovingNumbers, AFloatTensorAndAWholeNumberNeedOneProgram) {
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x / step; }), 1);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x * step + step; }), 1);
-  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return (x - step).remainder(step); }), 1);
+  // Of another shape, by which steps are told apart.
+  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return (x - step).remainder(step).sum(1); }), 1);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.sum() / torch::tensor(step); }), 1);
-  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.mul_(torch::tensor(step)); }, at::kBFloat16), 1);
+  EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.mul(torch::tensor(step)); }, at::kBFloat16), 1);
 }
 
 TEST(MovingNumbers, OfWholeNumbersNeedTwo) {
