@@ -432,7 +432,8 @@ TEST(Ignored, AreLookedAtUntilTheyHaveHadAGradient) {
     auto net = with_ignored(world, /*averaged=*/true);
     for (auto& parameter : net->c->parameters()) parameter.set_requires_grad(false);
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
-    optimizer.skip_step();
+    optimizer.step();
+    optimizer.zero_grad();
     for (auto& parameter : net->c->parameters()) parameter.set_requires_grad(true);
     optimizer.skip_step();
     net(input(world.rank())).pow(2).mean().backward();
