@@ -10,6 +10,7 @@
 
 #include "case.h"
 #include "formula.h"
+#include "tessera/base/wide_products.h"
 #include "tessera/base/process.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
@@ -116,7 +117,9 @@ TEST_P(Parity, HoldsForLossesNormsWeightsAndBytes) {
       expect_near(tessera, train_replicated(world, test), bound(test, "replicated"));
     }
     SCOPED_TRACE("FSDP2");
-    expect_near(tessera, fsdp2, bound(test, "fsdp2"));
+    // Where the processor has no instructions for a product of bfloat16, Tessera rounds it once, and PyTorch alone more often.
+    const bool is_rounded_otherwise = multiplies_slowly(at::kBFloat16) && test.get("param_dtype", std::string()) == "bfloat16";
+    expect_near(tessera, fsdp2, std::max(bound(test, "fsdp2"), is_rounded_otherwise ? 2e-2 : 0));
   });
 }
 
