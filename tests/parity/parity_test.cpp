@@ -10,8 +10,8 @@
 
 #include "case.h"
 #include "formula.h"
-#include "tessera/base/wide_products.h"
 #include "tessera/base/process.h"
+#include "tessera/base/wide_products.h"
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/page.h"
