@@ -23,7 +23,7 @@ void record_failure(int rank, int culprit) noexcept;
 /// The same, if the launcher knows this process by the number `rank` and `culprit` is another one. A world of only some of its ranks, or of
 /// threads, numbers them otherwise.
 void record_failure_in_world(int rank, int culprit) noexcept;
-/// `rank` goes on after all, if it has recorded a failure since the last call. Costs nothing otherwise.
+/// `rank` has survived, if it has recorded a failure since the last call. Costs nothing otherwise.
 void record_recovery(int rank) noexcept;
 
 /// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT` or `RANK recovers`.
