@@ -7,50 +7,52 @@ scripts/unicode_table.py   run it by a Python with the newest tokenizers:
                            build/python/bin/python scripts/unicode_table.py
 """
 import pathlib
+import string
 
 from tokenizers import Regex, pre_tokenizers
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "tessera/data/unicode_table.cpp"
-CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co Cn".split()
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()
 # Properties that are no union of categories, less the categories that they hold as a whole.
 BESIDE = {"Alphabetic": r"[\p{Alphabetic}&&[^\p{L}\p{Nl}]]", "Uppercase": r"[\p{Uppercase}&&[^\p{Lu}]]", "Lowercase": r"[\p{Lowercase}&&[^\p{Ll}]]"}
 SCRIPTS = "Arabic Armenian Bengali Cyrillic Devanagari Georgian Greek Han Hangul Hebrew Hiragana Katakana Khmer Lao Latin Myanmar Tamil Telugu Thai".split()
-ALL = "".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000)
-WIDTH = 150
+SURROGATES = (0xD800, 0xDFFF)  # no characters of a text, so the package can't be asked
+ALL = "".join(chr(c) for c in range(0x110000) if not SURROGATES[0] <= c <= SURROGATES[1])
+WIDTH = 110
 
 
 def ranges(expression):
     """The characters, as pairs of the first and the last of a row."""
 
     def character(place):
-        return place if place < 0xD800 else place + 0x800
+        return place if place < SURROGATES[0] else place + 0x800
 
     pieces = pre_tokenizers.Split(Regex(f"{expression}+"), "removed", invert=True).pre_tokenize_str(ALL)
-    result = []
     for _, (begin, end) in pieces:
         first, last = character(begin), character(end - 1)
-        if first < 0xD800 <= last:  # the surrogates, which are no characters of a text
-            result += [(first, 0xD7FF), (0xE000, last)]
+        if first < SURROGATES[0] <= last:
+            yield first, SURROGATES[0] - 1
+            yield SURROGATES[1] + 1, last
         else:
-            result.append((first, last))
-    return result
+            yield first, last
 
 
-def lines(entries):
-    line = " "
-    for entry in entries:
-        if len(line) + len(entry) > WIDTH:
-            yield line
-            line = " "
-        line += f" {entry},"
-    yield line
+def lengths(found):
+    """As the header describes them."""
+    text, behind = "", 0
+    for first, last in found:
+        for length in (first - behind, last + 1 - first):
+            if 0 < length <= len(string.ascii_letters):
+                text += string.ascii_letters[length - 1]
+            else:
+                text += " " * text[-1:].isdigit() + str(length)
+        behind = last + 1
+    return text
 
 
 def main():
-    of = {0xD800: "Cs"}
-    for category in CATEGORIES:
-        if category != "Cs":
-            of |= {first: category for first, _ in ranges(rf"\p{{{category}}}")}
+    expressions = {category: rf"\p{{{category}}}" for category in CATEGORIES} | BESIDE | {script: rf"\p{{{script}}}" for script in SCRIPTS}
+    sets = {name: lengths(ranges(expression)) for name, expression in expressions.items()} | {"Cs": lengths([SURROGATES])}
     text = [
         "// Made by scripts/unicode_table.py; don't change it by hand.",
         '#include "tessera/data/unicode_table.h"',
@@ -59,34 +61,14 @@ def main():
         "namespace {",
         "",
         "// clang-format off",
-        f"enum : uint8_t {{ {', '.join(CATEGORIES)} }};",
-        "",
-        "constexpr CategoryRun kRuns[] = {",
-        *lines(f"{{{first:#x},{category}}}" for first, category in sorted(of.items())),
-        "};",
+        "constexpr NamedCharacters kAll[] = {",
     ]
-    names = {}
-    for name, expression in [*BESIDE.items(), *((script, rf"\p{{{script}}}") for script in SCRIPTS)]:
-        text += [f"constexpr CharacterRange k{name}[] = {{", *lines(f"{{{first:#x},{last:#x}}}" for first, last in ranges(expression)), "};"]
-        names[name] = f'{{"{name.lower()}", k{name}}}'
-    text += [
-        "constexpr NamedRanges kProperties[] = {",
-        *lines(names[name] for name in BESIDE),
-        "};",
-        "constexpr NamedRanges kScripts[] = {",
-        *lines(names[name] for name in SCRIPTS),
-        "};",
-        f"constexpr std::string_view kCategories[] = {{{', '.join(chr(34) + category.lower() + chr(34) for category in CATEGORIES)}}};",
-        "// clang-format on",
-        "",
-        "}  // namespace",
-        "",
-        "const UnicodeTable kUnicodeTable = {.runs = kRuns, .categories = kCategories, .beside = kProperties, .scripts = kScripts};",
-        "",
-        "}  // namespace tessera::data",
-    ]
+    for name, found in sets.items():
+        parts = [found[begin : begin + WIDTH] for begin in range(0, len(found), WIDTH)]
+        text += [f'  {{"{name.lower()}",'] + [f'   "{part}"' for part in parts]
+        text[-1] += "},"
+    text += ["};", "// clang-format on", "", "}  // namespace", "", "const std::span<const NamedCharacters> kNamedCharacters = kAll;", "", "}  // namespace tessera::data"]
     TABLE.write_text("\n".join(text) + "\n")
-    print(f"{TABLE}: {len(of)} runs")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ constexpr const char* kStarts = "starts";
 constexpr const char* kJoined = "joined";
 constexpr const char* kSettings = "settings";
 constexpr const char* kRecovers = "recovers";
+constexpr const char* kStep = "step";
 
 std::atomic<int> failed = -1;  // the rank of this process that has recorded a failure last
 
@@ -33,6 +34,10 @@ void add_line(int rank, std::string_view words) noexcept try {
   const auto line = fmt::format("{} {}\n", rank, words);
   [[maybe_unused]] const auto written = ::write(file.get(), line.data(), line.size());
 } catch (const std::exception&) {  // then the launcher names the rank that ended first
+}
+
+bool is_known_as(int rank) {
+  return env("RANK") == std::to_string(rank);
 }
 
 }  // namespace
@@ -55,7 +60,13 @@ void record_failure(int rank, int culprit) noexcept {
 }
 
 void record_failure_in_world(int rank, int culprit) noexcept {
-  if (culprit != rank && env("RANK") == std::to_string(rank)) record_failure(rank, culprit);
+  if (is_known_as(rank) && culprit != rank) record_failure(rank, culprit);
+}
+
+void record_failed_step_in_world(int rank, int culprit) noexcept {
+  if (!is_known_as(rank) || culprit == rank) return;
+  add_line(rank, std::to_string(culprit) + " " + kStep);
+  failed = rank;
 }
 
 void record_recovery(int rank) noexcept {
@@ -81,7 +92,13 @@ std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
     } else if (what == kRecovers) {
       ranks[rank].culprit.reset();
     } else if (std::from_chars(what.data(), what.data() + what.size(), culprit).ec == std::errc()) {
+      // A rank that fails because of another one has survived the steps in which it was named before.
+      for (auto& [other, told] : ranks) {
+        if (told.in_step && told.culprit == rank) told.culprit.reset();
+      }
+      std::string where;
       ranks[rank].culprit = culprit;
+      ranks[rank].in_step = (words >> where) && where == kStep;
     }
   }
   return ranks;

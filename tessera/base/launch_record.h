@@ -23,10 +23,13 @@ void record_failure(int rank, int culprit) noexcept;
 /// The same, if the launcher knows this process by the number `rank` and `culprit` is another one. A world of only some of its ranks, or of
 /// threads, numbers them otherwise.
 void record_failure_in_world(int rank, int culprit) noexcept;
+/// `rank` fails in a step because of rank `culprit`. All of them may survive that: nothing is wrong with their connections.
+void record_failed_step_in_world(int rank, int culprit) noexcept;
 /// `rank` has survived, if it has recorded a failure since the last call. Costs nothing otherwise.
 void record_recovery(int rank) noexcept;
 
-/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT` or `RANK recovers`.
+/// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT`, `RANK CULPRIT step` or
+/// `RANK recovers`.
 class LaunchRecord {
  public:
   /// The environment variable that holds path() for a rank.
@@ -37,9 +40,10 @@ class LaunchRecord {
   std::string path() const { return file_.path(); }
 
   struct Rank {
-    int starts = 0, joined = 0;       // how many worlds
+    int starts = 0, joined = 0;  // how many worlds
     bool read_settings = false;
-    std::optional<int> culprit = {};  // the last that it named, unless it has recovered since
+    std::optional<int> culprit = {};  // the last that it named, unless it or, after a step, the named one has survived
+    bool in_step = false;             // it named it in a step
 
     bool waits() const { return starts > joined; }
   };

@@ -47,6 +47,25 @@ TEST(LaunchRecord, ForgetsTheCulpritOfARankThatGoesOn) {
   EXPECT_EQ(record.read()[1].culprit, 0);
 }
 
+TEST(LaunchRecord, ForgetsTheCulpritOfAStepThatFailsBecauseOfAnotherRankLater) {
+  const LaunchRecord record;
+  const Announced announced(record.path());
+  ::setenv("RANK", "2", 1);
+  record_failed_step_in_world(2, 0);
+  EXPECT_EQ(record.read()[2].culprit, 0);
+  record_failure(0, 2);
+  EXPECT_EQ(record.read()[2].culprit, std::nullopt);
+  EXPECT_EQ(record.read()[0].culprit, 2);
+  // Not so if it has named that rank before, because of which it then fails in the step.
+  record_failed_step_in_world(2, 0);
+  EXPECT_EQ(record.read()[2].culprit, 0);
+  // Nor if the connection has failed.
+  record_failure(2, 0);
+  record_failure(0, 1);
+  EXPECT_EQ(record.read()[2].culprit, 0);
+  ::unsetenv("RANK");
+}
+
 TEST(LaunchRecord, TellsWhoWaitsAtTheStart) {
   const LaunchRecord record;
   const Announced announced(record.path());

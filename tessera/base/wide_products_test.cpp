@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+#include <tuple>
+
 #include "tessera/base/log.h"
 
 namespace tessera::testing::wide_products_test {
@@ -58,6 +61,30 @@ TEST(WideProducts, AreThoseOfFloatRoundedInForwardAndBackward) {
         EXPECT_TRUE(at::allclose(narrow[i].grad().to(at::kFloat), wide[i].grad(), 0.05, 0.05)) << i;
       }
     }
+  }
+}
+
+TEST(WideProducts, OfLargeMatricesAreWideInStrips) {
+  torch::manual_seed(1);
+  // One weight, or the result, is larger than a strip.
+  for (const auto& [rows, in, out] : {std::tuple(3, 1030, 1100), std::tuple(1100, 3, 1030), std::tuple(1030, 1100, 3)}) {
+    SCOPED_TRACE(::testing::Message() << rows << " rows of " << in << " to " << out);
+    const auto compute = [](const Operands& x) { return at::linear(x[0], x[1], x[2]) + 0.5 * x[0].mm(x[1].t()); };
+    Operands narrow, wide;
+    for (const auto& sizes : std::vector<std::vector<int64_t>>{{rows, in}, {out, in}, {out}}) {
+      narrow.push_back(at::randn(sizes).to(at::kBFloat16).requires_grad_());
+      wide.push_back(narrow.back().detach().to(at::kFloat).requires_grad_());
+    }
+    const auto weights = at::randn({rows, out}).to(at::kBFloat16);
+    const auto result = compute(narrow), expected = compute(wide);
+    EXPECT_TRUE(at::allclose(result.to(at::kFloat), expected, 0.02, 0.02 * std::sqrt(in)));
+    (result * weights).sum().backward();
+    (expected * weights.to(at::kFloat)).sum().backward();
+    const double terms[] = {static_cast<double>(out), static_cast<double>(rows), static_cast<double>(rows)};
+    for (size_t i = 0; i < narrow.size(); i++)
+      EXPECT_TRUE(at::allclose(narrow[i].grad().to(at::kFloat), wide[i].grad(), 0.02, 0.04 * std::sqrt(terms[i]))) << i;
+    const auto sum = at::addmm(narrow[2], narrow[0], narrow[1].t(), 0.5, 2), wide_sum = at::addmm(wide[2], wide[0], wide[1].t(), 0.5, 2);
+    EXPECT_TRUE(at::allclose(sum.to(at::kFloat), wide_sum, 0.02, 0.02 * std::sqrt(in)));
   }
 }
 

@@ -62,7 +62,7 @@ class AsyncSaver::UnderWay {
  public:
   UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
            Buffers& buffers)
-      : work_(std::make_shared<Work>(folder, contents, world, options)) {
+      : work_(std::make_shared<Work>(folder, contents, world, options)), buffers_(buffers) {
     std::vector<RankContents> ranks;
     Event copied;
     work_->step.attempt([&] {
@@ -182,12 +182,14 @@ class AsyncSaver::UnderWay {
   }
 
   void leave_thread() {
+    buffers_.tensors.clear();  // the thread still writes what they hold
     work_->left_alone = true;
     thread_.request_stop();
     thread_.detach();
   }
 
   const std::shared_ptr<Work> work_;
+  Buffers& buffers_;
   uint64_t seen_ = 0;  // of its moves
   std::optional<Clock::time_point> waiting_since_;
   bool is_stuck_ = false;
@@ -228,7 +230,6 @@ bool AsyncSaver::has_ended(State own) {
       if (least == State::Waiting) under_way_->expect_files_within(world_.limit());
       return false;
     }
-    if (least == State::Stuck) buffers_->tensors.clear();  // a thread that is left alone still writes what they hold
     under_way_->finish(world_);
   } catch (const CommError&) {
     under_way_->abandon(world_.limit());

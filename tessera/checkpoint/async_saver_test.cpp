@@ -6,8 +6,6 @@
 #include <torch/torch.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -21,6 +19,7 @@
 #include "tessera/testing/folder.h"
 #include "tessera/testing/net.h"
 #include "tessera/testing/saved_picture.h"
+#include "tests/extending/memory_storage.h"
 
 namespace tessera::testing::async_saver_test {
 namespace {
@@ -180,68 +179,38 @@ TEST(AsyncSaver, RemovesOldCheckpointsAfterTheCommit) {
   EXPECT_EQ(std::filesystem::read_symlink(folder / "run-latest"), "run-step-000011");
 }
 
-/// Keeps objects in memory, except that one of rank 1 is never written until release().
-class StuckStorage : public Storage {
+/// One object of rank 1 is never written until release().
+class StuckStorage : public own::MemoryStorage {
  public:
-  std::optional<uint64_t> size(const std::string& name) override {
-    const std::lock_guard lock(mutex_);
-    const auto found = objects_.find(name);
-    return found == objects_.end() ? std::nullopt : std::optional<uint64_t>(found->second.size());
-  }
-  void read(const std::string& name, uint64_t offset, std::span<std::byte> to) override {
-    const std::lock_guard lock(mutex_);
-    std::copy_n(objects_.at(name).begin() + static_cast<std::ptrdiff_t>(offset), to.size(), to.begin());
-  }
-  std::unique_ptr<Upload> create(const std::string& name) override { return std::make_unique<InMemory>(*this, name); }
-  std::vector<std::string> list(const std::string& start) override {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::string> names;
-    for (const auto& [name, bytes] : objects_) {
-      if (name.starts_with(start)) names.push_back(name);
-    }
-    return names;
-  }
-  void remove(const std::string& name) override {
-    const std::lock_guard lock(mutex_);
-    objects_.erase(name);
+  std::unique_ptr<Upload> create(const std::string& name) override {
+    return std::make_unique<Stuck>(*this, name.find("rank-1") != std::string::npos, MemoryStorage::create(name));
   }
 
   void release() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_released_ = true;
-    }
-    changed_.notify_all();
+    is_released_ = true;
+    is_released_.notify_all();
     while (uploads_ > 0) std::this_thread::yield();
   }
 
  private:
-  class InMemory : public Upload {
-   public:
-    InMemory(StuckStorage& all, std::string name) : all_(all), name_(std::move(name)) { all_.uploads_++; }
-    ~InMemory() override { all_.uploads_--; }
+  struct Stuck : Upload {
+    Stuck(StuckStorage& all, bool waits, std::unique_ptr<Upload> object) : all(all), waits(waits), object(std::move(object)) {
+      all.uploads_++;
+    }
+    ~Stuck() override { all.uploads_--; }
     void write(int part, std::span<const std::byte> bytes) override {
-      std::unique_lock lock(all_.mutex_);
-      if (name_.find("rank-1") != std::string::npos) all_.changed_.wait(lock, [&] { return all_.is_released_; });
-      parts_[part].assign(bytes.begin(), bytes.end());
+      if (waits) all.is_released_.wait(false);
+      object->write(part, bytes);
     }
-    void complete() override {
-      const std::lock_guard lock(all_.mutex_);
-      auto& object = all_.objects_[name_];
-      for (const auto& [part, bytes] : parts_) object.insert(object.end(), bytes.begin(), bytes.end());
-    }
+    void complete() override { object->complete(); }
 
-   private:
-    StuckStorage& all_;
-    const std::string name_;
-    std::map<int, std::vector<std::byte>> parts_;
+    StuckStorage& all;
+    const bool waits;
+    const std::unique_ptr<Upload> object;
   };
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_released_ = false;
+  std::atomic<bool> is_released_ = false;
   std::atomic<int> uploads_ = 0;
-  std::map<std::string, std::vector<std::byte>> objects_;
 };
 
 TEST(AsyncSaver, DoesNotOutlastItsLimitWhereNothingIsWritten) {

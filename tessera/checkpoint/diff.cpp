@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 /// A checkpoint, and the names of its tensors as both sides call them.
 struct Side {
-  explicit Side(const fs::path& path) : run(read_run(path)), stored(run.catalog) {}
+  explicit Side(const fs::path& path) : run(read_run(path)), stored(run.catalog) { stored.verify_headers(); }
 
   void take_names(const std::string& other_optimizer) {
     for (const auto& [name, tensor] : run.catalog.tensors) {
@@ -134,18 +134,19 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
 }
 
 std::string to_json(const Difference& difference) {
-  nlohmann::ordered_json result = {{"equal", difference.equal},
-                                   {"only_one", difference.only_one},
-                                   {"only_other", difference.only_other},
-                                   {"different", nlohmann::ordered_json::object()}};
+  using Json = nlohmann::ordered_json;
+  Json result = {
+      {"equal", difference.equal}, {"only_one", difference.only_one}, {"only_other", difference.only_other}, {"different", Json::object()}};
+  auto& different = result["different"].get_ref<Json::object_t&>();
   for (const auto& tensor : difference.different) {
-    result["different"][tensor.name] = {{"one", tensor.one},
-                                        {"other", tensor.other},
-                                        {"values", tensor.values},
-                                        {"largest", tensor.largest},
-                                        {"largest_relative", tensor.largest_relative}};
+    // By [] each name would be looked for among all.
+    different.emplace_back(tensor.name, Json{{"one", tensor.one},
+                                             {"other", tensor.other},
+                                             {"values", tensor.values},
+                                             {"largest", tensor.largest},
+                                             {"largest_relative", tensor.largest_relative}});
   }
-  return result.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return result.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
 std::string to_table(const Difference& difference) {

@@ -48,6 +48,7 @@ std::string kind_of(const std::string& name, const Manifest& run) {
 std::string inspect(const fs::path& path) {
   const auto format = format_of(path);
   const CatalogReader stored(read_catalog(path));  // looks at the sizes of the files
+  stored.verify_headers();
   const auto& catalog = stored.catalog();
   const auto* const holds = format == Format::Gguf && GgufFile(path).is_adapter() ? " with an adapter" : "";
   Json result = {{"path", path.string()}, {"format", fmt::format("{}{}", name_of(format), holds)}};
@@ -63,11 +64,12 @@ std::string inspect(const fs::path& path) {
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
   std::map<std::string, int64_t> kinds;  // of what there are how many values, where the format tells
-  result["tensors"] = Json::object();
+  auto& tensors = (result["tensors"] = Json::object()).get_ref<Json::object_t&>();
   for (const auto& [name, tensor] : catalog.tensors) {
     const auto values = c10::multiply_integers(tensor.shape);
     const auto size = values * static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    result["tensors"][name] = {{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}};
+    // By [] each name would be looked for among all.
+    tensors.emplace_back(name, Json{{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}});
     numel += values;
     bytes += size;
     if (format == Format::Tessera) kinds[kind_of(name, run)] += values;

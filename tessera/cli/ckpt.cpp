@@ -45,6 +45,9 @@ int verify(const std::string& given, bool cheap) {
   }
   fmt::print("{} {}: {}, {}, {}{}\n", place.string(), unchecked.empty() ? "is whole" : "has all its bytes", counted(found.files, "file"),
              counted(found.tensors, "tensor"), counted(found.bytes, "byte"), unchecked);
+  const auto all = checkpoint::step_folders(without_slashes(given));
+  if (!all.empty() && all.back().folder != place && checkpoint::prefix_of(place))
+    throw IoError(fmt::format("{} is newer, and can't be loaded, for the reason above", all.back().folder.string()));
   return 0;
 }
 

@@ -104,7 +104,8 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
     EXPECT_TRUE(checkpoint::read_torch_file(folder / "out.pth").tensors.contains("model.c.bias"));
   }
   for (int rank = 0; rank < 3; rank++) {
-    std::filesystem::copy_file(checkpoint::torch_xla_file(theirs, rank, 3), fmt::format("{}.part{}.ckpt", (folder / "epoch3").string(), rank));
+    std::filesystem::copy_file(checkpoint::torch_xla_file(theirs, rank, 3),
+                               fmt::format("{}.part{}.ckpt", (folder / "epoch3").string(), rank));
   }
   const auto merged = ckpt("merge", {"--ckpt_prefix", folder / "epoch3", "--ckpt_suffix", ".part*.ckpt", folder / "merged3"});
   EXPECT_EQ(merged.status, 0) << merged.output;
@@ -140,8 +141,20 @@ TEST_F(Ckpt, VerifiesEveryFile) {
   EXPECT_THAT(damaged.output, AllOf(HasSubstr("rank-1-of-2.safetensors is damaged: the bytes of '"), HasSubstr("is damaged in 1 place")));
   EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", file}).status, 1);
   EXPECT_EQ(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000005"}).status, 0);
+  auto header = bytes;
+  header[9] ^= 1;
+  write_file(file, header);
+  for (const auto* verb : {"inspect", "verify"}) {
+    const auto refused = ckpt(verb, {prefix});
+    EXPECT_EQ(refused.status, 1) << verb;
+    EXPECT_THAT(refused.output, HasSubstr("rank-1-of-2.safetensors")) << verb;
+  }
+  EXPECT_EQ(ckpt("diff", {prefix, prefix}).status, 1);
   std::filesystem::remove(file);
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", prefix + "-step-000020"}).output, HasSubstr("'rank-1-of-2.safetensors' is missing"));
+  const auto older = ckpt("verify", {prefix});
+  EXPECT_EQ(older.status, 1);
+  EXPECT_THAT(older.output, AllOf(HasSubstr("net-step-000005 is whole"), HasSubstr("net-step-000020 is newer, and can't be loaded")));
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", folder / "none"}).output, HasSubstr("none called none-step-N"));
 }
 

@@ -37,7 +37,7 @@ void AddedTokens::cut(std::string_view text, c10::function_ref<void(std::string_
   if (!any_) return take(text, -1);
   size_t done = 0;
   for (size_t at = 0; at < text.size();) {
-    const auto* token = longest_at(text.substr(at));
+    const auto* token = may_begin_with(text[at]) ? longest_at(text.substr(at)) : nullptr;
     if (token == nullptr) {
       at++;
       continue;

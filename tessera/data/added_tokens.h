@@ -31,6 +31,7 @@ class AddedTokens {
   void cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const;
 
  private:
+  bool may_begin_with(char byte) const { return !by_first_byte_[static_cast<uint8_t>(byte)].empty(); }
   const AddedToken* longest_at(std::string_view text) const;
 
   std::array<std::vector<AddedToken>, 256> by_first_byte_;  // the longest first

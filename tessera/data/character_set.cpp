@@ -1,9 +1,11 @@
 #include "tessera/data/character_set.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
+#include <charconv>
 #include <string>
+
+#include "tessera/data/unicode_table.h"
 
 namespace tessera::data {
 namespace {
@@ -52,24 +54,45 @@ constexpr LongName kLongNames[] = {{"letter", "l"},
                                    {"privateuse", "co"},
                                    {"unassigned", "cn"}};
 
-/// Of a category by its one or two letters; empty if there is none.
-CharacterSet of_category(std::string_view name) {
-  const auto& table = kUnicodeTable;
+void add_ranges(const NamedCharacters& named, std::vector<CharacterRange>& ranges) {
+  char32_t next = 0;
+  bool is_inside = false;
+  for (const char *c = named.lengths.data(), *end = c + named.lengths.size(); c != end; is_inside = !is_inside) {
+    char32_t length = 0;
+    if (*c == ' ') c++;
+    if (std::isdigit(static_cast<unsigned char>(*c)) != 0) {
+      uint32_t number = 0;
+      c = std::from_chars(c, end, number).ptr;
+      length = number;
+    } else {
+      length = static_cast<char32_t>(*c >= 'a' ? *c - 'a' + 1 : *c - 'A' + 27);
+      c++;
+    }
+    if (is_inside) ranges.push_back({next, next + length - 1});
+    next += length;
+  }
+}
+
+/// All that the table has under names that begin so, of this length.
+CharacterSet in_table(std::string_view name, size_t length) {
   std::vector<CharacterRange> ranges;
-  for (size_t i = 0; i < table.runs.size(); i++) {
-    if (!table.categories[table.runs[i].category].starts_with(name)) continue;
-    ranges.push_back({table.runs[i].first, i + 1 < table.runs.size() ? table.runs[i + 1].first - 1 : CharacterSet::kLast});
+  for (const auto& named : kNamedCharacters) {
+    if (named.name.size() == length && named.name.starts_with(name)) add_ranges(named, ranges);
   }
   return CharacterSet(std::move(ranges));
 }
 
-CharacterSet beside(std::string_view name) {
-  const auto found = std::ranges::find(kUnicodeTable.beside, name, &NamedRanges::name);
-  return CharacterSet(std::vector(found->ranges.begin(), found->ranges.end()));
+/// Of a category by its one or two letters; empty if there is none.
+CharacterSet of_category(std::string_view name) {
+  return in_table(name, 2);
+}
+
+CharacterSet in_table(std::string_view name) {
+  return in_table(name, name.size());
 }
 
 CharacterSet alphabetic() {
-  return of_category("l") | of_category("nl") | beside("alphabetic");
+  return of_category("l") | of_category("nl") | in_table("alphabetic");
 }
 
 CharacterSet white_space() {
@@ -81,8 +104,8 @@ std::optional<CharacterSet> of_property(std::string_view name) {
   if (name == "ascii") return CharacterSet({{0, 0x7F}});
   if (name == "alpha" || name == "alphabetic") return alphabetic();
   if (name == "alnum") return alphabetic() | of_category("nd");
-  if (name == "upper" || name == "uppercase") return of_category("lu") | beside("uppercase");
-  if (name == "lower" || name == "lowercase") return of_category("ll") | beside("lowercase");
+  if (name == "upper" || name == "uppercase") return of_category("lu") | in_table("uppercase");
+  if (name == "lower" || name == "lowercase") return of_category("ll") | in_table("lowercase");
   if (name == "word") return alphabetic() | of_category("m") | of_category("nd") | of_category("pc");
   if (name == "space" || name == "whitespace") return white_space();
   if (name == "blank") return of_category("zs") | CharacterSet('\t');
@@ -139,13 +162,8 @@ std::optional<CharacterSet> characters_named(std::string_view name) {
   }
   if (auto found = of_property(plain)) return found;
   if (const auto* found = std::ranges::find(kLongNames, plain, &LongName::name); found != std::end(kLongNames)) plain = found->category;
-  if (plain.size() == 1 || plain.size() == 2) {
-    auto found = of_category(plain);
-    return found.ranges().empty() ? std::nullopt : std::optional(std::move(found));
-  }
-  const auto script = std::ranges::find(kUnicodeTable.scripts, plain, &NamedRanges::name);
-  if (script == kUnicodeTable.scripts.end()) return std::nullopt;
-  return CharacterSet(std::vector(script->ranges.begin(), script->ranges.end()));
+  auto found = plain.size() == 1 ? of_category(plain) : in_table(plain);
+  return found.ranges().empty() ? std::nullopt : std::optional(std::move(found));
 }
 
 }  // namespace tessera::data

@@ -5,9 +5,12 @@
 #include <string_view>
 #include <vector>
 
-#include "tessera/data/unicode_table.h"
-
 namespace tessera::data {
+
+struct CharacterRange {
+  char32_t first = 0, last = 0;
+  bool operator==(const CharacterRange&) const = default;
+};
 
 class CharacterSet {
  public:

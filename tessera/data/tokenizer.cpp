@@ -14,9 +14,7 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kMostWords = 1 << 16;      // that a thread remembers,
-constexpr size_t kLongestRemembered = 256;  // of so many bytes at most
-constexpr size_t kMostTokenizers = 8;       // that a thread remembers words for
+constexpr size_t kMostTokenizers = 8;  // that a thread remembers words for
 
 std::atomic<uint64_t> tokenizers = 0;
 
@@ -159,17 +157,11 @@ void TokenizerCore::expect_named(std::string_view pre_name) const {
 }
 
 void TokenizerCore::encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const {
-  const auto known = scratch.words.find(word);
-  if (known != scratch.words.end()) {
-    to.insert(to.end(), known->second.begin(), known->second.end());
-    return;
-  }
+  if (scratch.words.find(word, to)) return;
   const auto begin = to.size();
   const auto found = whole.find(word);
   found != whole.end() ? to.push_back(found->second) : pairs->encode(word, to);
-  if (word.size() > kLongestRemembered) return;
-  if (scratch.words.size() >= kMostWords) scratch.words.clear();
-  scratch.words.emplace(word, std::vector<int32_t>(to.begin() + static_cast<ptrdiff_t>(begin), to.end()));
+  scratch.words.add(word, std::span(to).subspan(begin));
 }
 
 void TokenizerCore::encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const {
@@ -223,6 +215,7 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
 
 std::vector<int32_t> Tokenizer::encode(std::string_view text, Ends ends) const {
   std::vector<int32_t> tokens;
+  tokens.reserve(text.size() / 4);  // as many as most texts have
   encode(text, tokens, ends);
   return tokens;
 }

@@ -1,9 +1,12 @@
 // What a tokenizer is made of.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -18,9 +21,41 @@
 namespace tessera::data {
 
 inline constexpr auto kSentencePiece =
-    "this is a tokenizer of SentencePiece, as Llama 2, Mistral 7B and Gemma have it; only byte-level BPE is read here: choose a model of that "
+    "this is a tokenizer of SentencePiece, as Llama 2, Mistral 7B and Gemma have it; only byte-level BPE is read here: choose a model of "
+    "that "
     "kind, such as Llama 3, Qwen, SmolLM or Mistral NeMo";
 inline constexpr auto kChatTemplateFile = "chat_template.jinja";
+
+/// Remembers the tokens of words. A word forgets the one that had its place before, and long words have none.
+class KnownWords {
+ public:
+  /// Appends the tokens of a word that is known.
+  bool find(std::string_view word, std::vector<int32_t>& tokens) const {
+    const auto& known = places_[place_of(word)];
+    if (word != std::string_view(known.word, known.size)) return false;
+    tokens.insert(tokens.end(), known.tokens, known.tokens + known.count);
+    return true;
+  }
+  void add(std::string_view word, std::span<const int32_t> tokens) {
+    auto& known = places_[place_of(word)];
+    if (word.size() > sizeof known.word || tokens.size() > std::size(known.tokens)) return;
+    known.size = static_cast<uint8_t>(word.copy(known.word, sizeof known.word));
+    known.count = static_cast<uint8_t>(tokens.size());
+    std::ranges::copy(tokens, known.tokens);
+  }
+
+ private:
+  static constexpr int kBits = 15;
+
+  struct Place {
+    char word[46] = {};
+    uint8_t size = 0, count = 0;
+    int32_t tokens[20] = {};
+  };
+  static size_t place_of(std::string_view word) { return std::hash<std::string_view>{}(word) >> (64 - kBits); }
+
+  std::vector<Place> places_{size_t{1} << kBits};
+};
 
 /// All of it, unchanged once it is made.
 struct TokenizerCore {
@@ -44,7 +79,7 @@ struct TokenizerCore {
   /// What a thread needs for it.
   struct Scratch {
     PreTokenizer::Scratch pre;
-    std::unordered_map<std::string, std::vector<int32_t>, TextHash, std::equal_to<>> words;
+    KnownWords words;
   };
   Scratch& scratch() const;
 

@@ -1,34 +1,19 @@
 // Which characters are letters, numbers and so on, for cutting texts as Hugging Face's library does.
 #pragma once
 
-#include <cstdint>
 #include <span>
 #include <string_view>
 
 namespace tessera::data {
 
-struct CharacterRange {
-  char32_t first = 0, last = 0;
-  bool operator==(const CharacterRange&) const = default;
+/// Unicode characters with a name in lower case: that of a category ("lu"), of a script ("latin"), or of a property ("alphabetic"), which
+/// has those of other categories than letters.
+struct NamedCharacters {
+  std::string_view name;
+  /// From 0 on, how many characters in a row are not in it, are in it, are not, and so on. A letter is a length from 1 (a) to 26 (z) and
+  /// 52 (Z); others are decimal, with a space between two of them.
+  std::string_view lengths;
 };
-
-/// Characters of one general category, up to where the next run begins.
-struct CategoryRun {
-  char32_t first;
-  uint8_t category;  // its place in UnicodeTable::categories
-};
-
-struct NamedRanges {
-  std::string_view name;  // in lower case
-  std::span<const CharacterRange> ranges;
-};
-
-struct UnicodeTable {
-  std::span<const CategoryRun> runs;             // of all characters, by their numbers
-  std::span<const std::string_view> categories;  // "lu", "ll" ...
-  std::span<const NamedRanges> beside;           // of Alphabetic, Uppercase and Lowercase, those of other categories than letters
-  std::span<const NamedRanges> scripts;
-};
-extern const UnicodeTable kUnicodeTable;
+extern const std::span<const NamedCharacters> kNamedCharacters;
 
 }  // namespace tessera::data

@@ -66,9 +66,11 @@ void warn_of_ranks_apart(std::span<const at::Tensor> parameters) {
   if (!identity || identity->world_size == 1 || identity->rank != 0 || std::ranges::all_of(parameters, is_ignored)) return;
   static std::once_flag once;
   std::call_once(once, [&] {
-    log(LogLevel::Warning, fmt::format("an optimizer was given no parameter of a sharded model, so each of the {} ranks trains by itself; call "
-                                       "tessera::fully_shard(model, {{.mesh = world}}) before the optimizer is made, or tessera::average_gradients before its step",
-                                       identity->world_size));
+    log(LogLevel::Warning,
+        fmt::format(
+            "an optimizer was given no parameter of a sharded model, so each of the {} ranks trains by itself; call "
+            "tessera::fully_shard(model, {{.mesh = world}}) before the optimizer is made, or tessera::average_gradients before its step",
+            identity->world_size));
   });
 }
 
@@ -312,7 +314,7 @@ void Optimizer::step() {
   const c10::AutoGradMode no_grad(false);
   expect_ignored_alike(parameters_);
   const Releases after{units_};
-  if (!backward_step_) expect_gradients(parameters_);
+  if (!end_backward_step()) expect_gradients(parameters_);
   units_with_gradients();
   const WriteGuard guard(units_, kind_of_write(), description());
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
@@ -327,7 +329,6 @@ void Optimizer::step() {
   }
   end_step();
   factor_ = at::Tensor();
-  if (backward_step_ && !end_backward_step()) expect_gradients(parameters_);
   guard.commit();
   ends_step_ = true;
 }

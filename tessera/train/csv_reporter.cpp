@@ -68,13 +68,21 @@ std::string contents_of(const std::filesystem::path& path) {
 CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& options) : path_(std::move(path)) {
   if (options.rank != 0) return;
   make_folders_for(path_);
+  std::error_code unknown;
+  if (const auto there = std::filesystem::status(path_, unknown); std::filesystem::is_other(there)) {
+    throw IoError(
+        fmt::format("the metrics file {} is a pipe or a device, where a table can't get another column; name a file, or write "
+                    "lines of JSON (.jsonl)",
+                    path_.string()));
+  }
   open_report(path_, 0);  // whether it can be written at all
   std::string rows;
   if (options.first_step > 0) read_before(options, rows);
   replace(rows);
 }
 
-/// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an interrupted run has left.
+/// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an
+/// interrupted run has left.
 void CsvReporter::read_before(const ReporterOptions& options, std::string& rows) {
   const auto text = contents_of(path_);
   std::string_view rest = text;

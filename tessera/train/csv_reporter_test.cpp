@@ -111,11 +111,16 @@ TEST_F(CsvReports, OtherFilesAreNotTouched) {
 
 TEST_F(CsvReports, ErrorsNameTheFile) {
   EXPECT_THAT(message_of<IoError>([&] { CsvReporter(folder.path()); }), AllOf(HasSubstr(folder.path().string()), HasSubstr("directory")));
+  for (const int64_t first : {0, 5})
+    EXPECT_THAT(message_of<IoError>([&] { CsvReporter("/dev/zero", {.first_step = first}); }),
+                HasSubstr("/dev/zero is a pipe or a device"));
   CsvReporter file(path);
   file.write(1, {{"loss", 1}});
   {
     const testing::FullDisk full(20);
-    EXPECT_THAT(message_of<IoError>([&] { file.write(2, {{"loss", 0.123456789012}}); }),
+    EXPECT_THAT(message_of<IoError>([&] {
+                  file.write(2, {{"loss", 0.123456789012}});
+                }),
                 AllOf(HasSubstr("step 2"), HasSubstr(path.string())));
   }
   file.write(3, {{"loss", 3}});  // there is room again: what was written in part is overwritten

@@ -33,8 +33,10 @@ std::string json_text(std::string_view text) {
 /// Truncates the file before the first line that the new run makes again. Also drops an incomplete last line, which an interrupted run has
 /// left.
 void keep_before(const std::filesystem::path& path, const ReporterOptions& options) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(path, unknown)) return;  // a pipe or a device, or it does not exist
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) return;  // it does not exist, or opening it for writing will report the error
+  if (!stream) return;  // opening it for writing will report the error
   uintmax_t kept = 0;
   int64_t number = 1;
   for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
@@ -43,7 +45,8 @@ void keep_before(const std::filesystem::path& path, const ReporterOptions& optio
       throw IoError(fmt::format("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one",
                                 number, path.string(), printable(line.substr(0, 40))));
     }
-    if (is_made_again(*found, options, [&](const auto& name) { return line.find(',' + json_text(name) + ':') != std::string::npos; })) break;
+    if (is_made_again(*found, options, [&](const auto& name) { return line.find(',' + json_text(name) + ':') != std::string::npos; }))
+      break;
     kept += line.size() + 1;
   }
   try {

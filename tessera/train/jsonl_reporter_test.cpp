@@ -133,6 +133,10 @@ TEST_F(JsonlReports, ValuesHaveNamesOfTheirOwn) {
   EXPECT_EQ(text(), "");
 }
 
+TEST_F(JsonlReports, ADeviceIsNotReadBack) {
+  JsonlReporter("/dev/zero", {.first_step = 5}).write(5, {});
+}
+
 TEST_F(JsonlReports, AFullDiskIsAnErrorThatNamesTheFile) {
   JsonlReporter file("/dev/full");
   EXPECT_THAT(message_of<IoError>([&] { file.write(4, {}); }),

@@ -51,7 +51,10 @@ void write_report(const Fd& file, const std::filesystem::path& path, int64_t ste
   while (!text.empty()) {
     const auto count = offset ? ::pwrite(file.get(), text.data(), text.size(), *offset) : ::write(file.get(), text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) throw IoError(fmt::format("can't write step {} to the metrics file {}: {}", step, path.string(), std::strerror(errno)));
+    if (count < 0) {
+      throw IoError(fmt::format("can't write step {} to the metrics file {}: {}{}", step, path.string(), std::strerror(errno),
+                                errno == ENOSPC ? "; make room, or name a file on another disk, and resume" : ""));
+    }
     text.remove_prefix(static_cast<size_t>(count));
     if (offset) *offset += count;
   }

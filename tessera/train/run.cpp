@@ -133,8 +133,11 @@ void Run::load(const std::filesystem::path& newest) {
   all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
     if (!world.is_first()) return;
     for (const auto& [name, why] : damaged) {
-      log(LogLevel::Warning, fmt::format("{} is damaged, so the run resumes from {}: {}", name.string(), folder.string(), why));
-      if (!keeps_names) checkpoint::set_aside(name, why);
+      if (keeps_names) {
+        log(LogLevel::Warning, fmt::format("{} is damaged, so the run resumes from {}: {}", name.string(), folder.string(), why));
+      } else {
+        checkpoint::set_aside(name, why);
+      }
     }
     if (!damaged.empty()) checkpoint::mend_latest(options_.prefix);
   });

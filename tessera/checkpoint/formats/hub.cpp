@@ -264,12 +264,14 @@ void HubWriter::give_usual_names() {
 }
 
 void HubWriter::write_index() const {
-  nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::ordered_json::object()}};
+  using Json = nlohmann::ordered_json;
+  Json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", Json::object()}};
+  auto& files = index["weight_map"].get_ref<Json::object_t&>();
   int64_t bytes = 0;
   for (size_t i = 0; i < shards_.size(); i++) {
     for (const auto& entry : shards_[i]) {
       bytes += entry.bytes();
-      index["weight_map"][entry.name] = files_[i].filename().string();
+      files.emplace_back(entry.name, files_[i].filename().string());  // by [] each name would be looked for among all
     }
   }
   index["metadata"]["total_size"] = bytes;

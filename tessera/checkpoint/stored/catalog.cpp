@@ -269,6 +269,12 @@ void CatalogReader::verify(const StoredChecksum& bytes) const {
   if (!is_as_written(bytes)) throw IoError(damage(bytes));
 }
 
+void CatalogReader::verify_headers() const {
+  for (const auto& bytes : catalog_.checksums) {
+    if (bytes.name == kHeaderName) verify(bytes);
+  }
+}
+
 bool CatalogReader::is_as_written(const StoredChecksum& bytes) const {
   return bytes.checksum == digest_of(files_.at(bytes.file), bytes.begin, bytes.bytes, StoredDigest::kind_of(bytes.checksum));
 }

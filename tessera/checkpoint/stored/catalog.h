@@ -25,8 +25,8 @@ struct BlockCode;
 /// A box of a tensor in a file: the value at box.offsets + i is the one with the number `first + i * strides` of those from `offset` on.
 struct StoredBox {
   TensorSlice box;
-  size_t file = 0;                    // its number in Catalog::files
-  uint64_t offset = 0;                // in bytes
+  size_t file = 0;      // its number in Catalog::files
+  uint64_t offset = 0;  // in bytes
   int64_t first = 0;
   std::vector<int64_t> strides = {};  // in values, not negative
 };
@@ -49,6 +49,9 @@ struct StoredChecksum {
   std::string name;  // of what lies there, for errors
 };
 
+/// The name of a rank file's header. Its checksum tells files of another save from those that belong together.
+inline constexpr auto kHeaderName = "header";
+
 /// A number that all files of a save have, by which a file of another save is told from them. Other programs ignore where it stands, and
 /// files that they have written say nothing.
 struct SaveNumber {
@@ -66,7 +69,7 @@ struct Catalog {
   std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};
   std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
-  std::vector<std::string> faults = {};  // of what is damaged and left out, because the model can be loaded without it
+  std::vector<std::string> faults = {};              // of what is damaged and left out, because the model can be loaded without it
   std::optional<SaveNumber> save = {};
 };
 
@@ -102,7 +105,9 @@ class CatalogReader {
   void expect_complete(const std::string& name) const;
   /// Throws IoError if bytes are not those that were written.
   void verify(const StoredChecksum& bytes) const;
-  /// The same as an answer, and what verify() says of damage.
+  /// The same of the headers of all files.
+  void verify_headers() const;
+  /// The same as verify() as an answer, and what that says of damage.
   bool is_as_written(const StoredChecksum& bytes) const;
   std::string damage(const StoredChecksum& bytes) const;
 

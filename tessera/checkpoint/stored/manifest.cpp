@@ -82,7 +82,6 @@ class Composition {
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
       if (!name->empty()) add_whole(*name);
     }
-    // With the header's, a file that belongs to another save is noticed.
     manifest_.catalog.checksums.push_back({.file = number_,
                                            .begin = 0,
                                            .bytes = file.tensors.header_bytes(),

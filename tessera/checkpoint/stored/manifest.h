@@ -34,7 +34,6 @@ struct Manifest {
 };
 
 inline constexpr auto kManifestFile = "manifest.json";
-inline constexpr auto kHeaderName = "header";  // of the checksum of a rank file's header
 
 /// Reads the manifest of a checkpoint, or makes one of the headers of its files if it is older than manifests. Throws IoError if the folder
 /// is no checkpoint or incomplete.

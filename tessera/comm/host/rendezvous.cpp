@@ -177,7 +177,8 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
         if (!store.check({key(other)})) missing.push_back(other);
       }
       if (missing.empty()) continue;
-      const auto who = fmt::format("{}{} of {}", name_ranks(missing), missing.size() < kMostNamed ? "" : " and perhaps more", identity.world_size);
+      const auto who =
+          fmt::format("{}{} of {}", name_ranks(missing), missing.size() < kMostNamed ? "" : " and perhaps more", identity.world_size);
       if (late) {
         throw TimeoutError(
             fmt::format("start of rank {}: time is up, and {} still missing; are all processes of the job running, with "
@@ -186,8 +187,9 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
       }
       warned = true;
       // The first rank that is there says it for all.
-      const auto before = std::ranges::count_if(missing, [&](int other) { return other < identity.rank; });
-      if (before == std::min(int64_t{identity.rank}, static_cast<int64_t>(kMostNamed)))
+      int first = rank > 0 ? 0 : 1;
+      while (first < identity.rank && !store.check({key(first)})) first++;
+      if (first == identity.rank)
         log(LogLevel::Warning, fmt::format("waiting for {} to join {}; giving up in {}", who, wait.place, time_left(wait.end)));
     }
     std::this_thread::sleep_for(kPoll);
@@ -260,7 +262,7 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
                                   const StartWait& wait) {
   auto values = bounded(time_until(wait.end) + kGrace, [=] { return exchange_now(*store, identity, topic, own, wait); });
   if (!values) {
-    const auto* const keeper = env("TESSERA_STORE")  ? "TESSERA_STORE names it: does its file system answer?"
+    const auto* const keeper = env("TESSERA_STORE") ? "TESSERA_STORE names it: does its file system answer?"
                                : identity.rank == 0 ? "this process keeps it: does it get any time to run?"
                                                     : "rank 0 keeps it: is its host up and reachable?";
     throw TimeoutError(fmt::format("start of rank {}: the store does not answer; {}", identity.rank, keeper));
