@@ -316,6 +316,7 @@ build() {
   local quiet=()
   [ -t 1 ] || quiet=(-- --quiet)
   begin
-  cmake --build "$@" "${quiet[@]}"
+  # One unit for each core: more need memory for nothing.
+  cmake --build "$@" --parallel "$(nproc)" "${quiet[@]}"
   end "built"
 }

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::testing::atomic_write_test {
 namespace {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::disk_memory_test {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/page.h"
+#include "tests/testing/page.h"
 
 namespace tessera::env_test {
 namespace {

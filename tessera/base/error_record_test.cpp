@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "tessera/base/memory_file.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::error_record_test {
 namespace {

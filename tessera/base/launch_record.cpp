@@ -17,7 +17,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kName = "tessera-launch-record";
+constexpr const char* kMemoryName = "tessera-launch-record";
 constexpr const char* kStarts = "starts";
 constexpr const char* kJoined = "joined";
 constexpr const char* kSettings = "settings";
@@ -29,7 +29,7 @@ std::atomic<int> failed = -1;  // the rank of this process that has recorded a f
 void add_line(int rank, std::string_view words) noexcept try {
   const auto path = env(LaunchRecord::kVariable);
   // In another container the same path may lead to a file of an unrelated process.
-  if (!path || std::filesystem::read_symlink(*path) != fmt::format("/memfd:{} (deleted)", kName)) return;
+  if (!path || std::filesystem::read_symlink(*path) != fmt::format("/memfd:{} (deleted)", kMemoryName)) return;
   const Fd file(::open(path->c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   const auto line = fmt::format("{} {}\n", rank, words);
   [[maybe_unused]] const auto written = ::write(file.get(), line.data(), line.size());
@@ -73,7 +73,7 @@ void record_recovery(int rank) noexcept {
   if (failed.load(std::memory_order_relaxed) == rank && failed.exchange(-1) == rank) add_line(rank, kRecovers);
 }
 
-LaunchRecord::LaunchRecord() : file_(kName) {}
+LaunchRecord::LaunchRecord() : file_(kMemoryName) {}
 
 std::map<int, LaunchRecord::Rank> LaunchRecord::read() const {
   std::map<int, Rank> ranks;

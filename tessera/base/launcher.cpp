@@ -81,13 +81,13 @@ const Launcher* plain_launcher() {
   return env(kPmix.size) ? &kPmix : nullptr;
 }
 
-constexpr int kFirst = 20000, kCount = 10000;  // ports of jobs that set none
+constexpr int kFirstPort = 20000, kPorts = 10000;  // ports of jobs that set none
 
 /// Another job of the same host should not come to the same port.
 int port_of(const std::string& job) {
   uint32_t mixed = 2166136261U;  // FNV-1a, which is the same on every host
   for (const char letter : job) mixed = (mixed ^ static_cast<unsigned char>(letter)) * 16777619U;
-  return kFirst + static_cast<int>(mixed % kCount);
+  return kFirstPort + static_cast<int>(mixed % kPorts);
 }
 
 std::string job_of(const Launcher& launcher) {
@@ -100,7 +100,7 @@ int slurm_port() {
   constexpr int kStepsApart = 101;
   const auto job = env_int("SLURM_JOB_ID", 0, kMost).value_or(0);
   const auto step = env_int("SLURM_STEP_ID", 0, std::numeric_limits<int64_t>::max()).value_or(0);
-  return static_cast<int>(kFirst + (job + step % kCount * kStepsApart) % kCount);
+  return static_cast<int>(kFirstPort + (job + step % kPorts * kStepsApart) % kPorts);
 }
 
 /// The launcher whose variables hold for this process; null if there is none.

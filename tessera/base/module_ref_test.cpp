@@ -6,7 +6,7 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::module_ref_test {
 namespace {

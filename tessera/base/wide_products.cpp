@@ -25,7 +25,7 @@ void say_once(at::ScalarType dtype) {
   if (is_said.exchange(true)) return;
   log(LogLevel::Warning,
       fmt::format(
-          "this processor has no instructions for products of {}; they are computed in float32 and rounded, which is as fast as float32",
+          "this processor has no instructions for products of {}; they are computed in float32 and rounded, which takes about as long as in float32",
           c10::toString(dtype)));
 }
 
@@ -106,8 +106,8 @@ struct Wide<kernel> {
 
 constexpr int64_t kStrip = 1 << 19;  // values that are wide at a time: 2 MB, which a cache holds until they are used
 
-/// Multiplies large matrices in float32. The largest of the two and their product is wide in strips only: as a whole it would pass through
-/// memory twice more. `take` gets the product, or strips of its rows one by one.
+/// Multiplies matrices in float32 of which one, or their product, is too large for a cache. That is never wide as a whole, because it would pass
+/// through memory twice more. `take` gets the product, or strips of its rows one by one.
 class StripProduct {
  public:
   using Take = c10::function_ref<void(int64_t begin, const at::Tensor& rows)>;
@@ -115,7 +115,9 @@ class StripProduct {
   static bool is_for(const at::Tensor& a, const at::Tensor& b) {
     const auto dtype = a.scalar_type();
     if (!multiplies_slowly(dtype) || b.scalar_type() != dtype || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return false;
-    return std::max({a.numel(), b.numel(), a.size(0) * b.size(1)}) > kStrip;
+    int64_t sizes[] = {a.numel(), b.numel(), a.size(0) * b.size(1)};
+    std::ranges::sort(sizes);
+    return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the others, which a cache must hold, too
   }
 
   StripProduct(const at::Tensor& a, const at::Tensor& b) : a_(a), b_(b) { say_once(a.scalar_type()); }
@@ -177,7 +179,7 @@ at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  if (!StripProduct::is_for(a, b) || self.scalar_type() != a.scalar_type()) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
+  if (!StripProduct::is_for(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
   const auto added = self.expand(result.sizes());
   const bool adds = beta.toDouble() != 0;  // as in libtorch, NaNs do not count then

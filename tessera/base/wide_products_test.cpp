@@ -83,6 +83,8 @@ TEST(WideProducts, OfLargeMatricesAreWideInStrips) {
     const double terms[] = {static_cast<double>(out), static_cast<double>(rows), static_cast<double>(rows)};
     for (size_t i = 0; i < narrow.size(); i++)
       EXPECT_TRUE(at::allclose(narrow[i].grad().to(at::kFloat), wide[i].grad(), 0.02, 0.04 * std::sqrt(terms[i]))) << i;
+    const auto nothing = at::full({out}, NAN, at::kBFloat16);
+    EXPECT_TRUE(at::addmm(nothing, narrow[0], narrow[1].t(), 0).isfinite().all().item<bool>());
     const auto sum = at::addmm(narrow[2], narrow[0], narrow[1].t(), 0.5, 2), wide_sum = at::addmm(wide[2], wide[0], wide[1].t(), 0.5, 2);
     EXPECT_TRUE(at::allclose(sum.to(at::kFloat), wide_sum, 0.02, 0.02 * std::sqrt(in)));
   }

@@ -8,10 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/comm/self/self.h"
-#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/weight_forms.h"
 
@@ -29,11 +29,7 @@ uint64_t hash_of(const std::string& name, const at::Tensor& values) {
 /// Of adapters, those that don't act are frozen, too, and yet are no part of the base.
 std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values) {
   auto names = values.frozen;
-  for (const auto& adapter : lora::adapters(model)) {
-    for (const auto& layer : lora::layers_of(model, adapter)) {
-      for (const auto& [kind, name] : layer.names) names.erase(name);
-    }
-  }
+  for (const auto& name : adapters().parameters(model)) names.erase(name);
   return names;
 }
 
@@ -58,7 +54,8 @@ void expect_unchanged(ConstModuleRef model, const Base& base) {
   if (checksum_of_own(model, local_values(*model), base.parameters) == base.own) return;
   throw UsageError(fmt::format(
       "what is frozen in the model has changed since checkpoint::base_of(model, \"{}\"), or was sharded since, so a checkpoint that "
-      "refers to it would be of other weights; call base_of when the weights are in their places, and leave them (merged adapters that are taken out "
+      "refers to it would be of other weights; call base_of when the weights are in their places, and leave them (merged adapters that are "
+      "taken out "
       "again change them, too)",
       base.name));
 }

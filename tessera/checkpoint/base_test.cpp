@@ -17,9 +17,9 @@
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::base_test {
 namespace {

@@ -16,8 +16,8 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::billion_long_test {
 namespace {

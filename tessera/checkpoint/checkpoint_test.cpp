@@ -14,12 +14,12 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::checkpoint_test {
 namespace {

@@ -10,10 +10,10 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::consolidate_test {
 namespace {

@@ -14,9 +14,9 @@
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::damage_test {
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
@@ -18,7 +19,6 @@
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
@@ -78,7 +78,7 @@ struct Saved {
 
   /// What the checkpoint leaves out. Throws UsageError unless the model here has the same adapters, and the same below them.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
-    expect_adapters(folder, lora::description(*contents.model), options);
+    expect_adapters(folder, adapters().describe(*contents.model), options);
     const auto& base = manifest.base;
     if (base.parameters.empty()) return base.parameters;
     const auto needs =
@@ -152,7 +152,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   LocalValues model;
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
     expect_loadable_beside(contents);
-    lora::expect_unmerged(*contents.model);
+    adapters().expect_unmerged(*contents.model);
     model = local_values(*contents.model);
   });
   const auto rows = rows_of_ranks(contents, world);

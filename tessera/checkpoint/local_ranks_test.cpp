@@ -12,12 +12,12 @@
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/silent_device.h"
-#include "tessera/testing/tracing_transport.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/silent_device.h"
+#include "tests/testing/tracing_transport.h"
 
 namespace tessera::testing::local_ranks_test {
 namespace {

@@ -14,9 +14,9 @@
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::mixed_saves_test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tessera/data/sampler.h"
 #include "tessera/optim/learning_rate.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::checkpoint::notes_test {
 namespace {

@@ -7,11 +7,11 @@
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::optim_state_dict_test {
 namespace {

@@ -18,6 +18,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
@@ -127,16 +128,16 @@ CatalogReader open_weights(const fs::path& folder) {
 }
 
 /// The parts of a layer's adapter, by the ends of their names in files.
-struct Part {
+struct AdapterPart {
   std::string_view end;
-  at::Tensor lora::Weights::* member;
+  at::Tensor lora::Weights::*member;
   bool of_embedding;
 };
-constexpr Part kParts[] = {{".lora_A.weight", &lora::Weights::a, false},
-                           {".lora_B.weight", &lora::Weights::b, false},
-                           {".lora_embedding_A", &lora::Weights::a, true},
-                           {".lora_embedding_B", &lora::Weights::b, true},
-                           {".lora_magnitude_vector", &lora::Weights::magnitude, false}};
+constexpr AdapterPart kAdapterParts[] = {{".lora_A.weight", &lora::Weights::a, false},
+                                         {".lora_B.weight", &lora::Weights::b, false},
+                                         {".lora_embedding_A", &lora::Weights::a, true},
+                                         {".lora_embedding_B", &lora::Weights::b, true},
+                                         {".lora_magnitude_vector", &lora::Weights::magnitude, false}};
 
 }  // namespace
 
@@ -304,8 +305,8 @@ PlainAdapter read_adapter(const fs::path& folder) {
   const auto file = open_weights(folder);
   constexpr std::string_view kBefore = kPrefix;
   for (const auto& [name, tensor] : file.catalog().tensors) {
-    const auto* part = std::ranges::find_if(kParts, [&](const Part& each) { return name.ends_with(each.end); });
-    if (part == std::end(kParts) || !name.starts_with(kBefore) || name.size() <= kBefore.size() + part->end.size()) {
+    const auto* part = std::ranges::find_if(kAdapterParts, [&](const AdapterPart& each) { return name.ends_with(each.end); });
+    if (part == std::end(kAdapterParts) || !name.starts_with(kBefore) || name.size() <= kBefore.size() + part->end.size()) {
       adapter.others.push_back(name);
       continue;
     }
@@ -344,7 +345,7 @@ void expect_on_whole_base(const PlainAdapter& adapter, const fs::path& folder) {
 void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const AdapterFile& about) {
   std::map<std::string, at::Tensor> values;
   for (const auto& [layer, weights] : adapter.layers) {
-    for (const auto& part : kParts) {
+    for (const auto& part : kAdapterParts) {
       const auto& value = weights.*(part.member);
       const bool is_magnitude = part.member == &lora::Weights::magnitude;
       if (value.defined() && (is_magnitude || part.of_embedding == weights.of_embedding))
@@ -452,8 +453,8 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   for (const auto& file : model.catalog().files) {
     std::error_code unknown;
     if (!is_hub_file(file.filename().string()) || !fs::equivalent(fs::absolute(file).parent_path(), out, unknown)) continue;
-    throw UsageError(fmt::format("the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere",
-                                 out.string()));
+    throw UsageError(fmt::format(
+        "the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere", out.string()));
   }
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors)
@@ -485,5 +486,26 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   writer.close();
   return writer.files();
 }
+
+namespace {
+
+std::set<std::string> parameters_of_adapters(ConstModuleRef model) {
+  std::set<std::string> names;
+  for (const auto& adapter : lora::adapters(model)) {
+    for (const auto& layer : lora::layers_of(model, adapter)) {
+      for (const auto& [kind, name] : layer.names) names.insert(name);
+    }
+  }
+  return names;
+}
+
+const AddedAdapters added({.describe = lora::description,
+                           .parameters = parameters_of_adapters,
+                           .expect_unmerged = lora::expect_unmerged,
+                           .save = [](ConstModuleRef model, const fs::path& folder, const Communicator& world) {
+                             save_adapter(model, folder, world);
+                           }});
+
+}  // namespace
 
 }  // namespace tessera::checkpoint

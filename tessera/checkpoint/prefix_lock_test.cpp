@@ -13,9 +13,9 @@
 #include "tessera/base/process.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::prefix_lock_test {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/step_folders.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::prune_test {
 namespace {

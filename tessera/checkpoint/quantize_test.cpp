@@ -21,10 +21,10 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_operator.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::quantize_test {
 namespace {

@@ -17,11 +17,11 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/run_program.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::run_python_test {
 namespace {

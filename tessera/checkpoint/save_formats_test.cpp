@@ -19,9 +19,9 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::save_formats_test {
 namespace {

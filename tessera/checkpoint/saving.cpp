@@ -8,6 +8,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/accelerate.h"
@@ -16,7 +17,6 @@
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
-#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/weight_forms.h"
 
@@ -57,7 +57,7 @@ void expect_replaceable(const fs::path& folder) {
 /// Throws UsageError for what readers of a format for whole models would take for something else.
 void expect_whole_model(ConstModuleRef model, Format format) {
   if (format != Format::Hub && format != Format::Safetensors) return;
-  if (!lora::adapters(model).empty()) {
+  if (!adapters().describe(model).empty()) {
     throw UsageError(
         fmt::format("the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
                     "in its weights by checkpoint::merge_adapter",

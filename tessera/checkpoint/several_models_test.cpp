@@ -12,10 +12,10 @@
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::several_models_test {
 namespace {

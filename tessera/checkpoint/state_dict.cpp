@@ -7,13 +7,13 @@
 #include <optional>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/rank_contents.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
-#include "tessera/nn/lora.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
@@ -56,7 +56,7 @@ void load(torch::nn::Module& model, std::unique_ptr<ValueSource> source, const L
   LocalValues values;
   std::optional<ModelPlan> plan;
   all_or_none(world, kStateDict, kLoadFailed, [&] {
-    lora::expect_unmerged(model);
+    adapters().expect_unmerged(model);
     values = local_values(model);
   });
   const auto elsewhere = names_elsewhere(values, world);

@@ -8,12 +8,12 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/buffers.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::state_dict_test {
 namespace {

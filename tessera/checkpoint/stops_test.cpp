@@ -27,11 +27,11 @@
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
 
 namespace {
 

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/merge.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::transformers_test {
 namespace {

@@ -7,12 +7,12 @@
 #include <regex>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/self/self.h"
-#include "tessera/nn/lora.h"
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
@@ -74,7 +74,7 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
   std::optional<ModelPlan> plan;
   const auto failure = fmt::format("can't load {}; nothing was changed", path.string());
   together(failure, [&] {
-    lora::expect_unmerged(module);
+    adapters().expect_unmerged(module);
     model = local_values(module);
   });
   const auto elsewhere = names_elsewhere(model, world);

@@ -17,12 +17,12 @@
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::weights_test {
 namespace {

@@ -32,6 +32,9 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
 
 int verify(const std::string& given, bool cheap) {
   const auto place = resolve_tensors(given);
+  // Of a prefix: what was passed over, before a run that goes on saves more.
+  std::vector<checkpoint::StepFolder> folders;
+  if (without_slashes(given) != place.string()) folders = checkpoint::step_folders(without_slashes(given));
   const auto found = checkpoint::verify(place, {.cheap = cheap});
   for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", printable(fault));
   if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {}", place.string(), counted(std::ssize(found.faults), "place")));
@@ -45,9 +48,9 @@ int verify(const std::string& given, bool cheap) {
   }
   fmt::print("{} {}: {}, {}, {}{}\n", place.string(), unchecked.empty() ? "is whole" : "has all its bytes", counted(found.files, "file"),
              counted(found.tensors, "tensor"), counted(found.bytes, "byte"), unchecked);
-  const auto all = checkpoint::step_folders(without_slashes(given));
-  if (!all.empty() && all.back().folder != place && checkpoint::prefix_of(place))
-    throw IoError(fmt::format("{} is newer, and can't be loaded, for the reason above", all.back().folder.string()));
+  if (folders.empty() || folders.back().folder == place) return 0;
+  if (const auto why = checkpoint::why_incomplete(folders.back().folder))
+    throw IoError(fmt::format("{} is newer, and can't be loaded: {}", folders.back().folder.string(), *why));
   return 0;
 }
 

@@ -4,8 +4,8 @@
 
 #include <sstream>
 
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::command_line_test {
 namespace {

@@ -4,9 +4,9 @@
 #include <termios.h>
 
 #include "tessera/config/settings.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::config_test {
 namespace {

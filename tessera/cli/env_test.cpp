@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::cli_env_test {
 namespace {

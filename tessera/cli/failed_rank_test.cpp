@@ -12,7 +12,7 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
-#include "tessera/testing/child_task.h"
+#include "tests/testing/child_task.h"
 
 namespace tessera::cli::failed_rank_test {
 namespace {

@@ -15,7 +15,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/child_task.h"
+#include "tests/testing/child_task.h"
 
 namespace tessera::cli::failed_row_test {
 namespace {

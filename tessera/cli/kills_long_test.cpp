@@ -19,9 +19,9 @@
 #include "tessera/checkpoint/verify.h"
 #include "tessera/comm/init.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/picture.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/picture.h"
 
 namespace tessera::testing::kills_long_test {
 namespace {

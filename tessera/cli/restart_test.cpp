@@ -16,11 +16,11 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/comm/init.h"
 #include "tessera/optim/adam.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::restart_test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::restarts_test {
 namespace {

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "tessera/comm/init.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/launched.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::unread_settings_test {
 namespace {

@@ -5,10 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::cli_xla_program_test {
 namespace {

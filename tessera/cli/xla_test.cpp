@@ -10,10 +10,10 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::cli_xla_test {
 namespace {

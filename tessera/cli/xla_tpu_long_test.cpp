@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "tessera/testing/folder.h"
-#include "tessera/testing/launched.h"
 #include "tessera/xla/pjrt/plugin.h"
 #include "tessera/xla/pjrt/topology.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/launched.h"
 
 namespace tessera::testing::cli_xla_tpu_test {
 namespace {

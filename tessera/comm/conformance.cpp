@@ -13,7 +13,7 @@ namespace {
 
 // No elements, one, an odd number, and more than any transport moves at once.
 constexpr std::array<int64_t, 4> kSizes = {0, 1, 13, 270'007};
-constexpr int64_t kLarge = kSizes.back();
+constexpr int64_t kLargest = kSizes.back();
 constexpr std::array kFloats = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};
 constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
 
@@ -213,7 +213,7 @@ void check_refusal(const Communicator& world) {
 
 /// Large buffers are moved in several parts, which does not depend on the dtype: one wide and one narrow dtype suffice.
 bool worth_it(int64_t numel, at::ScalarType dtype) {
-  return numel < kLarge || dtype == at::kFloat || dtype == at::kBFloat16;
+  return numel < kLargest || dtype == at::kFloat || dtype == at::kBFloat16;
 }
 
 }  // namespace
@@ -242,7 +242,7 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
         add("reduce_scatter", label(numel, dtype, more), [=](const auto& c) { check_reduce_scatter(c, numel, dtype, {.op = op}); });
       }
       for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
-        if (numel == kLarge && op != Reduce::Mean) continue;
+        if (numel == kLargest && op != Reduce::Mean) continue;
         if (simulated && numel * world.size() > 1000) continue;  // large simulated reductions only have placeholder values
         add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))),
             [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });

@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/host/shared_area.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::deadlock_test {
 namespace {

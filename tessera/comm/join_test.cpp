@@ -11,7 +11,7 @@
 #include "tessera/comm/conformance.h"
 #include "tessera/comm/init.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::join_test {
 namespace {

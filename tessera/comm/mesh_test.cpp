@@ -6,7 +6,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::mesh_test {
 namespace {

@@ -24,9 +24,9 @@
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/host/shared_area.h"
 #include "tessera/comm/init.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::processes_test {
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::stress_long_test {
 namespace {

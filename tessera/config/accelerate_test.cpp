@@ -7,7 +7,7 @@
 
 #include "tessera/base/process.h"
 #include "tessera/config/settings.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::testing::accelerate_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/config/settings.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::testing::deepspeed_test {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "tessera/config/keys.h"
 #include "tessera/config/value.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/page.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/page.h"
 
 namespace tessera::testing::page_test {
 namespace {

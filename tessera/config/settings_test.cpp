@@ -8,7 +8,7 @@
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::testing::settings_test {
 namespace {

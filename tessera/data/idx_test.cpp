@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::idx_test {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/loader.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/net.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::loader_ranks_test {
 namespace {

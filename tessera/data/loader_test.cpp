@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::loader_test {
 namespace {

@@ -11,7 +11,7 @@ namespace tessera::data {
 namespace {
 
 using Op = PatternStep::Op;
-using Place = PatternNode::Place;
+using Anchor = PatternNode::Place;
 
 constexpr uint64_t kMostTries = 10'000'000;  // for one match, as for Oniguruma
 
@@ -33,7 +33,7 @@ class PatternMatcher {
  private:
   /// Takes the place where the match can go on otherwise: false if there is none.
   bool turn_back(size_t base, uint32_t& step, const char*& at);
-  bool is_at(Place place, const char* at) const;
+  bool is_at(Anchor place, const char* at) const;
   bool is_word_at(const char* at) const { return at != end_ && words_.length_at(at) != 0; }
 
   static const char* before(const char* at) {
@@ -145,24 +145,24 @@ bool PatternMatcher::turn_back(size_t base, uint32_t& step, const char*& at) {
   return true;
 }
 
-bool PatternMatcher::is_at(Place place, const char* at) const {
+bool PatternMatcher::is_at(Anchor place, const char* at) const {
   switch (place) {
-    case Place::TextBegin:
+    case Anchor::TextBegin:
       return at == begin_;
-    case Place::TextEnd:
+    case Anchor::TextEnd:
       return at == end_;
-    case Place::LastLineEnd:
+    case Anchor::LastLineEnd:
       return at == end_ || (at + 1 == end_ && *at == '\n');
-    case Place::LineBegin:
+    case Anchor::LineBegin:
       return at == begin_ || (at != end_ && at[-1] == '\n');
-    case Place::LineEnd:
+    case Anchor::LineEnd:
       return at == end_ || *at == '\n';
-    case Place::WordEdge:
-    case Place::InWord:
+    case Anchor::WordEdge:
+    case Anchor::InWord:
       break;
   }
   const bool is_edge = (at != begin_ && is_word_at(before(at))) != is_word_at(at);
-  return is_edge == (place == Place::WordEdge);
+  return is_edge == (place == Anchor::WordEdge);
 }
 
 }  // namespace

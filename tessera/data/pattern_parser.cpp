@@ -13,7 +13,7 @@ namespace {
 
 using Kind = PatternNode::Kind;
 using Mode = PatternNode::Mode;
-using Place = PatternNode::Place;
+using Anchor = PatternNode::Place;
 
 constexpr size_t kLongest = 8192;      // characters
 constexpr size_t kDeepest = 100;       // groups in groups
@@ -121,9 +121,9 @@ class PatternParser {
       case U'.':
         return set_of(options.dot_is_all ? ~CharacterSet() : ~CharacterSet('\n'));
       case U'^':
-        return {.kind = Kind::Place, .place = Place::LineBegin};
+        return {.kind = Kind::Place, .place = Anchor::LineBegin};
       case U'$':
-        return {.kind = Kind::Place, .place = Place::LineEnd};
+        return {.kind = Kind::Place, .place = Anchor::LineEnd};
       case U'*':
       case U'+':
       case U'?':
@@ -204,21 +204,21 @@ class PatternParser {
 
   PatternNode escape(Options options, char32_t before) {
     const auto letter = peek();
-    const auto place = [&](Place which) {
+    const auto place = [&](Anchor which) {
       at_++;
       return PatternNode{.kind = Kind::Place, .place = which};
     };
     switch (letter) {
       case U'A':
-        return place(Place::TextBegin);
+        return place(Anchor::TextBegin);
       case U'z':
-        return place(Place::TextEnd);
+        return place(Anchor::TextEnd);
       case U'Z':
-        return place(Place::LastLineEnd);
+        return place(Anchor::LastLineEnd);
       case U'b':
-        return place(Place::WordEdge);
+        return place(Anchor::WordEdge);
       case U'B':
-        return place(Place::InWord);
+        return place(Anchor::InWord);
       case U'w':
       case U'W':  // by themselves they know some more than in a class
         at_++;

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/data/character_set.h"
 #include "tessera/data/pre_tokenizer.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::pattern_test {
 namespace {

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::sampler_test {
 namespace {

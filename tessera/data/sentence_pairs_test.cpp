@@ -9,8 +9,8 @@
 #include <sstream>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::sentence_pairs_test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data/loader.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::data::stream_test {
 namespace {

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 #include <map>
+#include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -26,18 +29,18 @@ inline constexpr auto kSentencePiece =
     "kind, such as Llama 3, Qwen, SmolLM or Mistral NeMo";
 inline constexpr auto kChatTemplateFile = "chat_template.jinja";
 
-/// Remembers the tokens of words. A word forgets the one that had its place before, and long words have none.
+/// Remembers the tokens of words: of two with the same place the one that came last, and of long words none. It takes memory as words come.
 class KnownWords {
  public:
   /// Appends the tokens of a word that is known.
   bool find(std::string_view word, std::vector<int32_t>& tokens) const {
-    const auto& known = places_[place_of(word)];
+    const auto& known = places_.get()[place_of(word)];
     if (word != std::string_view(known.word, known.size)) return false;
     tokens.insert(tokens.end(), known.tokens, known.tokens + known.count);
     return true;
   }
   void add(std::string_view word, std::span<const int32_t> tokens) {
-    auto& known = places_[place_of(word)];
+    auto& known = places_.get()[place_of(word)];
     if (word.size() > sizeof known.word || tokens.size() > std::size(known.tokens)) return;
     known.size = static_cast<uint8_t>(word.copy(known.word, sizeof known.word));
     known.count = static_cast<uint8_t>(tokens.size());
@@ -48,13 +51,21 @@ class KnownWords {
   static constexpr int kBits = 15;
 
   struct Place {
-    char word[46] = {};
-    uint8_t size = 0, count = 0;
-    int32_t tokens[20] = {};
+    char word[46];
+    uint8_t size, count;
+    int32_t tokens[20];
+  };
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
   };
   static size_t place_of(std::string_view word) { return std::hash<std::string_view>{}(word) >> (64 - kBits); }
 
-  std::vector<Place> places_{size_t{1} << kBits};
+  static Place* allocated() {
+    auto* const places = static_cast<Place*>(std::calloc(size_t{1} << kBits, sizeof(Place)));  // without touching it
+    return places != nullptr ? places : throw std::bad_alloc();
+  }
+
+  std::unique_ptr<Place, Free> places_{allocated()};
 };
 
 /// All of it, unchanged once it is made.

@@ -3,8 +3,8 @@
 
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/data/tokenizer.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::tokenizer_python_test {
 namespace {

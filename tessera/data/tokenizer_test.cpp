@@ -11,8 +11,8 @@
 #include "tessera/data/byte_pairs.h"
 #include "tessera/data/tokenizer_core.h"
 #include "tessera/data/unicode.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::tokenizer_test {
 namespace {
@@ -251,6 +251,32 @@ TEST(BytePairs, MergeAsTheyAreDefined) {
       EXPECT_EQ(tokens, expected) << word;
     }
   }
+}
+
+TEST(KnownWords, HaveTheirOwnTokensOrNone) {
+  data::KnownWords words;
+  const auto known = [&](const std::string& word) {
+    std::vector<int32_t> tokens = {-1};
+    return words.find(word, tokens) ? std::optional(tokens) : std::nullopt;
+  };
+  const std::vector<int32_t> twenty(20, 7), more(21, 7);
+  words.add(std::string(46, 'x'), twenty);
+  words.add(std::string(47, 'x'), twenty);
+  words.add("y", more);
+  EXPECT_EQ(known(std::string(46, 'x')).value().size(), 21);
+  EXPECT_FALSE(known(std::string(47, 'x')));
+  EXPECT_FALSE(known("y"));
+  words.add("z", {});
+  EXPECT_THAT(known("z").value(), ElementsAre(-1));
+  int found = 0;
+  for (int32_t i = 0; i < 100'000; i++) words.add(std::to_string(i), std::vector{i, i + 1});  // more than there are places
+  for (int32_t i = 0; i < 100'000; i++) {
+    const auto tokens = known(std::to_string(i));
+    if (!tokens) continue;
+    found++;
+    ASSERT_THAT(*tokens, ElementsAre(-1, i, i + 1));
+  }
+  EXPECT_GT(found, 20'000);
 }
 
 TEST(Unicode, NormalFormsForTokensLeaveWhatIsNewerThanUnicode9) {

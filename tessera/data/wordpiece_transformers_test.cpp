@@ -7,8 +7,8 @@
 
 #include "tessera/data/unicode.h"
 #include "tessera/data/wordpiece.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::data::wordpiece_transformers_test {
 namespace {

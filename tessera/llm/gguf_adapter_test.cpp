@@ -11,10 +11,10 @@
 #include "tessera/checkpoint/peft.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/nn/lora.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/small_llama.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/small_llama.h"
 
 namespace tessera::testing::gguf_adapter_test {
 namespace {

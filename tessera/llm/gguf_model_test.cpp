@@ -16,10 +16,10 @@
 #include "tessera/models/llama.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/small_llama.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/small_llama.h"
 
 namespace tessera::testing::gguf_model_test {
 namespace {

@@ -17,7 +17,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/weight_forms.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::qlora_long_test {
 namespace {

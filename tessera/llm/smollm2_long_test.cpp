@@ -9,9 +9,9 @@
 #include "tessera/models/generate.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::smollm2_long_test {
 namespace {

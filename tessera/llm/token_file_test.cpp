@@ -12,8 +12,8 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/packing.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::token_file_test {
 namespace {

@@ -13,8 +13,8 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/net.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::bert_test {
 namespace {

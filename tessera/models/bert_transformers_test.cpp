@@ -5,9 +5,9 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/models/bert.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::bert_transformers_test {
 namespace {

@@ -15,7 +15,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/trained.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::checkpointing_test {
 namespace {

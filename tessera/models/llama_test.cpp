@@ -12,8 +12,8 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::llama_test {
 namespace {

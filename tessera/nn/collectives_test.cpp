@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::collectives_test {
 namespace {

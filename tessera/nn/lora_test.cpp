@@ -14,8 +14,8 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::lora_test {
 namespace {

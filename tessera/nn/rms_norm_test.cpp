@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::rms_norm_test {
 namespace {

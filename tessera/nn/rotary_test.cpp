@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/grouped_attention.h"
 #include "tessera/nn/swiglu.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::rotary_test {
 namespace {

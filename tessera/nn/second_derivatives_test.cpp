@@ -24,8 +24,8 @@
 #include "tessera/nn/rotary.h"
 #include "tessera/nn/swiglu.h"
 #include "tessera/nn/sync_batch_norm.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::second_derivatives_test {
 namespace {

@@ -9,8 +9,8 @@
 #include "tessera/nn/collectives.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::sync_batch_norm_test {
 namespace {

@@ -11,8 +11,8 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::average_test {
 namespace {

@@ -21,11 +21,11 @@
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::backward_step_test {
 namespace {
@@ -344,6 +344,22 @@ TEST(Steps, InBackwardRefuseGradientHooks) {
     }
     EXPECT_THAT(message_of<UsageError>([&] { net->loss(0, world.rank()).backward(); }),
                 HasSubstr("has a hook, which would see no gradient"));
+  });
+}
+
+TEST(Steps, InBackwardCountNoneWithoutABackward) {
+  with_ranks(2, [](const Communicator& world) {
+    auto net = sharded_odd({.mesh = world}, Units::EachLayer);
+    const auto optimizer = adamw(parameters(*net));
+    optimizer->step_in_backward();
+    take_steps(net, *optimizer, world, 0, 1);
+    const auto before = optimizer->state(*net);
+    EXPECT_THROW(optimizer->step(), UsageError);
+    const auto after = optimizer->state(*net);
+    for (const auto& [name, state] : before) {
+      for (const auto& [kind, value] : state) EXPECT_TRUE(at::equal(after.at(name).at(kind), value)) << name << "." << kind;
+    }
+    take_steps(net, *optimizer, world, 1, 2);
   });
 }
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::optim::learning_rate_test {
 namespace {

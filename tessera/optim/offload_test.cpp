@@ -7,9 +7,9 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::offload_test {
 namespace {

@@ -11,10 +11,10 @@
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
-#include "tessera/testing/warnings.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
+#include "tests/testing/warnings.h"
 
 namespace tessera::testing::optimizer_test {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/activation.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::activation_offload_test {
 namespace {

@@ -12,11 +12,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/checkpoint_modules.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::activation_test {
 namespace {

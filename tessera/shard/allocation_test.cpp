@@ -17,8 +17,8 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/net.h"
 
 namespace {
 

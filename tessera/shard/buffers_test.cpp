@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/deferred_init.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::buffers_test {
 namespace {

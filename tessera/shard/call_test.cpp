@@ -12,8 +12,8 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::call_test {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "tessera/shard/activation.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::checkpointing_test {
 namespace {

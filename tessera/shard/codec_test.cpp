@@ -14,9 +14,9 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/unsharding.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::codec_test {
 namespace {

@@ -12,8 +12,8 @@
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/allocations.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/allocations.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::deferred_init_test {
 namespace {

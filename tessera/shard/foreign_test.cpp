@@ -7,7 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace {
 

@@ -11,8 +11,8 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::phases_test {
 namespace {

@@ -15,8 +15,8 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::full_params_test {
 namespace {

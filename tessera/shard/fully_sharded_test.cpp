@@ -14,9 +14,9 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/tracing_transport.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/tracing_transport.h"
 
 namespace tessera::testing::fully_sharded_test {
 namespace {

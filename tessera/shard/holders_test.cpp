@@ -15,7 +15,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::holders_test {
 namespace {

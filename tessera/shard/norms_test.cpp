@@ -10,10 +10,10 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/local.h"
 #include "tessera/shard/storage/storage_tag.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::norms_test {
 namespace {

@@ -1,10 +1,10 @@
 // Unmodified models give the same bits in sharded as in replicated training, with every kind of module and every size of the world.
-#include "tessera/testing/parity.h"
+#include "tests/testing/parity.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::parity_test {
 namespace {

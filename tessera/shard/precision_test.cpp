@@ -14,9 +14,9 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/weight_operator.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::precision_test {
 namespace {

@@ -15,8 +15,8 @@
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/unsharding.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/parity.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/parity.h"
 
 namespace tessera::testing::property_test {
 namespace {

@@ -18,9 +18,9 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
 #include "tessera/shard/reduction.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::recover_test {
 namespace {

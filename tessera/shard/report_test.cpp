@@ -8,7 +8,7 @@
 #include <cstring>
 #include <sstream>
 
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::report_test {
 namespace {

@@ -7,8 +7,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/parity.h"
+#include "tests/testing/net.h"
+#include "tests/testing/parity.h"
 
 namespace tessera::testing::strategy_test {
 namespace {

@@ -13,11 +13,11 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/unsharding.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
-#include "tessera/testing/unit_names.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
+#include "tests/testing/unit_names.h"
 
 namespace tessera::testing::wrap_test {
 namespace {

@@ -8,9 +8,9 @@
 
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/trained.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::trainer_accelerate_test {
 namespace {

@@ -1,28 +1,34 @@
 #include "tessera/train/adapter_settings.h"
 
-#include "tessera/nn/lora.h"
-#include "tessera/nn/quantize.h"
+#include <fmt/format.h>
+
+#include <span>
+
+#include "tessera/base/error.h"
 #include "tessera/train/sharding_settings.h"
 
 namespace tessera::train {
+namespace {
+
+void (*registered)(const config::Settings& settings, ModuleRef model) = nullptr;
+
+}  // namespace
+
+AddedAdapt::AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef model)) {
+  registered = adapt;
+}
 
 void adapt(const config::Settings& settings, ModuleRef model) {
-  const auto& quantisation = settings.text("tessera_quantisation");
-  const auto rank = settings.integer("tessera_lora_r");
-  if (rank == 0 && !settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
+  const bool adds = settings.integer("tessera_lora_r") > 0;
+  if (!adds && !settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
     throw ConfigError("there are no adapters; give tessera_lora_r");
-  if (rank > 0 && !lora::adapters(model).empty())
-    throw ConfigError("the program has given the model adapters itself; leave tessera_lora_r out, or set it to 0");
-  if (quantisation != "no") nn::quantize(model, {.quantization = nn::quantization_named(quantisation)});
-  if (rank == 0) return;
-  lora::apply(model, {.r = rank,
-                      .lora_alpha = settings.number("tessera_lora_alpha"),
-                      .use_rslora = settings.is_true("tessera_lora_rslora"),
-                      .lora_dropout = settings.number("tessera_lora_dropout"),
-                      .use_dora = settings.is_true("tessera_lora_dora"),
-                      .layers = {.target_modules = comma_separated(settings.text("tessera_lora_target_modules"))},
-                      .modules_to_save = comma_separated(settings.text("tessera_lora_modules_to_save")),
-                      .bias = lora::bias_named(settings.text("tessera_lora_bias")).value()});
+  if (!adds && settings.text("tessera_quantisation") == "no") return;
+  if (registered == nullptr) {
+    throw ConfigError(
+        fmt::format("{} is a setting of Tessera's package models, with which this program is not linked; link tessera::models",
+                    adds ? "tessera_lora_r" : "tessera_quantisation"));
+  }
+  registered(settings, model);
 }
 
 }  // namespace tessera::train

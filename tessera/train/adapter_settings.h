@@ -1,4 +1,4 @@
-// What a configuration says of adapters, and of weights in few bits.
+// What a configuration says of adapters, and of weights in few bits. A package above this one knows how a model gets them.
 #pragma once
 
 #include <string_view>
@@ -8,9 +8,14 @@
 
 namespace tessera::train {
 
-/// Gives a model that is not sharded yet what the settings say. Throws ConfigError for what contradicts itself, and UsageError for names
-/// that the model lacks.
+/// Gives a model that is not sharded yet what the settings say. Throws ConfigError for what contradicts itself, or where the package is not
+/// there, and UsageError for names that the model lacks.
 void adapt(const config::Settings& settings, ModuleRef model);
+
+/// Registers how, while the package is loaded.
+struct AddedAdapt {
+  explicit AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef model));
+};
 
 inline constexpr std::string_view kKeysOfAdapters[] = {
     "tessera_quantisation", "tessera_lora_r",    "tessera_lora_alpha",          "tessera_lora_dropout",

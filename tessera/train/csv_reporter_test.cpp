@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::csv_reporter_test {
 namespace {

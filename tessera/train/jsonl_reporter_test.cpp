@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/process.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::jsonl_reporter_test {
 namespace {

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::meters_test {
 namespace {

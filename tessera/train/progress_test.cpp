@@ -12,7 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
 #include "tessera/base/process.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::progress_test {
 namespace {

@@ -19,9 +19,9 @@
 #include "tessera/shard/call.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/page.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/page.h"
 
 namespace tessera::testing::settings_matrix_test {
 namespace {

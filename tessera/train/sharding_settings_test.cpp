@@ -15,8 +15,8 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/net.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::sharding_settings_test {
 namespace {

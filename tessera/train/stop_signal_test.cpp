@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::stop_signal_test {
 namespace {

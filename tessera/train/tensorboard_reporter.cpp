@@ -16,7 +16,7 @@
 namespace tessera::train {
 namespace {
 
-constexpr std::string_view kNames = "events.out.tfevents.";
+constexpr std::string_view kFirstOfName = "events.out.tfevents.";
 
 // --- protocol buffers: the few fields that scalars need ----------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ int64_t time_of_next(const std::filesystem::path& folder) try {
   auto time = static_cast<int64_t>(seconds_now());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
     const auto name = entry.path().filename().string();
-    const auto other = name.starts_with(kNames) ? leading_number(std::string_view(name).substr(kNames.size())) : std::nullopt;
+    const auto other = name.starts_with(kFirstOfName) ? leading_number(std::string_view(name).substr(kFirstOfName.size())) : std::nullopt;
     if (other) time = std::max(time, *other + 1);
   }
   return time;
@@ -103,8 +103,8 @@ std::string host() {
 
 TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options) : path_(std::move(folder)) {
   if (options.rank != 0) return;
-  make_folders_for(path_ / kNames);
-  path_ /= fmt::format("{}{:010}.{}.{}", kNames, time_of_next(path_), host(), ::getpid());
+  make_folders_for(path_ / kFirstOfName);
+  path_ /= fmt::format("{}{:010}.{}.{}", kFirstOfName, time_of_next(path_), host(), ::getpid());
   file_ = open_report(path_, O_APPEND | O_EXCL);
   write_event(0, bytes_field(kVersionOfFile, "brain.Event:2"));
   constexpr int64_t kStart = 1;

@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::train::tensorboard_reporter_test {
 namespace {

@@ -14,8 +14,8 @@
 #include "tessera/base/log.h"
 #include "tessera/base/move_module.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/peft.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/comm/init.h"
@@ -487,7 +487,7 @@ checkpoint::StateDict Trainer::get_state_dict(ConstModuleRef model) const {
 }
 
 void Trainer::save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options) const {
-  if (!lora::adapters(model).empty()) return checkpoint::save_adapter(model, folder, world_);
+  if (const auto& adapters = checkpoint::adapters(); !adapters.describe(model).empty()) return adapters.save(model, folder, world_);
   checkpoint::save(folder, {.model = &*model}, world_, {.format = checkpoint::Format::Hub, .max_shard_size = options.max_shard_size});
 }
 

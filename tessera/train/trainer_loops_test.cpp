@@ -6,9 +6,9 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/trained.h"
 #include "tessera/train/run.h"
+#include "tests/testing/net.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::trainer_loops_test {
 namespace {

@@ -13,9 +13,9 @@
 #include "tessera/comm/threads/run_ranks.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/trained.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::trainer_ranks_test {
 namespace {

@@ -16,10 +16,10 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/trained.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::trainer_state_test {
 namespace {

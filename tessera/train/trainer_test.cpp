@@ -14,9 +14,9 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/trained.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/trained.h"
 
 namespace tessera::testing::trainer_test {
 namespace {

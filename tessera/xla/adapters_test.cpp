@@ -9,10 +9,10 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/init.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::xla::adapters_test {
 namespace {

@@ -6,10 +6,10 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/checkpoint_modules.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/testing/transports.h"
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/communicator/communicator.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/transports.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla::checkpointing_test {
 namespace {

@@ -8,9 +8,9 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/init.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::xla::deferred_init_test {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::xla {
 namespace {

@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::xla {
 namespace {

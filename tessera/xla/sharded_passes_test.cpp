@@ -9,9 +9,9 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/recover.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/folder.h"
 #include "tessera/xla/init.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::xla::sharded_passes_test {
 namespace {

@@ -16,9 +16,9 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/strategy.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/transports.h"
-#include "tessera/testing/xla_training.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/transports.h"
+#include "tests/testing/xla_training.h"
 
 namespace tessera::xla::sharded_test {
 namespace {

@@ -9,10 +9,10 @@
 #include "tessera/data/loader.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/transports.h"
 #include "tessera/train/trainer.h"
 #include "tessera/xla/init.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::xla::trainer_test {
 namespace {

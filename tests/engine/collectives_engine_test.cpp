@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "gpt.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::collectives_engine_test {
 namespace {

@@ -8,10 +8,10 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/tessera.h"
-#include "tessera/testing/careless.h"
-#include "tessera/testing/delayed_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/one_device.h"
+#include "tests/testing/careless.h"
+#include "tests/testing/delayed_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/one_device.h"
 
 namespace tessera::testing::device_checkpoint_test {
 namespace {

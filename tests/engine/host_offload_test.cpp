@@ -8,10 +8,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/tessera.h"
-#include "tessera/testing/careless.h"
-#include "tessera/testing/delayed_device.h"
-#include "tessera/testing/transports.h"
 #include "tessera/train/sharding_settings.h"
+#include "tests/testing/careless.h"
+#include "tests/testing/delayed_device.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::host_offload_test {
 namespace {

@@ -9,9 +9,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/tessera.h"
-#include "tessera/testing/careless.h"
-#include "tessera/testing/delayed_device.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/careless.h"
+#include "tests/testing/delayed_device.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::lagging_device_test {
 namespace {

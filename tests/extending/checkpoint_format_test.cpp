@@ -5,8 +5,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/stored/catalogs.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::extending_checkpoint_format_test {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "float8.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::extending_codec_test {
 namespace {

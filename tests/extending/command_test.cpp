@@ -6,8 +6,8 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/flags.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::extending_command_test {
 namespace {

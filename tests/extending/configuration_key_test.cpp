@@ -7,8 +7,8 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/net.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::extending_configuration_key_test {
 namespace {

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "gated_mlp.h"
-#include "tessera/testing/parity.h"
+#include "tests/testing/parity.h"
 
 namespace tessera::testing::extending_model_test {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "rms_prop.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/net.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::extending_optimizer_test {
 namespace {

@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "prometheus_reporter.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::extending_reporter_test {
 namespace {

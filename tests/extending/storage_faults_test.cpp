@@ -10,9 +10,9 @@
 
 #include "memory_storage.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::extending_storage_faults_test {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/base/error.h"
 #include "tessera/models/gpt.h"
 #include "tessera/tessera.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::gpu_test {
 namespace {

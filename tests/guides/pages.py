@@ -15,6 +15,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -194,6 +195,12 @@ def run_commands(root, build, page):
             (folder / name).symlink_to(target)
         # As a reader has it: ctest sets some variables for tests.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "TESSERA_"))}
+        # Other pages may be run at the same time, and only one may build.
+        cmake = folder / "one-at-a-time/cmake"
+        cmake.parent.mkdir()
+        cmake.write_text(f'#!/bin/sh\nexec flock "{build}/one-at-a-time" "{shutil.which("cmake")}" "$@"\n')
+        cmake.chmod(0o755)
+        environment["PATH"] = f"{cmake.parent}:{environment['PATH']}"
         for step in steps_of(page):
             if len(step) == 2:
                 (folder / step[0]).parent.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,9 @@
 #include <sstream>
 
 #include "idiom.h"
+#include "tessera/base/env.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/page.h"
+#include "tests/testing/page.h"
 
 namespace tessera::idioms {
 namespace {
@@ -70,24 +71,31 @@ void expect_refused(const Idiom& idiom, const Setting& setting) {
 
 class Corpus : public ::testing::TestWithParam<Trial> {};
 
+/// Two ranks with Tessera's optimizers and three with torch's; where there is time, the others as well.
+std::vector<Setting> plain_settings() {
+  std::vector<Setting> settings = {{.ranks = 2, .optimizer = By::Tessera}, {.ranks = 3, .optimizer = By::Torch}};
+  if (env("TESSERA_TEST_ALL_SETTINGS")) {
+    settings.push_back({.ranks = 2, .optimizer = By::Torch});
+    settings.push_back({.ranks = 3, .optimizer = By::Tessera});
+  }
+  return settings;
+}
+
 TEST_P(Corpus, EndsInTheSameNumbersOrInAnError) {
   const auto& idiom = GetParam().idiom;
-  for (const int ranks : {2, 3}) {
-    for (const auto optimizer : {By::Tessera, By::Torch}) {
-      const Setting plain{.ranks = ranks, .optimizer = optimizer};
-      std::vector<std::vector<at::Tensor>> expected;
-      if (idiom.refused.empty()) expected = run(idiom, plain);
-      for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
-        auto setting = plain;
-        setting.sharded = residence;
-        SCOPED_TRACE(name_of(setting));
-        if (idiom.refused.empty()) {
-          expect_equal(idiom, setting, expected);
-        } else {
-          expect_refused(idiom, setting);
-        }
-        if (::testing::Test::HasFatalFailure()) return;
+  for (const auto& plain : plain_settings()) {
+    std::vector<std::vector<at::Tensor>> expected;
+    if (idiom.refused.empty()) expected = run(idiom, plain);
+    for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
+      auto setting = plain;
+      setting.sharded = residence;
+      SCOPED_TRACE(name_of(setting));
+      if (idiom.refused.empty()) {
+        expect_equal(idiom, setting, expected);
+      } else {
+        expect_refused(idiom, setting);
       }
+      if (::testing::Test::HasFatalFailure()) return;
     }
   }
 }
@@ -126,9 +134,10 @@ std::string page() {
   for (const auto& trial : trials()) (trial.idiom.refused.empty() ? equal : refused)++;
   text << "# Idioms\n\n"
           "What programs do with models, and what becomes of it once the model is sharded. Each row is run by the tests: once with plain\n"
-          "libtorch and gradients averaged over the ranks, and sharded with 2 and 3 ranks, in memory that they share and gathered, with\n"
-          "Tessera's optimizers and with torch's. It ends in the same numbers, to the bit unless a bound is given, or in an error on the\n"
-          "line that causes it. This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check idioms/Page`.\n\n"
+          "libtorch and gradients averaged over the ranks, and sharded, in memory that the ranks share and gathered: with 2 ranks and\n"
+          "Tessera's optimizers, with 3 ranks and torch's, and under `--long` each with each. It ends in the same numbers, to the bit\n"
+          "unless a bound is given, or in an error on the line that causes it. This page is made from the tests:\n"
+          "`TESSERA_TEST_WRITE_PAGES=1 ./check idioms/Page`.\n\n"
        << equal + refused << " idioms: " << equal << " equal, " << refused << " refused.\n";
   for (const auto& chapter : corpus()) {
     text << "\n## " << chapter.title << "\n\n| idiom | | what the error says, or what to know |\n| --- | --- | --- |\n";

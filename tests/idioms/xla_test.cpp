@@ -11,10 +11,10 @@
 #include "idiom.h"
 #include "tessera/base/process.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/page.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/page.h"
 
 namespace tessera::idioms::xla_test {
 namespace {

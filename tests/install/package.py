@@ -39,7 +39,7 @@ def check_headers(include, torch, compiler, has_xla):
 def check_libraries(library, page):
     """The page on installing names every library that is loaded beside those of the compiler and of libtorch."""
     needed = re.findall(r"\(NEEDED\).*\[(lib[^\].]*)", run("readelf", "-d", library))
-    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10"}
+    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10", "libtessera"}
     unnamed = [name for name in needed if name not in usual and f"`{name}`" not in page.read_text()]
     assert needed and not unnamed, f"{page} does not name {unnamed}"
 
@@ -54,8 +54,12 @@ with tempfile.TemporaryDirectory() as folder:
     said = run("cmake", "--install", BUILD, "--prefix", folder / "installed")
     check_headers(folder / "installed/include", torch, cached(BUILD, "CMAKE_CXX_COMPILER"), cached(BUILD, "PJRT_INCLUDE_DIR").is_dir())
     source = cached(BUILD, "CMAKE_HOME_DIRECTORY")
-    for library in (folder / "installed").glob("lib*/libtessera.so"):
+    libraries = {library.stem: library for library in (folder / "installed").glob("lib*/libtessera*.so")}
+    for library in libraries.values():
         check_libraries(library, source / "docs/getting-started.md")
+    core = run("nm", "-DC", "--defined-only", libraries["libtessera"])
+    others = sorted(set(re.findall(r" T (tessera::(?:lora|llm|models|xla|cli)::[^(\n]*)", core)))
+    assert not others and "tessera::fully_shard(" in core, f"the core has functions of other packages: {others}"
     in_clone = torch.is_relative_to(source)
     assert (f"loads libtorch from {torch}, so that folder must stay" in said) == in_clone, said
 
@@ -63,12 +67,18 @@ with tempfile.TemporaryDirectory() as folder:
     for entry in torch.iterdir():
         (folder / "other" / entry.name).symlink_to(entry)
     (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(Other LANGUAGES CXX)\nfind_package(Tessera REQUIRED)\n"
-        "add_executable(other main.cpp)\ntarget_link_libraries(other PRIVATE tessera::tessera)\n")
+        "cmake_minimum_required(VERSION 3.25)\nproject(Other LANGUAGES CXX)\nfind_package(Tessera REQUIRED COMPONENTS ${WANTED})\n"
+        "add_executable(other main.cpp)\ntarget_link_libraries(other PRIVATE ${LINKED})\n")
     (folder / "main.cpp").write_text("int main() {}\n")
     for setting in ("TESSERA_TORCH=" + str(folder / "other"), "Torch_DIR=" + str(folder / "other/share/cmake/Torch")):
         name = setting.split("=")[0]
-        run("cmake", "-S", folder, "-B", folder / name, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={folder}/installed", f"-D{setting}")
+        core_only = name == "Torch_DIR"
+        run("cmake", "-S", folder, "-B", folder / name, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={folder}/installed", f"-D{setting}",
+            "-DWANTED=core" + ("" if core_only else ";models"), "-DLINKED=tessera::" + ("core" if core_only else "tessera"))
         rules = (folder / name / "build.ninja").read_text()
         assert f"{folder}/other/lib/libtorch_cpu.so" in rules and f"{torch}/" not in rules, name
+        assert ("libtessera_models" in rules) != core_only, name
+    said = subprocess.run(["cmake", "-S", folder, "-B", folder / "none", f"-DCMAKE_PREFIX_PATH={folder}/installed", "-DWANTED=core;vision", "-DLINKED="],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert said.returncode != 0 and "it was installed without the package vision" in re.sub(r"\s+", " ", said.stdout), said.stdout
 print("the package needs what it says, and a program takes the libtorch that it is given")

@@ -8,7 +8,7 @@
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/comm/init.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera {
 namespace {

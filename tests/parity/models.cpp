@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/models/gpt.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::parity {
 namespace {

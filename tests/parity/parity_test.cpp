@@ -12,9 +12,9 @@
 #include "formula.h"
 #include "tessera/base/process.h"
 #include "tessera/base/wide_products.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/page.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/page.h"
 #include "train.h"
 
 namespace tessera::parity {

@@ -8,7 +8,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/folder.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::parity {
 namespace {

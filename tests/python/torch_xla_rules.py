@@ -129,7 +129,7 @@ def consolidated(files):
 
 
 class Picture(nn.Module):
-    """As tessera/testing/picture.h."""
+    """As tests/testing/picture.h."""
 
     def __init__(self):
         super().__init__()

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 /// The objects whose values stand in files of their own.
 constexpr std::array kStateFiles = {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"};
 
-std::vector<std::string> names_of(const fs::path& folder) {
+std::vector<std::string> names_inside(const fs::path& folder) {
   return names_in(folder).value_or(std::vector<std::string>());
 }
 
@@ -46,7 +46,7 @@ class AccelerateReader {
     } else if (is_there(folder_ / (optimizer + ".bin"))) {
       append(all_, read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
     }
-    for (const auto& name : names_of(folder_)) {
+    for (const auto& name : names_inside(folder_)) {
       const auto is_part_of = [&](const std::string& kind) { return name.starts_with(kind + "_") && name != kind + "_0"; };
       if (is_part_of(model) || is_part_of(optimizer)) {
         all_.left_out.emplace(name, "it is of another model or optimizer than the first, or of FSDP's LOCAL_STATE_DICT");

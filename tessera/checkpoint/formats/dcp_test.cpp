@@ -10,8 +10,8 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/dcp_names.h"
 #include "tessera/checkpoint/formats/pickle.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::dcp_test {
 namespace {

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 using pickle::Value;
 using Fields = std::vector<std::pair<Value, Value>>;
 
-std::string name_of(const DcpPath& path) {
+std::string joined_name(const DcpPath& path) {
   const auto text = [](const auto& key) { return fmt::format("{}", key); };
   std::string result;
   for (const auto& key : path) result += (result.empty() ? "" : ".") + std::visit(text, key);
@@ -113,7 +113,7 @@ DcpRankWriter::DcpRankWriter(const fs::path& folder, int rank) : name_(fmt::form
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values) {
   if (values.sizes() != at::IntArrayRef(box.sizes)) {
-    throw UsageError(fmt::format("the part {} of '{}' was given values of the shape [{}]", to_string(box), name_of(path),
+    throw UsageError(fmt::format("the part {} of '{}' was given values of the shape [{}]", to_string(box), joined_name(path),
                                  fmt::join(values.sizes(), ", ")));
   }
   write(path, box, values.scalar_type(), [&](TorchArchiveWriter& archive) { archive.write(values); });
@@ -121,7 +121,7 @@ void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at:
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype,
                           c10::function_ref<void(TorchArchiveWriter&)> fill) {
-  if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", name_of(path), to_string(box)));
+  if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", joined_name(path), to_string(box)));
   const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = box.sizes});
   TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
   fill(archive);
@@ -151,7 +151,7 @@ void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items, 
   std::vector<std::string> order;
   std::map<std::string, Named> named;
   for (const auto& item : items) {
-    const auto name = name_of(item.path);
+    const auto name = joined_name(item.path);
     const auto [found, is_new] = named.try_emplace(name);
     if (is_new) order.push_back(name);
     add(name, found->second, item);

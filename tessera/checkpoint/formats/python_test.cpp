@@ -3,9 +3,9 @@
 #include <torch/torch.h>
 
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::python_test {
 namespace {

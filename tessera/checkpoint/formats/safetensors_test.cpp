@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/same_tensors.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/same_tensors.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::safetensors_test {
 namespace {

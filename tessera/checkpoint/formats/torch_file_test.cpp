@@ -8,9 +8,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/torch_archive.h"
-#include "tessera/testing/dtypes.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/dtypes.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::torch_file_test {
 namespace {

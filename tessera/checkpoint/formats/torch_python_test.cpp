@@ -8,9 +8,9 @@
 #include "tessera/checkpoint/formats/dcp.h"
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
-#include "tessera/testing/dtypes.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/run_program.h"
+#include "tests/testing/dtypes.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/run_program.h"
 
 namespace tessera::testing::torch_python_test {
 namespace {

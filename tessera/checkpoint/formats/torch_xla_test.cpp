@@ -17,10 +17,10 @@
 #include "tessera/checkpoint/weights.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/fully_sharded.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::testing::torch_xla_test {
 namespace {

@@ -71,7 +71,7 @@ std::string to_text(const Catalog& catalog) {
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Catalog from_text(const std::string& text) {
+Catalog catalog_of_text(const std::string& text) {
   Catalog catalog;
   for (const auto& item : nlohmann::json::parse(text)) {
     catalog.tensors[item[0].get<std::string>()] = {.dtype = static_cast<at::ScalarType>(item[1].get<int>()),
@@ -294,7 +294,7 @@ std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, cons
   all_or_none(world, kStateDict, failure, [&] {
     if (world.is_first()) text = to_text(described(dict));
   });
-  return std::make_unique<DictOfRank0>(from_text(world.texts(text, kStateDict).front()), dict, world);
+  return std::make_unique<DictOfRank0>(catalog_of_text(world.texts(text, kStateDict).front()), dict, world);
 }
 
 std::unique_ptr<ValueSource> source_of(const ShardedStateDict& dict, const Communicator& world, std::string_view failure) {

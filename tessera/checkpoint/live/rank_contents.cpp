@@ -12,13 +12,13 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/checkpoint/live/training_state.h"
-#include "tessera/nn/lora.h"
 #include "tessera/optim/average.h"
 #include "tessera/shard/access/buffer_dtype.h"
 #include "tessera/shard/access/local_values.h"
@@ -45,7 +45,7 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
 }
 
 void add_model(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
-  lora::expect_unmerged(*contents.model);
+  adapters().expect_unmerged(*contents.model);
   auto model = local_values(*contents.model);
   expect_values(model, "a save");
   warn_of_lost_ties(model, world);
@@ -74,9 +74,9 @@ void add_model(std::vector<RankContents>& ranks, const Contents& contents, const
     }
   }
   const auto origin = origin_here(fmt::format("{}", fmt::join(model.layouts, ", ")), fmt::format("{}", fmt::join(model.meshes, ", ")));
-  const auto adapters = lora::description(*contents.model);
+  const auto described = adapters().describe(*contents.model);
   for (auto& rank : ranks) {
-    rank.record.adapters = adapters;
+    rank.record.adapters = described;
     rank.record.aliases = model.aliases;
     rank.record.origin = origin;
   }

@@ -8,10 +8,10 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/saved_picture.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/saved_picture.h"
 
 namespace tessera::checkpoint::torch_state_test {
 namespace {

@@ -14,7 +14,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-constexpr uint64_t kBlock = 1 << 20;          // bytes that are read at once
+constexpr uint64_t kMostRead = 1 << 20;       // bytes that are read at once
 constexpr int64_t kSparse = 8;                // a span of so many times the values in it is read in parts,
 constexpr uint64_t kSmallestRead = 4096;      // unless these have fewer bytes
 constexpr uint64_t kMostRepeats = 1024;       // of a value in a view, as expand() makes it,
@@ -70,7 +70,7 @@ class RegionReader {
                                region.span() == region.numel();
     if (fits_as_it_is) return file_.read(to.mutable_data_ptr(), bytes, offset);
     const auto outer = region.outermost();
-    if (outer && (bytes > kBlock || reads_too_much(region, *outer))) return split(region, *outer, to);
+    if (outer && (bytes > kMostRead || reads_too_much(region, *outer))) return split(region, *outer, to);
     const auto values = static_cast<int64_t>((end - begin) * encoding_.values);
     if (!block_.defined() || block_.numel() < values) block_ = at::empty({values}, at::TensorOptions(at::kCPU).dtype(encoding_.dtype));
     encoding_.code == nullptr ? file_.read(block_.mutable_data_ptr(), bytes, offset) : decode(bytes, offset);
@@ -269,9 +269,13 @@ void CatalogReader::verify(const StoredChecksum& bytes) const {
   if (!is_as_written(bytes)) throw IoError(damage(bytes));
 }
 
+bool is_of_header(const StoredChecksum& bytes) {
+  return bytes.begin == 0 && bytes.name == kHeaderName;
+}
+
 void CatalogReader::verify_headers() const {
   for (const auto& bytes : catalog_.checksums) {
-    if (bytes.name == kHeaderName) verify(bytes);
+    if (is_of_header(bytes)) verify(bytes);
   }
 }
 
@@ -286,9 +290,9 @@ std::string CatalogReader::damage(const StoredChecksum& bytes) const {
 
 std::string digest_of(const InputFile& file, uint64_t begin, uint64_t bytes, DigestKind kind) {
   StoredDigest digest(kind);
-  std::vector<std::byte> block(std::min(kBlock, bytes));
-  for (uint64_t done = 0; done < bytes; done += kBlock) {
-    const auto part = std::span(block).first(std::min(kBlock, bytes - done));
+  std::vector<std::byte> block(std::min(kMostRead, bytes));
+  for (uint64_t done = 0; done < bytes; done += kMostRead) {
+    const auto part = std::span(block).first(std::min(kMostRead, bytes - done));
     file.read(part.data(), part.size(), begin + done);
     digest.add(part);
   }

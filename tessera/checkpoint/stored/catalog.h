@@ -51,6 +51,7 @@ struct StoredChecksum {
 
 /// The name of a rank file's header. Its checksum tells files of another save from those that belong together.
 inline constexpr auto kHeaderName = "header";
+bool is_of_header(const StoredChecksum& bytes);
 
 /// A number that all files of a save have, by which a file of another save is told from them. Other programs ignore where it stands, and
 /// files that they have written say nothing.

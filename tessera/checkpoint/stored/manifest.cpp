@@ -226,7 +226,7 @@ void expect_known(const json& text) {
 }
 
 /// `bytes_of_files` gets the sizes that the files should have.
-Manifest from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
+Manifest manifest_from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
   manifest.origin = text.value("origin", manifest.origin);  // older ones have none
   auto& catalog = manifest.catalog;
@@ -318,7 +318,7 @@ Manifest read_manifest(const fs::path& folder) {
     expect_known(content);
     if (checksum != checksum_of(content.dump()))
       throw IoError("it is damaged: it is not what was written, because it has another checksum");
-    manifest = from_json(folder, content, bytes_of_files);
+    manifest = manifest_from_json(folder, content, bytes_of_files);
   } catch (const UsageError&) {
     throw;
   } catch (const json::exception& error) {

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kOwn = "tessera::optim::", kTorch = "torch::optim::";
+constexpr std::string_view kOwnOptim = "tessera::optim::", kTorchOptim = "torch::optim::";
 constexpr std::string_view kStepKey = "step";
 
 constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // of Tessera and of torch::optim
@@ -30,7 +30,7 @@ std::string_view last_of(std::string_view optimizer) {
 }
 
 bool is_own(std::string_view optimizer) {
-  return optimizer.starts_with(kOwn);
+  return optimizer.starts_with(kOwnOptim);
 }
 
 bool is_own_sgd(std::string_view optimizer) {
@@ -40,7 +40,7 @@ bool is_own_sgd(std::string_view optimizer) {
 }  // namespace
 
 std::string todays_key(const std::string& optimizer, const std::string& key) {
-  if (optimizer.starts_with(kTorch) || optimizer == kSomeOptimizer) return key;
+  if (optimizer.starts_with(kTorchOptim) || optimizer == kSomeOptimizer) return key;
   if (!is_own(optimizer)) return key == "steps" ? std::string(kStepKey) : key;  // a program's own, whose other names are its own
   if (key == "momentum") return is_own_sgd(optimizer) ? "momentum_buffer" : "exp_avg";
   const auto* const old = std::ranges::find(kOldKeys, key, &std::pair<std::string_view, std::string_view>::first);
@@ -49,7 +49,7 @@ std::string todays_key(const std::string& optimizer, const std::string& key) {
 
 std::string class_of_settings(const json& settings) {
   const auto has = [&](const char* name) { return settings.contains(name); };
-  const auto torch = [](const char* name) { return std::string(kTorch) + name; };
+  const auto torch = [](const char* name) { return std::string(kTorchOptim) + name; };
   if (has("decoupled_weight_decay") && settings["decoupled_weight_decay"].is_boolean())
     return torch(settings["decoupled_weight_decay"] ? "AdamW" : "Adam");
   if (has("nesterov") && has("dampening")) return torch("SGD");

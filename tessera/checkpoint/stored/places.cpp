@@ -18,7 +18,7 @@ constexpr std::string_view kAround[] = {"app.", "state."};  // of a model withou
 constexpr std::string_view kSettings = "param_groups", kState = "state.";
 constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                            "square_avg", "grad_avg",   "sum",            "step"};
-constexpr std::string_view kWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
+constexpr std::string_view kModuleWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
 constexpr size_t kDeepest = 3;  // keys around a parameter
 
 /// The places in a name where one of its components begins.
@@ -223,7 +223,7 @@ Places places_in(const Catalog& catalog, const ModelNames& names) {
 
 std::string without_wrappers(const std::string& name) {
   auto result = name;
-  for (const auto wrapper : kWrappers) {
+  for (const auto wrapper : kModuleWrappers) {
     for (auto at = result.find(wrapper); at != std::string::npos; at = result.find(wrapper, at)) {
       if (at == 0 || result[at - 1] == '.') {
         result.erase(at, wrapper.size());

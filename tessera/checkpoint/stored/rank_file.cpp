@@ -76,7 +76,7 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
   return parts;
 }
 
-RankRecord from_json(const nlohmann::json& json) {
+RankRecord record_from_json(const nlohmann::json& json) {
   const auto format = json.at("format").get<int>();
   if (format > kRankFormat) {
     throw UsageError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}; load it with the one that wrote it",
@@ -188,7 +188,7 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
   const auto text = file.metadata().find(kKey);
   if (text == file.metadata().end()) throw IoError(fmt::format("{} is no part of a checkpoint of Tessera", file.path().string()));
   try {
-    auto record = from_json(nlohmann::json::parse(text->second));
+    auto record = record_from_json(nlohmann::json::parse(text->second));
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
     }

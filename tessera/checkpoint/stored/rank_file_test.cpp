@@ -12,11 +12,11 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/shard/full_params.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing::rank_file_test {
 namespace {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
 constexpr auto kAnnounced = std::chrono::seconds(10);  // in which a verdict comes
-constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 
 at::Tensor as_tensor(ConstBytes bytes) {
@@ -99,7 +99,7 @@ std::optional<Verdict> BackendHub::announced_verdict() {
     } catch (const std::exception&) {
       return found;
     }
-    std::this_thread::sleep_for(kPoll);
+    std::this_thread::sleep_for(kBetweenLooks);
   }
 }
 

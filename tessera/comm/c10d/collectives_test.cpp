@@ -17,11 +17,11 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/host/shared_block.h"
 #include "tessera/comm/shm/shared_memory_link.h"
-#include "tessera/testing/careless.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/delayed_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/careless.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/delayed_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::collectives_test {
 namespace {

@@ -23,7 +23,7 @@ namespace {
 constexpr auto kFarewell = std::chrono::seconds(10);
 
 // What time-outs are reported as: the first ends all groups, so that there is only one.
-constexpr auto kLate = "late";
+constexpr auto kLateRanks = "late";
 
 void expect_one_dtype(std::span<const Piece> pieces) {
   const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
@@ -227,7 +227,7 @@ SharedAttempt Group::share(const AreaShape& shape, const Call& call) {
   if (!attempt.area) return refuse(attempt.why_not);
   attempt.area->when_broken([family = family_, own = world_rank()](const LinkFailure& failure, std::string_view message) {
     const int culprit = record_culprit(failure, own);
-    if (failure.kind == LinkFailure::Kind::Late) family->report(kLate, message);
+    if (failure.kind == LinkFailure::Kind::Late) family->report(kLateRanks, message);
     if (failure.kind != LinkFailure::Kind::Aborted) family->abort(fmt::format("rank {}: {}", own, message), culprit);
   });
   return attempt;
@@ -342,7 +342,7 @@ Event Group::run_agreed(const Envelope& envelope, const Launch& start, const Run
 
 void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit) {
   if (failure.is_guess) {
-    auto missing = family_->missing(kLate, number_, envelope.sequence, traits().world_ranks);
+    auto missing = family_->missing(kLateRanks, number_, envelope.sequence, traits().world_ranks);
     if (!missing.empty()) failure.ranks = std::move(missing);
   }
   const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, world_rank(), envelope.describe());
@@ -356,7 +356,7 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
       const auto message = fmt::format("{}, waited {} s for {} and gave up; {}{}", what, std::chrono::duration<double>(limit).count(),
                                        name_ranks(failure.ranks), before, envelope.call.empty() ? "" : envelope.advice_if_alone());
       broken_ = std::make_exception_ptr(TimeoutError(message));
-      family_->report(kLate, message);
+      family_->report(kLateRanks, message);
       family_->abort(message, culprit);
       break;
     }

@@ -13,8 +13,8 @@
 #include "tessera/comm/mesh.h"
 #include "tessera/comm/self/self.h"
 #include "tessera/comm/threads/run_ranks.h"
-#include "tessera/testing/delayed_device.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/delayed_device.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::staged_transport_test {
 namespace {

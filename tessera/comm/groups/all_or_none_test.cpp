@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/launch_record.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::all_or_none_test {
 namespace {

@@ -16,7 +16,7 @@ constexpr size_t kSmallReduction = 32 * 1024;
 
 /// One element for each rank.
 template <class T>
-using Ranks = c10::SmallVector<T, 8>;
+using OfRanks = c10::SmallVector<T, 8>;
 
 /// Part r of `parts` of some bytes, in each of which at most `most` lie.
 template <class Span>
@@ -29,7 +29,7 @@ Span chunk_of(Span all, size_t r, size_t most) {
 
 Moved HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
   uint64_t sent = 0;
-  Ranks<Bytes> from(size());
+  OfRanks<Bytes> from(size());
   for (const auto& piece : pieces) {
     const auto whole = bytes_of(piece.whole);
     for (size_t r = 0; r < from.size(); r++) from[r] = part_of(whole, r, from.size());
@@ -40,7 +40,7 @@ Moved HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Ten
 
 Moved HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
   uint64_t sent = 0;
-  Ranks<ConstBytes> to(size());
+  OfRanks<ConstBytes> to(size());
   for (const auto& piece : pieces) {
     const auto outgoing = piece.whole.to(*reduction.wire_dtype);
     const auto all = bytes_of(outgoing);
@@ -55,18 +55,18 @@ Moved HostTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduc
   const auto outgoing = tensor.to(*reduction.wire_dtype);
   const ConstBytes sent = bytes_of(outgoing);
   const auto numel = static_cast<size_t>(tensor.numel());
-  Ranks<Bytes> from(size());
+  OfRanks<Bytes> from(size());
   if (numel * size() <= kSmallReduction) {
     const auto received = at::empty({link_->size(), tensor.numel()}, outgoing.options());
     const auto all = bytes_of(received);
     for (size_t r = 0; r < from.size(); r++) from[r] = part_of(all, r, from.size());
     const auto bytes = gather(sent, from, start);
-    Reducer(reduction).reduce(Ranks<ConstBytes>(from.begin(), from.end()), tensor, traits().topology);
+    Reducer(reduction).reduce(OfRanks<ConstBytes>(from.begin(), from.end()), tensor, traits().topology);
     return {.bytes = bytes};
   }
   // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
   const size_t chunk = (numel + size() - 1) / size();
-  Ranks<ConstBytes> to(size());
+  OfRanks<ConstBytes> to(size());
   for (size_t r = 0; r < to.size(); r++) to[r] = chunk_of(sent, r, chunk * outgoing.element_size());
   const auto begin = std::min(rank() * chunk, numel);
   const auto own = tensor.view({-1}).narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(std::min(chunk, numel - begin)));
@@ -78,7 +78,7 @@ Moved HostTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduc
 
 Moved HostTransport::broadcast(const at::Tensor& tensor, int root, const Launch& start) {
   const auto all = bytes_of(tensor);
-  Ranks<Bytes> from(size());
+  OfRanks<Bytes> from(size());
   from[static_cast<size_t>(root)] = all;
   return {.bytes = gather(link_->rank() == root ? all : Bytes(), from, start)};
 }

@@ -14,7 +14,7 @@
 #include "tessera/comm/control/group.h"
 #include "tessera/comm/host/bytes.h"
 #include "tessera/comm/host/reducer.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::host_transport_test {
 namespace {

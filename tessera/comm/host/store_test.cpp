@@ -14,7 +14,7 @@
 #include "tessera/base/port.h"
 #include "tessera/comm/host/store_client.h"
 #include "tessera/comm/host/store_server.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::store_test {
 namespace {

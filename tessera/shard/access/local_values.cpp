@@ -45,7 +45,7 @@ bool is_divided(const LocalValues& model, const Communicator& world) {
   });
 }
 
-constexpr Subject kNames = {.unit = "names in the model"};
+constexpr Subject kNamesOfModel = {.unit = "names in the model"};
 
 /// The names that the ranks of a divided model have.
 struct NamesOfRanks {
@@ -66,7 +66,7 @@ NamesOfRanks names_of_ranks(const LocalValues& model, const Communicator& world)
   for (const auto& [name, tensor] : model.outside) own += name + "\t0\t0\t1\n";
   for (const auto& [name, tensor] : model.buffers) own += name + "\t0\t0\t0\n";
   NamesOfRanks all;
-  for (const auto& text : world.texts(own, kNames)) {
+  for (const auto& text : world.texts(own, kNamesOfModel)) {
     std::istringstream lines(text);
     int64_t here = 0, expected = 0, is_outside = 0;
     for (std::string name; std::getline(lines, name, '\t') && lines >> here >> expected >> is_outside && lines.ignore();) {

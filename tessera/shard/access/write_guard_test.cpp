@@ -15,9 +15,9 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::write_guard_test {
 namespace {

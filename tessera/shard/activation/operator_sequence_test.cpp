@@ -9,10 +9,10 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/activation.h"
 #include "tessera/shard/checkpoint_modules.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::operator_sequence_test {
 namespace {

@@ -10,8 +10,8 @@
 #include "tessera/comm/self/self.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::engine_test {
 namespace {

@@ -10,9 +10,9 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/training.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::gradients_test {
 namespace {

@@ -8,8 +8,8 @@
 #include "tessera/base/error.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/paging/paging.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::deferred_values_test {
 namespace {

@@ -12,8 +12,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing::operators_test {
 namespace {

@@ -6,9 +6,9 @@
 #include "tessera/base/process.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::anomaly_test {
 namespace {

@@ -6,8 +6,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/net.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing::gradient_slots_test {
 namespace {

@@ -16,7 +16,7 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::node_shared_test {
 namespace {

@@ -13,11 +13,11 @@
 namespace tessera {
 namespace {
 
-constexpr std::array<std::string_view, 3> kNames = {"auto", "gathered", "node-shared"};
+constexpr std::array<std::string_view, 3> kResidences = {"auto", "gathered", "node-shared"};
 
 Residence wanted(std::optional<Residence> option) {
   if (option) return *option;
-  const auto given = env_choice("TESSERA_RESIDENCE", kNames);
+  const auto given = env_choice("TESSERA_RESIDENCE", kResidences);
   return given ? static_cast<Residence>(*given) : Residence::Auto;
 }
 

@@ -21,9 +21,9 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/silent_device.h"
-#include "tessera/testing/tracing_transport.h"
+#include "tests/testing/net.h"
+#include "tests/testing/silent_device.h"
+#include "tests/testing/tracing_transport.h"
 
 namespace tessera::testing::device_test {
 namespace {

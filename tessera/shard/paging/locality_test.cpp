@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/testing/fake_unit.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/fake_unit.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::locality_test {
 namespace {

@@ -11,7 +11,7 @@
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/rebind.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::refusal_test {
 namespace {

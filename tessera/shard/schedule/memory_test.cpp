@@ -12,7 +12,7 @@
 #include "tessera/shard/training.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::memory_test {
 namespace {

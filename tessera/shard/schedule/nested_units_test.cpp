@@ -8,7 +8,7 @@
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::nested_units_test {
 namespace {

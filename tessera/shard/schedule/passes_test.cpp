@@ -4,7 +4,7 @@
 
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::passes_test {
 namespace {

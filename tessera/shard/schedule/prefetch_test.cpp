@@ -5,7 +5,7 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::prefetch_test {
 namespace {

@@ -6,8 +6,8 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/reduction.h"
 #include "tessera/shard/report.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::root_test {
 namespace {

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tessera/testing/fake_unit.h"
+#include "tests/testing/fake_unit.h"
 
 namespace tessera::testing::schedule_test {
 namespace {

@@ -8,9 +8,9 @@
 #include "tessera/shard/report.h"
 #include "tessera/shard/training.h"
 #include "tessera/shard/unsharding.h"
-#include "tessera/testing/blocks.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/blocks.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::unused_parameters_test {
 namespace {

@@ -15,7 +15,7 @@
 #include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/storage/retired_memory.h"
 #include "tessera/shard/storage/storage_tag.h"
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_device.h"
 
 namespace tessera::testing::event_test {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/fully_shard.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::agreement_test {
 namespace {

@@ -17,11 +17,11 @@
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 #include "tessera/shard/wrap.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/parity.h"
-#include "tessera/testing/residences.h"
-#include "tessera/testing/unit_names.h"
+#include "tests/testing/net.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/parity.h"
+#include "tests/testing/residences.h"
+#include "tests/testing/unit_names.h"
 
 namespace tessera::testing::ignored_parameters_test {
 namespace {

@@ -10,10 +10,10 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/norms.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/parity.h"
-#include "tessera/testing/residences.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/net.h"
+#include "tests/testing/parity.h"
+#include "tests/testing/residences.h"
 
 namespace tessera::testing::layouts_test {
 namespace {

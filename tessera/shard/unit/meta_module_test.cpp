@@ -8,8 +8,8 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/local.h"
 #include "tessera/shard/parameters.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::meta_module_test {
 namespace {

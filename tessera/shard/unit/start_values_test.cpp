@@ -11,7 +11,7 @@
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/net.h"
+#include "tests/testing/net.h"
 
 namespace tessera::testing::start_values_test {
 namespace {

@@ -1,10 +1,10 @@
 // The engine whose ranks are replicas keeps the promises of all engines.
 #include "tessera/base/error.h"
 #include "tessera/comm/conformance.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/device/program_runner.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/init.h"
+#include "tests/testing/transports.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 namespace tessera::xla {
 namespace {
 
-constexpr int kSteps = 50;
+constexpr int kStepsOfReplicas = 50;
 constexpr int64_t kRows = 4;  // of each replica
 
 const Communicator& replicas_here() {
@@ -35,7 +35,7 @@ struct Batch {
 template <class Optimizer>
 std::vector<at::Tensor> losses_of(torch::nn::Sequential& model, Optimizer optimizer, const Communicator* world) {
   std::vector<at::Tensor> losses;
-  for (int step = 0; step < kSteps; step++) {
+  for (int step = 0; step < kStepsOfReplicas; step++) {
     optimizer.zero_grad();
     auto [x, y] = Batch::drawn(step, kRows * replicas_here().size());
     if (world) {
@@ -65,7 +65,7 @@ void expect_same_training(const Options& options) {
   const auto expected = losses_of(here, Optimizer(here->parameters(), options), nullptr);
   const auto actual = losses_of(there, Optimizer(there->parameters(), options), &world);
   EXPECT_EQ(metrics().compiles + metrics().loaded_from_disk - before.compiles - before.loaded_from_disk, 2);
-  for (size_t step = 0; step < kSteps; step++) {
+  for (size_t step = 0; step < kStepsOfReplicas; step++) {
     for (const auto& loss : world.replicas(actual[step])) EXPECT_NEAR(loss.template item<float>(), expected[step].template item<float>(), 1e-4) << step;
   }
   for (const auto& [name, parameter] : there->named_parameters().pairs()) {

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/kernels.h"
-#include "tessera/xla/metrics.h"
 #include "tessera/xla/device/values.h"
+#include "tessera/xla/metrics.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla {
 namespace {

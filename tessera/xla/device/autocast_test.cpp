@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/storage.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla::autocast_test {
 namespace {

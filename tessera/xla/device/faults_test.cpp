@@ -1,10 +1,10 @@
 // What goes wrong on the device is an error that names the thing, and the process goes on.
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/ops.h"
+#include "tests/testing/transports.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

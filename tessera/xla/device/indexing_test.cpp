@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/xla_device.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla {
 namespace {

@@ -5,11 +5,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/run_program.h"
-#include "tessera/testing/warnings.h"
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/values.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/run_program.h"
+#include "tests/testing/warnings.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla {
 namespace {

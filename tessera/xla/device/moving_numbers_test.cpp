@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/warnings.h"
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/program_runner.h"
 #include "tessera/xla/graph/ops.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/warnings.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla::moving_numbers_test {
 namespace {

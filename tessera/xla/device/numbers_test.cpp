@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
-#include "tessera/testing/xla_device.h"
+#include "tests/testing/transports.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla::numbers_test {
 namespace {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/metrics.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla {
 namespace {

@@ -187,7 +187,7 @@ Value normal(const Call& call, const Sizes& sizes, at::ScalarType type) {
   return plus(times(z, argument(call, 2, z)), argument(call, 1, z));
 }
 
-Value exponential(const Call& call, const Sizes& sizes, at::ScalarType type) {
+Value exponentially(const Call& call, const Sizes& sizes, at::ScalarType type) {
   const auto u = inner_numbers(call, sizes, type);
   return hlo::negated(over(hlo::logarithm(u), argument(call, 1, u)));
 }
@@ -344,7 +344,7 @@ void register_random() {
       filling("normal_", normal),
       filling("log_normal_",
               [](const Call& call, const Sizes& sizes, at::ScalarType type) { return hlo::exponential(normal(call, sizes, type)); }),
-      filling("exponential_", exponential),
+      filling("exponential_", exponentially),
       filling("cauchy_", cauchy),
       filling("geometric_", geometric),
       filling("random_", whole),

@@ -1,8 +1,8 @@
 // The memory of the device: cells with addresses of their own.
 #include "tessera/base/error.h"
-#include "tessera/testing/transports.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/device/storage.h"
+#include "tests/testing/transports.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

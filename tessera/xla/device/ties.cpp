@@ -4,6 +4,7 @@
 
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/views.h"
+#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {

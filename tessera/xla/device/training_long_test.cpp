@@ -1,5 +1,5 @@
 // Each model with each optimizer in each dtype: the compilations take minutes.
-#include "tessera/testing/xla_training.h"
+#include "tests/testing/xla_training.h"
 
 namespace tessera::xla {
 namespace {

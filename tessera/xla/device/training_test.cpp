@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "tessera/testing/xla_training.h"
+#include "tests/testing/xla_training.h"
 
 namespace tessera::xla {
 namespace {

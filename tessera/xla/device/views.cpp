@@ -1,5 +1,6 @@
 #include "tessera/xla/device/views.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <fmt/format.h>
 
 #include <algorithm>

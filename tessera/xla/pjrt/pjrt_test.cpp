@@ -1,14 +1,14 @@
 // The client over PJRT, on each CPU plugin that is installed.
-#include "tessera/base/error.h"
 #include "tessera/base/atomic_write.h"
-#include "tessera/testing/folder.h"
-#include "tessera/testing/transports.h"
-#include "tessera/testing/warnings.h"
+#include "tessera/base/error.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/gpus.h"
 #include "tessera/xla/pjrt/program_cache.h"
 #include "tessera/xla/pjrt/topology.h"
 #include "tessera/xla/pjrt/wire.h"
+#include "tests/testing/folder.h"
+#include "tests/testing/transports.h"
+#include "tests/testing/warnings.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tessera/testing/silent_kernels.h"
+#include "tests/testing/silent_kernels.h"
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
@@ -7,7 +7,7 @@
 
 #include <atomic>
 
-#include "tessera/testing/silent_memory.h"
+#include "tests/testing/silent_memory.h"
 
 namespace tessera::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <map>
 #include <mutex>
 
-#include "tessera/testing/silent_device.h"
+#include "tests/testing/silent_device.h"
 
 namespace tessera::testing {
 

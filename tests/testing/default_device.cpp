@@ -1,4 +1,4 @@
-#include "tessera/testing/default_device.h"
+#include "tests/testing/default_device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -8,7 +8,7 @@
 
 #include "tessera/base/env.h"
 #include "tessera/comm/device/own_device.h"
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_device.h"
 
 namespace tessera::testing {
 namespace {

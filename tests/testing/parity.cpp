@@ -1,4 +1,4 @@
-#include "tessera/testing/parity.h"
+#include "tests/testing/parity.h"
 
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/reduction.h"
-#include "tessera/testing/default_device.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/default_device.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing {
 namespace {

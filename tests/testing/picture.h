@@ -7,7 +7,7 @@
 #include "tessera/shard/fully_shard.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/shard/training.h"
-#include "tessera/testing/numbers.h"
+#include "tests/testing/numbers.h"
 
 namespace tessera::testing {
 

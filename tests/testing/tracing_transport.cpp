@@ -1,4 +1,4 @@
-#include "tessera/testing/tracing_transport.h"
+#include "tests/testing/tracing_transport.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
@@ -11,7 +11,7 @@
 #include "tessera/comm/control/group.h"
 #include "tessera/comm/host/bytes.h"
 #include "tessera/comm/host/reducer.h"
-#include "tessera/testing/silent_device.h"
+#include "tests/testing/silent_device.h"
 
 namespace tessera::testing {
 namespace {

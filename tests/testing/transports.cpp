@@ -1,4 +1,4 @@
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 #include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

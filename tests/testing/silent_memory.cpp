@@ -1,4 +1,4 @@
-#include "tessera/testing/silent_memory.h"
+#include "tests/testing/silent_memory.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>

@@ -8,8 +8,8 @@
 #include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/testing/picture.h"
-#include "tessera/testing/same_tensors.h"
+#include "tests/testing/picture.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing {
 

@@ -10,8 +10,8 @@
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
-#include "tessera/testing/numbers.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/numbers.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing {
 

@@ -1,11 +1,11 @@
-#include "tessera/testing/delayed_kernels.h"
+#include "tests/testing/delayed_kernels.h"
 
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 #include <torch/library.h>
 
 #include "tessera/base/event.h"
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_device.h"
 
 namespace tessera::testing {
 namespace {

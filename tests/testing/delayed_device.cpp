@@ -1,4 +1,4 @@
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_device.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "tessera/testing/delayed_kernels.h"
-#include "tessera/testing/one_device.h"
+#include "tests/testing/delayed_kernels.h"
+#include "tests/testing/one_device.h"
 
 namespace tessera::testing {
 namespace {

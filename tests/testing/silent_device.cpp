@@ -1,12 +1,12 @@
-#include "tessera/testing/silent_device.h"
+#include "tests/testing/silent_device.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/nn/module.h>
 
-#include "tessera/testing/one_device.h"
-#include "tessera/testing/silent_kernels.h"
-#include "tessera/testing/silent_memory.h"
+#include "tests/testing/one_device.h"
+#include "tests/testing/silent_kernels.h"
+#include "tests/testing/silent_memory.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,10 +8,10 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/mnist.h"
 #include "tessera/models/resnet50.h"
-#include "tessera/testing/xla_device.h"
 #include "tessera/xla/device/kernels.h"
-#include "tessera/xla/metrics.h"
 #include "tessera/xla/device/values.h"
+#include "tessera/xla/metrics.h"
+#include "tests/testing/xla_device.h"
 
 namespace tessera::xla::cases {
 

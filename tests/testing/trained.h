@@ -5,9 +5,9 @@
 #include <torch/torch.h>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/testing/net.h"
-#include "tessera/testing/same_tensors.h"
 #include "tessera/train/trainer.h"
+#include "tests/testing/net.h"
+#include "tests/testing/same_tensors.h"
 
 namespace tessera::testing {
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "tessera/shard/options.h"
-#include "tessera/testing/default_device.h"
+#include "tests/testing/default_device.h"
 
 namespace tessera::testing {
 

@@ -1,11 +1,11 @@
-#include "tessera/testing/delayed_backend.h"
+#include "tests/testing/delayed_backend.h"
 
 #include <c10/core/StreamGuard.h>
 
 #include <cstring>
 
 #include "tessera/base/event.h"
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_device.h"
 
 namespace tessera::testing {
 namespace {

@@ -8,8 +8,8 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/control/group.h"
 #include "tessera/comm/self/loopback_link.h"
-#include "tessera/testing/delayed_backend.h"
-#include "tessera/testing/delayed_device.h"
+#include "tests/testing/delayed_backend.h"
+#include "tests/testing/delayed_device.h"
 
 namespace tessera::testing {
 

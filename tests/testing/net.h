@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "tessera/shard/fully_shard.h"
-#include "tessera/testing/transports.h"
+#include "tests/testing/transports.h"
 
 namespace tessera::testing {
 

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <string>
 
-#include "tessera/testing/child_task.h"
-#include "tessera/testing/default_device.h"
+#include "tests/testing/child_task.h"
+#include "tests/testing/default_device.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "tessera/testing/child_task.h"
+#include "tests/testing/child_task.h"
 
 #include <cstdio>
 #include <exception>
