@@ -56,7 +56,7 @@ TEST(LaunchRecord, ForgetsTheCulpritOfAStepThatFailsBecauseOfAnotherRankLater) {
   record_failure(0, 2);
   EXPECT_EQ(record.read()[2].culprit, std::nullopt);
   EXPECT_EQ(record.read()[0].culprit, 2);
-  // What it names after that counts again.
+  // A culprit that is recorded afterwards counts.
   record_failed_step_in_world(2, 0);
   EXPECT_EQ(record.read()[2].culprit, 0);
   // Nor if the connection has failed.

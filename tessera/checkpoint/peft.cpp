@@ -130,7 +130,7 @@ CatalogReader open_weights(const fs::path& folder) {
 /// The parts of a layer's adapter, by the ends of their names in files.
 struct AdapterPart {
   std::string_view end;
-  at::Tensor lora::Weights::*member;
+  at::Tensor lora::Weights::* member;
   bool of_embedding;
 };
 constexpr AdapterPart kAdapterParts[] = {{".lora_A.weight", &lora::Weights::a, false},

@@ -32,7 +32,7 @@ int consolidate(const std::string& given, const std::string& suffix, std::string
 
 int verify(const std::string& given, bool cheap) {
   const auto place = resolve_tensors(given);
-  // Of a prefix: what was passed over, before a run that goes on saves more.
+  // Given a prefix, lists its checkpoints before reading any: a running job may save more meanwhile.
   std::vector<checkpoint::StepFolder> folders;
   if (without_slashes(given) != place.string()) folders = checkpoint::step_folders(without_slashes(given));
   const auto found = checkpoint::verify(place, {.cheap = cheap});

@@ -1,4 +1,4 @@
-// What a configuration says of adapters, and of weights in few bits. A package above this one knows how a model gets them.
+// Adapters and quantised weights that a configuration asks for. The package models applies them to a model, and registers itself here.
 #pragma once
 
 #include <string_view>
