@@ -1,12 +1,11 @@
-# Installs the headers that programs include, from below _root to _include: the two umbrella headers, models, layers, what language models need, that of
-# XLA devices where the library has them (_of_xla), and what these include themselves. All others are for the library's own sources, and may need headers that a
-# program has not.
+# Installs what programs include of a package, from below _root to _include: the headers _umbrellas, and what these include. All others are for the
+# library's own sources, and may need headers that a program has not. Without its _library, the package was not built.
 cmake_policy(PUSH)
 cmake_policy(VERSION 3.25)  # scripts begin with none
-file(GLOB _waiting RELATIVE "${_root}" "${_root}/tessera/tessera.h" "${_root}/tessera/extending.h" "${_root}/tessera/models/*.h" "${_root}/tessera/nn/*.h"
-  "${_root}/tessera/llm/*.h")
-list(FILTER _waiting EXCLUDE REGEX "models/config_file\\.h$|nn/rows\\.h$|_kernels\\.h$")
-list(APPEND _waiting ${_of_xla})
+set(_waiting ${_umbrellas})
+if(NOT EXISTS "${_library}")
+  set(_waiting "")
+endif()
 set(_public "")
 while(_waiting)
   list(POP_FRONT _waiting _header)

@@ -35,10 +35,11 @@ endif()
 
 file(GLOB_RECURSE _testing CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/testing/*.cpp")
 add_library(tessera_testing STATIC ${_testing})
-target_link_libraries(tessera_testing PUBLIC tessera_all GTest::gtest GTest::gmock)
+target_link_libraries(tessera_testing PUBLIC tessera GTest::gtest GTest::gmock fmt::fmt-header-only nlohmann_json::nlohmann_json ZLIB::ZLIB)
 target_compile_options(tessera_testing PUBLIC ${_of_programs})
 target_precompile_headers(tessera_testing REUSE_FROM tessera_headers)
-in_large_units(tessera_testing 32)
+in_large_units(tessera_testing)
+target_compile_definitions(tessera_testing PUBLIC TESSERA_ROOT="${PROJECT_SOURCE_DIR}")
 # Only the comparison with c10d's own groups includes these beside the library itself.
 set_source_files_properties(tessera/comm/join_test.cpp PROPERTIES
   INCLUDE_DIRECTORIES "${PROJECT_SOURCE_DIR}/tessera/comm/gloo/opaque")
@@ -86,80 +87,69 @@ endif()
 if(NOT Libtorch_PYTHON)
   list(FILTER _tests EXCLUDE REGEX "/((formats/torch|run|data/tokenizer)_python|([a-z]+_)?transformers|(config|train)/accelerate)_test\\.cpp$")
 endif()
-function(test_program name)
+# Interpreters that import torch, safetensors and tensorboard.
+target_compile_definitions(tessera_testing PUBLIC TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_READER="${TESSERA_SAFETENSORS_PYTHON}"
+  TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}")
+
+# test_program(NAME LINKED SOURCES...)
+function(test_program name linked)
   add_executable(${name} ${ARGN})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  target_link_libraries(${name} PRIVATE tessera_testing)
+  target_link_libraries(${name} PRIVATE tessera_testing ${linked})
   target_precompile_headers(${name} REUSE_FROM tessera_headers)
-  in_large_units(${name} 32)
+  in_large_units(${name})
 endfunction()
 
+# The tests of a package need it alone: `./check core` compiles and runs them. Those of the core are a program for each room.
 foreach(_source IN LISTS _tests)
   file(RELATIVE_PATH _name "${PROJECT_SOURCE_DIR}/tessera" "${_source}")
   string(REGEX REPLACE "_test\\.cpp$" "" _name "${_name}")
-  string(REGEX MATCH "^[^/]+" _room "${_name}")
-  string(REGEX REPLACE "^[^/]+/" "" _in_room "${_name}")
-  if(_name MATCHES "^shard/(allocation|foreign)$")  # one replaces `new` in its whole program, the other takes a key that all others need
-    test_program(test_${_room}_${_in_room} ${_source})
-    add_test(NAME ${_name} COMMAND test_${_room}_${_in_room} --gtest_brief=1)
-  else()
-    list(APPEND _sources_of_${_room} ${_source})
-    list(APPEND _rooms ${_room})
-    add_test(NAME ${_name} COMMAND test_${_room} ${_in_room} --gtest_brief=1)
+  set(_package core)
+  string(REGEX MATCH "^[^/]+" _program "${_name}")
+  if(_source IN_LIST _tests_of_models)
+    set(_package models)
+    set(_program models)
+  elseif(_program MATCHES "^(cli|xla)$")
+    set(_package ${_program})
   endif()
+  if(_name MATCHES "^shard/(allocation|foreign)$")  # one replaces `new` in its whole program, the other takes a key that all others need
+    string(REPLACE "/" "_" _program "${_name}")
+  endif()
+  list(APPEND _sources_of_${_program} ${_source})
+  list(APPEND _test_programs ${_program})
+  set(_package_of_${_program} ${_package})
+  add_test(NAME ${_name} COMMAND test_${_program} ${_name} --gtest_brief=1)
   set(_own_limit ${_limit})
   if(_name MATCHES "_long$")
     set(_own_limit 1800)
   endif()
-  set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit})
+  set_tests_properties(${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_own_limit} LABELS ${_package})
 endforeach()
-list(REMOVE_DUPLICATES _rooms)
-foreach(_room IN LISTS _rooms)
-  test_program(test_${_room} ${_sources_of_${_room}})
+list(REMOVE_DUPLICATES _test_programs)
+set(_linked_core "")
+set(_linked_models tessera_models)
+set(_linked_cli tessera_all)
+set(_linked_xla tessera_all)
+foreach(_package IN ITEMS core models xla cli)
+  add_custom_target(tests_of_${_package})
+endforeach()
+foreach(_program IN LISTS _test_programs)
+  set(_package ${_package_of_${_program}})
+  test_program(test_${_program} "${_linked_${_package}}" ${_sources_of_${_program}})
+  add_dependencies(tests_of_${_package} test_${_program})
 endforeach()
 
-target_compile_definitions(test_base PRIVATE TESSERA_ENVIRONMENT_PAGE="${PROJECT_SOURCE_DIR}/docs/environment.md")
-if(TESSERA_SAFETENSORS_PYTHON)
-  target_compile_definitions(test_checkpoint PRIVATE
-    TESSERA_TEST_PYTHON="${TESSERA_SAFETENSORS_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/safetensors_files.py")
+add_dependencies(tests_of_core tessera_cli)
+add_dependencies(test_cli tessera_cli tessera_cli_models)
+if(PJRT_INCLUDE_DIR)
+  add_dependencies(test_cli tessera_cli_xla)
 endif()
-target_compile_definitions(test_checkpoint PRIVATE
-  TESSERA_FIXTURES_FOLDER="${PROJECT_SOURCE_DIR}/tests/fixtures"
-  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_TORCH_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/torch_files.py"
-  TESSERA_TEST_PEFT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/peft_files.py"
-  TESSERA_TEST_QUANTIZE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/quantize_files.py"
-  TESSERA_TEST_RUN_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/run_files.py"
-  TESSERA_TEST_TRANSFORMERS_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/transformers_files.py")
-target_compile_definitions(test_data PRIVATE
-  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_tokens.py"
-  TESSERA_TEST_BPE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bpe_tokens.py")
-target_link_libraries(test_data PRIVATE nlohmann_json::nlohmann_json ZLIB::ZLIB)  # to pack what is read
-target_compile_definitions(test_nn PRIVATE
-  TESSERA_NN_FOLDER="${PROJECT_SOURCE_DIR}/tessera/nn" TESSERA_MODELS_PAGE="${PROJECT_SOURCE_DIR}/docs/models.md")
-target_compile_definitions(test_models PRIVATE
-  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/bert_files.py"
-  TESSERA_TEST_VIT_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/vit_files.py"
-  TESSERA_TEST_LLAMA_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/llama_files.py")
-target_compile_definitions(test_llm PRIVATE
-  TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_GGUF_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/gguf_files.py"
-  TESSERA_TEST_ADAPTER_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/adapter_steps.py")
-target_compile_definitions(test_train PRIVATE TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration-keys.md"
-  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_ranks.py"
-  TESSERA_TEST_TENSORBOARD_PYTHON="${TESSERA_TENSORBOARD_PYTHON}"
-  TESSERA_TEST_TENSORBOARD_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/tensorboard_files.py")
-target_compile_definitions(test_config PRIVATE
-  TESSERA_TEST_TORCH_PYTHON="${Libtorch_PYTHON}" TESSERA_TEST_ACCELERATE_SCRIPT="${PROJECT_SOURCE_DIR}/tests/python/accelerate_files.py"
-  TESSERA_CONFIGURATION_PAGE="${PROJECT_SOURCE_DIR}/docs/configuration-keys.md")
-foreach(_name IN ITEMS checkpoint config shard train)
-  target_link_libraries(test_${_name} PRIVATE fmt::fmt-header-only)
-endforeach()
-add_dependencies(test_cli tessera_cli)
 
 # A process has one plugin and one number of devices, so what runs on the device runs for each of them. xla_test(NAME FILE [name=value...])
 if(PJRT_INCLUDE_DIR)
   function(xla_test name file)
     add_test(NAME xla/${name} COMMAND test_xla ${file} --gtest_brief=1)
-    set_tests_properties(xla/${name} PROPERTIES TIMEOUT ${_limit} ENVIRONMENT "${_environment};${ARGN}")
+    set_tests_properties(xla/${name} PROPERTIES TIMEOUT ${_limit} ENVIRONMENT "${_environment};${ARGN}" LABELS xla)
   endfunction()
   foreach(_kind IN ITEMS Old OtherVersion TooShort)
     add_library(fake_plugin_${_kind} MODULE "${PROJECT_SOURCE_DIR}/tests/xla/fake_plugin.cpp")
@@ -231,14 +221,14 @@ foreach(_name IN ITEMS checkpoint_modules checkpointing backward/engine full_par
     message(FATAL_ERROR "tessera/shard/${_name}_test.cpp, which shall also run with gathered parameters, is not there")
   endif()
   add_test(NAME shard/${_name}_gathered COMMAND test_shard ${_name} --gtest_brief=1)
-  set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit})
+  set_tests_properties(shard/${_name}_gathered PROPERTIES ENVIRONMENT "${_environment};TESSERA_RESIDENCE=gathered" TIMEOUT ${_limit} LABELS core)
 endforeach()
 
 # As many drawn models as fit into 40 s, in four tests; ten minutes of others where there is time.
 set_property(TEST shard/property shard/property_gathered APPEND PROPERTY ENVIRONMENT TESSERA_PROPERTY_SECONDS=10)
 function(more_models name first seconds)
   add_test(NAME shard/property_${name} COMMAND test_shard property --gtest_brief=1)
-  set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800
+  set_tests_properties(shard/property_${name} PROPERTIES TIMEOUT 1800 LABELS core
     ENVIRONMENT "${_environment};TESSERA_PROPERTY_FIRST=${first};TESSERA_PROPERTY_SECONDS=${seconds}")
 endfunction()
 more_models(second 1000000 10)
@@ -281,7 +271,7 @@ file(GLOB _engine_tests CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/engine/*.
 if(TESSERA_SANITIZE STREQUAL "thread")
   list(FILTER _engine_tests EXCLUDE REGEX "/host_offload_test\\.cpp$")  # backward runs in a thread of the engine's, as above
 endif()
-test_program(test_engine ${_engine_tests})
+test_program(test_engine tessera_all ${_engine_tests})
 add_test(NAME engine COMMAND test_engine --gtest_brief=1)
 set_tests_properties(engine PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 
@@ -321,9 +311,7 @@ if(PJRT_INCLUDE_DIR AND TESSERA_LONG_TESTS)
 else()
   list(FILTER _idioms EXCLUDE REGEX "/xla_test\\.cpp$")
 endif()
-test_program(test_idioms ${_idioms})
-target_compile_definitions(test_idioms PRIVATE
-  TESSERA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/idioms.md" TESSERA_XLA_IDIOMS_PAGE="${PROJECT_SOURCE_DIR}/docs/xla-idioms.md")
+test_program(test_idioms tessera_all ${_idioms})
 foreach(_source IN LISTS _idioms)
   file(STRINGS "${_source}" _title REGEX "\\.title = \"")
   if(_title)
@@ -346,42 +334,34 @@ endif()
 # The same training by PyTorch's own FSDP2, and the page that says what agrees.
 if(Libtorch_PYTHON)
   file(GLOB _parity_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/parity/*.cpp")
-  test_program(test_parity ${_parity_sources})
-  target_link_libraries(test_parity PRIVATE nlohmann_json::nlohmann_json)
-  target_compile_definitions(test_parity PRIVATE
-    TESSERA_TEST_PYTHON="${Libtorch_PYTHON}" TESSERA_PARITY_FOLDER="${PROJECT_SOURCE_DIR}/tests/parity"
-    TESSERA_PARITY_PAGE="${PROJECT_SOURCE_DIR}/docs/parity.md")
+  test_program(test_parity tessera_all ${_parity_sources})
   add_test(NAME parity COMMAND test_parity --gtest_brief=1)
   set_tests_properties(parity PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT ${_limit})
 endif()
 
 # The readers of what others hand to us, fed with nonsense: by libFuzzer with clang and the address sanitizer, by a mutator of our own
-# otherwise. A target for each file but the two that all share.
+# otherwise. One program, and a test for each target.
 set(_fuzz_seconds 3)
 if(TESSERA_LONG_TESTS)
   set(_fuzz_seconds 120)
 endif()
-add_library(tessera_fuzzing OBJECT "${PROJECT_SOURCE_DIR}/tests/fuzz/support.cpp")
-target_link_libraries(tessera_fuzzing PUBLIC tessera_all fmt::fmt-header-only nlohmann_json::nlohmann_json)
-target_compile_options(tessera_fuzzing PUBLIC ${_of_programs})
-target_precompile_headers(tessera_fuzzing REUSE_FROM tessera_headers)
-if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND TESSERA_SANITIZE STREQUAL "address")
-  target_link_options(tessera_fuzzing PUBLIC -fsanitize=fuzzer)
-  set(_arguments "-max_total_time=${_fuzz_seconds}")
-else()
-  target_sources(tessera_fuzzing PRIVATE "${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cpp")
-  set(_arguments ${_fuzz_seconds})
-endif()
 file(GLOB _fuzz CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/fuzz/*.cpp")
-list(FILTER _fuzz EXCLUDE REGEX "/(driver|support)\\.cpp$")
+set(_arguments ${_fuzz_seconds})
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND TESSERA_SANITIZE STREQUAL "address")
+  list(FILTER _fuzz EXCLUDE REGEX "/driver\\.cpp$")
+  set(_arguments "-max_total_time=${_fuzz_seconds}")
+endif()
+test_program(fuzz tessera_all ${_fuzz})
+if(_arguments MATCHES "max_total_time")
+  target_link_options(fuzz PRIVATE -fsanitize=fuzzer)
+endif()
 foreach(_source IN LISTS _fuzz)
   get_filename_component(_name "${_source}" NAME_WE)
-  add_executable(fuzz_${_name} ${_source})
-  set_target_properties(fuzz_${_name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
-  target_link_libraries(fuzz_${_name} PRIVATE tessera_fuzzing)
-  target_precompile_headers(fuzz_${_name} REUSE_FROM tessera_headers)
-  add_test(NAME fuzz/${_name} COMMAND fuzz_${_name} ${_arguments})
-  set_tests_properties(fuzz/${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT 900)
+  if(NOT _name MATCHES "^(driver|support)$")
+    also_called(fuzz fuzz_${_name})
+    add_test(NAME fuzz/${_name} COMMAND "${PROJECT_BINARY_DIR}/tests/fuzz_${_name}" ${_arguments})
+    set_tests_properties(fuzz/${_name} PROPERTIES ENVIRONMENT "${_environment}" TIMEOUT 900)
+  endif()
 endforeach()
 
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
@@ -485,11 +465,11 @@ if(NOT TESSERA_SANITIZE)
   add_custom_command(OUTPUT ${_patched} DEPENDS ${_patches} ${_unpatched} "${_extending}/patched.py" VERBATIM
     COMMAND ${Python3_EXECUTABLE} "${_extending}/patched.py" "${PROJECT_SOURCE_DIR}" "${_patched_folder}")
   list(FILTER _patched EXCLUDE REGEX "_test\\.cpp$|/cli/main\\.cpp$")
-  test_program(test_extending ${_extending_sources} ${_patched}
+  test_program(test_extending tessera_all ${_extending_sources} ${_patched}
     "${PROJECT_SOURCE_DIR}/tessera/config/keys.cpp" "${PROJECT_SOURCE_DIR}/tessera/config/settings.cpp")
   set_target_properties(test_extending PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # which has the library's files as they are
   target_include_directories(test_extending BEFORE PRIVATE "${_patched_folder}" "${_extending}")
-  target_link_libraries(test_extending PRIVATE fmt::fmt-header-only CLI11::CLI11 nlohmann_json::nlohmann_json)
+  target_link_libraries(test_extending PRIVATE CLI11::CLI11)
   foreach(_source IN LISTS _extending_sources)
     if(_source MATCHES "/([a-z_]+)_test\\.cpp$")  # each in a process of its own, because the device xla has to be the first of one
       add_test(NAME extending/${CMAKE_MATCH_1} COMMAND test_extending ${CMAKE_MATCH_1} --gtest_brief=1)

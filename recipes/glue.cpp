@@ -1,6 +1,6 @@
 // Fine-tunes a BERT to tell whether two sentences mean the same. How it is sharded comes from the configuration.
 #include <fmt/format.h>
-#include <tessera/models/bert.h>
+#include <tessera/models.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 

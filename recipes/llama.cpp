@@ -3,8 +3,7 @@
 #include <tessera/base/atomic_write.h>
 #include <tessera/base/folder.h>
 #include <tessera/checkpoint/formats/hub.h>
-#include <tessera/llm/gguf_model.h>
-#include <tessera/models/generate.h>
+#include <tessera/models.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 

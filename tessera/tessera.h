@@ -1,4 +1,5 @@
-// What programs that train include. Those who extend Tessera also include tessera/extending.h.
+// The core: all that a program needs to shard, train and save a model. Adapters, layers, models and tokenizers are in tessera/models.h, XLA devices
+// in tessera/xla/init.h; those who extend Tessera also include tessera/extending.h.
 #pragma once
 
 #include "tessera/base/error.h"
@@ -17,7 +18,6 @@
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/notes.h"
-#include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/prune.h"
 #include "tessera/checkpoint/save_options.h"
@@ -41,14 +41,10 @@
 #include "tessera/data/position.h"
 #include "tessera/data/sampler.h"
 #include "tessera/data/samples.h"
-#include "tessera/data/sentence_pairs.h"
 #include "tessera/data/share.h"
 #include "tessera/data/source.h"
 #include "tessera/data/stream.h"
-#include "tessera/data/wordpiece.h"
 #include "tessera/nn/collectives.h"
-#include "tessera/nn/lora.h"
-#include "tessera/nn/quantize.h"
 #include "tessera/nn/sync_batch_norm.h"
 #include "tessera/optim/adagrad.h"
 #include "tessera/optim/adam.h"

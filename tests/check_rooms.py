@@ -25,15 +25,15 @@ ROOMS = {
 }
 # Of some rooms a room may include these headers only, and what they include.
 ONLY = {("models", "shard"): {"tessera/shard/call.h"}}
-# What a program that only shards, trains and saves does not need. All else is the core, and nothing of that includes these files, so that they can
-# become libraries of their own; they register at the core what it has to know of them (checkpoint/adapters.h, train/adapter_settings.h, comm/engines.h).
+# What each package may include. Which files it has stands in cmake/packages.cmake; the core has all others. What the core has to know of another
+# package is registered there (checkpoint/adapters.h, train/adapter_settings.h, comm/engines.h, cli/packages.h).
 PACKAGES = {
-    "models": ["nn/attention.*", "nn/grouped_attention.*", "nn/layer_choice.*", "nn/linear*.*", "nn/lora*.*", "nn/quantize*.*", "nn/rms_norm*.*", "nn/rotary*.*",
-               "nn/swiglu.*", "data/added_tokens.*", "data/byte_pairs.*", "data/character_set.*", "data/pattern*.*", "data/pre_tokenizer.*",
-               "data/sentence_pairs.*", "data/tokenizer*.*", "data/unicode*.*", "data/wordpiece.*", "models/*", "llm/*", "checkpoint/peft.*",
-               "train/apply_adapters.cpp"],
-    "xla": ["xla/*", "xla/*/*"],
-    "cli": ["cli/*"],
+    "core": {"core"},
+    "models": {"core", "models"},
+    "xla": {"core", "xla"},
+    "cli": {"core", "cli"},
+    "cli_models": {"core", "cli", "models", "cli_models"},
+    "cli_xla": {"core", "cli", "xla", "cli_xla"},
 }
 # Who may see an inner room, as patterns of paths in which * is a part of one name. A room that is not named beside another one sees it through
 # nobody's headers either, unless the header in between is named: optim sees shard/access/, and those headers hide what they are made of.
@@ -49,7 +49,7 @@ INNER = {
     "comm/gloo/*": ["comm/gloo/*", "comm/c10d/*", "comm/engines.cpp"],
     "comm/c10d/*": ["comm/c10d/*", "comm/engines.cpp"],
     "comm/device/*": ["comm/device/*", "comm/c10d/*", "comm/self/*.cpp", "comm/fake/*.cpp", "comm/threads/run_ranks.cpp", "comm/engine.cpp", "comm/init.cpp",
-                      "cli/env.cpp", "cli/xla.cpp"],
+                      "cli/env.cpp", "cli/packages.cpp"],
     "comm/self/loopback_link.h": ["comm/self/*.cpp", "comm/fake/fake.cpp"],
 }
 # The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.
@@ -60,7 +60,7 @@ for _top, _layers in LAYERS.items():
     for _i, _layer in enumerate(_layers):
         # Headers of access/ are for optimizers and checkpoints, so they hide what they are made of.
         INNER[f"{_top}/{_layer}/*"] = [f"{_top}/*.cpp"] + [f"{_top}/{above}/*" + (".cpp" if above == "access" != _layer else "") for above in _layers[_i:]]
-INNER["xla/pjrt/*"] += ["cli/xla.cpp", "cli/env.cpp"]
+INNER["xla/pjrt/*"] += ["cli/xla/*"]
 INNER["shard/access/*"] += ["optim/*.cpp", "nn/*.cpp", "checkpoint/*.cpp", "checkpoint/live/*"]
 # What inner rooms may use of the top of their own room: interfaces and options, which rest on nothing but themselves.
 PLAIN = {
@@ -104,6 +104,7 @@ def room_of(path):
 
 def complaints(root):
     includes = includes_of(root)
+    patterns = files_of_packages(root)
     for file, own in includes.items():
         if file.count("/") == 1:
             yield from inner_rooms(file, reachable(includes, file))  # an umbrella header
@@ -118,7 +119,7 @@ def complaints(root):
             elif header not in ONLY.get((room, room_of(header)), {header}):
                 yield f"{file}:{number}: {room} may not include {header}, but only {', '.join(ONLY[room, room_of(header)])}"
         yield from arrows_up(file, own)
-        yield from arrows_out(file, own)
+        yield from arrows_out(file, own, patterns)
         chains = reachable(includes, file)
         for header, chain in chains.items():
             if header.count("/") > 1 and room_of(header) not in ROOMS[room] | {room}:
@@ -153,18 +154,22 @@ def arrows_up(file, own):
             yield f"{file}:{number}: an inner room of {top} may not use {header}, which stands above it"
 
 
-def package_of(place):
-    return next((name for name, patterns in PACKAGES.items() if matches(place, patterns)), "core")
+def files_of_packages(root):
+    """The patterns of each package's files, as CMake has them."""
+    text = (root / "cmake/packages.cmake").read_text()
+    return {name.lower(): re.sub(r"#.*", "", files).split() for name, files in re.findall(r"set\(TESSERA_(\w+)\s([^)]*)\)", text)}
 
 
-def arrows_out(file, own):
-    """Nothing of the core uses another package."""
-    if package_of(file.removeprefix("tessera/")) != "core":
-        return
+def arrows_out(file, own, patterns):
+    """A package uses those only that it may."""
+    def package_of(place):
+        return next((name for name in patterns if matches(place, patterns[name])), "core")
+
+    of_file = package_of(file.removeprefix("tessera/"))
     for number, header in own:
-        package = package_of(header.removeprefix("tessera/"))
-        if package != "core":
-            yield f"{file}:{number}: the core may not include {header}, which is of the package {package}"
+        of_header = package_of(header.removeprefix("tessera/"))
+        if of_header not in PACKAGES[of_file]:
+            yield f"{file}:{number}: the package {of_file} may not include {header}, which is of the package {of_header}"
 
 
 def circles(includes):
@@ -233,17 +238,36 @@ def selftest(tmp):
     write("tessera/shard/call.h", "tessera/shard/norms.h")
     write("tessera/models/good.h", "tessera/shard/call.h")
     write("tessera/models/more.h", "tessera/shard/norms.h")
+    (tmp / "cmake").mkdir()
+    (tmp / "cmake/packages.cmake").write_text("set(TESSERA_MODELS\n  nn/lora*\n  checkpoint/peft*)\nset(TESSERA_CLI cli/*)\nset(TESSERA_CLI_MODELS cli/models/*)\n")
+    write("tessera/cli/models/good.cpp", "tessera/nn/lora.h")
+    write("tessera/cli/bad.cpp", "tessera/nn/lora.h")
     write("tessera/nn/lora.h")
     write("tessera/nn/bad.cpp", "tests/testing/net.h")
     write("tessera/checkpoint/bad.cpp", "tessera/nn/lora.h")
     write("tessera/checkpoint/peft.cpp", "tessera/nn/lora.h")  # good, because it is of the same package
+    (tmp / "docs").mkdir()
+    (tmp / "docs/files.md").write_text("\n## Files of `nn`\n\n```\n lora, gone   adapters\n```\n")
+    assert list(unlisted(tmp)) == ["docs/files.md does not say what bad of nn does", "docs/files.md names gone, which is not in nn"], list(unlisted(tmp))
     found = list(complaints(tmp))
     for words in ("base/bad.h: base may not know comm", "bad.cpp: tessera/comm/shm", "bad.cpp:2: includes start with", "top.h: tessera/shard/unit",
                   "up.cpp:1: an inner room of shard may not use tessera/shard/norms.h", "access/open.h: tessera/shard/unit", "memory/above.cpp: tessera/shard/unit/unit.h is in an inner room", "unit/a: includes tessera/shard/unit/b", "mesh.cpp: tessera/comm/host/link.h",
-                  "checkpoint/bad.cpp:1: the core may not include tessera/nn/lora.h, which is of the package models", "nn/bad.cpp:1: includes start with tessera/", "models/more.h:1: models may not include tessera/shard/norms.h, but only tessera/shard/call.h",
+                  "checkpoint/bad.cpp:1: the package core may not include tessera/nn/lora.h, which is of the package models",
+                  "cli/bad.cpp:1: the package cli may not include tessera/nn/lora.h", "nn/bad.cpp:1: includes start with tessera/", "models/more.h:1: models may not include tessera/shard/norms.h, but only tessera/shard/call.h",
                   "optim/through.cpp: tessera/shard/unit/unit.h is in an inner room: tessera/shard/top.h -> tessera/shard/unit/unit.h"):
         assert any(words in complaint for complaint in found), (words, found)
     assert not any("good." in complaint or "hidden" in complaint or "peft" in complaint for complaint in found), found
+
+
+def unlisted(root):
+    """Files that docs/files.md does not name, and those that it names and that are not there."""
+    for section in (root / "docs/files.md").read_text().split("\n## Files of ")[1:]:
+        room, listing = section.split("`")[1], section.split("```")[1]
+        files = {path.stem for path in (root / "tessera" / room).rglob("*") if path.suffix in {".h", ".cpp"} and not path.name.endswith("_test.cpp")}
+        yield from (f"docs/files.md does not say what {file} of {room} does" for file in sorted(files - set(re.findall(r"\w+", listing))))
+        # Each line begins with its files: words with commas between, up to two spaces or a colon.
+        named = {name for names in re.findall(r"^ +([a-z_0-9]+(?:, [a-z_0-9]+)*)(?= {2}|:|$)", listing, re.M) for name in names.split(", ")}
+        yield from (f"docs/files.md names {file}, which is not in {room}" for file in sorted(named - files))
 
 
 if __name__ == "__main__":
@@ -252,7 +276,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         selftest(pathlib.Path(folder))
     root = pathlib.Path(sys.argv[1])
-    wrong = list(complaints(root))
+    wrong = [*complaints(root), *unlisted(root)]
     page = root / "docs/architecture.md"
     drawn = in_page(page.read_text(), picture(includes_of(root)))
     if "--draw" in sys.argv:

@@ -107,7 +107,7 @@ std::string page() {
 }
 
 TEST(EnvironmentPage, IsGeneratedFromTheTable) {
-  testing::expect_page(TESSERA_ENVIRONMENT_PAGE, page(), "base/env");
+  testing::expect_page(TESSERA_ROOT "/docs/environment.md", page(), "base/env");
 }
 
 }  // namespace

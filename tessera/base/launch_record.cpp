@@ -36,6 +36,11 @@ void add_line(int rank, std::string_view words) noexcept try {
 } catch (const std::exception&) {  // then the launcher names the rank that ended first
 }
 
+void add_failure(int rank, const std::string& words) noexcept {
+  add_line(rank, words);
+  failed = rank;
+}
+
 bool is_known_as(int rank) {
   return env("RANK") == std::to_string(rank);
 }
@@ -55,18 +60,11 @@ void record_settings(int rank) noexcept {
 }
 
 void record_failure(int rank, int culprit) noexcept {
-  add_line(rank, std::to_string(culprit));
-  failed = rank;
+  add_failure(rank, std::to_string(culprit));
 }
 
-void record_failure_in_world(int rank, int culprit) noexcept {
-  if (is_known_as(rank) && culprit != rank) record_failure(rank, culprit);
-}
-
-void record_failed_step_in_world(int rank, int culprit) noexcept {
-  if (!is_known_as(rank) || culprit == rank) return;
-  add_line(rank, std::to_string(culprit) + " " + kStep);
-  failed = rank;
+void record_failure_in_world(int rank, int culprit, bool in_step) noexcept {
+  if (is_known_as(rank) && culprit != rank) add_failure(rank, std::to_string(culprit) + (in_step ? std::string(" ") + kStep : ""));
 }
 
 void record_recovery(int rank) noexcept {

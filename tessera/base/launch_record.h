@@ -21,10 +21,8 @@ void record_settings(int rank) noexcept;
 /// `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
 /// The same, if the launcher knows this process by the number `rank` and `culprit` is another one. A world of only some of its ranks, or of
-/// threads, numbers them otherwise.
-void record_failure_in_world(int rank, int culprit) noexcept;
-/// `rank` fails in a step because of rank `culprit`. All of them may survive that: nothing is wrong with their connections.
-void record_failed_step_in_world(int rank, int culprit) noexcept;
+/// threads, numbers them otherwise. All ranks may survive a failure `in_step`: nothing is wrong with their connections.
+void record_failure_in_world(int rank, int culprit, bool in_step = false) noexcept;
 /// `rank` has survived, if it has recorded a failure since the last call. Costs nothing otherwise.
 void record_recovery(int rank) noexcept;
 

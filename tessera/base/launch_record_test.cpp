@@ -51,13 +51,13 @@ TEST(LaunchRecord, ForgetsTheCulpritOfAStepThatFailsBecauseOfAnotherRankLater) {
   const LaunchRecord record;
   const Announced announced(record.path());
   ::setenv("RANK", "2", 1);
-  record_failed_step_in_world(2, 0);
+  record_failure_in_world(2, 0, /*in_step=*/true);
   EXPECT_EQ(record.read()[2].culprit, 0);
   record_failure(0, 2);
   EXPECT_EQ(record.read()[2].culprit, std::nullopt);
   EXPECT_EQ(record.read()[0].culprit, 2);
   // A culprit that is recorded afterwards counts.
-  record_failed_step_in_world(2, 0);
+  record_failure_in_world(2, 0, /*in_step=*/true);
   EXPECT_EQ(record.read()[2].culprit, 0);
   // Nor if the connection has failed.
   record_failure(2, 0);

@@ -106,84 +106,78 @@ struct Wide<kernel> {
 
 constexpr int64_t kStrip = 1 << 19;  // values that are wide at a time: 2 MB, which a cache holds until they are used
 
-/// Multiplies matrices in float32 of which one, or their product, is too large for a cache. That is never wide as a whole, because it would pass
-/// through memory twice more. `take` gets the product, or strips of its rows one by one.
-class StripProduct {
- public:
-  using Take = c10::function_ref<void(int64_t begin, const at::Tensor& rows)>;
+using Take = c10::function_ref<void(int64_t begin, const at::Tensor& part)>;
 
-  static bool is_for(const at::Tensor& a, const at::Tensor& b) {
-    const auto dtype = a.scalar_type();
-    if (!multiplies_slowly(dtype) || b.scalar_type() != dtype || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return false;
-    int64_t sizes[] = {a.numel(), b.numel(), a.size(0) * b.size(1)};
-    std::ranges::sort(sizes);
-    return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the others, which a cache must hold, too
+/// Whether one of the matrices, or their product, is too large for a cache: widened as a whole it would pass through memory twice more.
+bool is_for_strips(const at::Tensor& a, const at::Tensor& b) {
+  const auto dtype = a.scalar_type();
+  if (!multiplies_slowly(dtype) || b.scalar_type() != dtype || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return false;
+  int64_t sizes[] = {a.numel(), b.numel(), a.size(0) * b.size(1)};
+  std::ranges::sort(sizes);
+  return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the others, which a cache must hold, too
+}
+
+void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
+  const auto step = std::max<int64_t>(kStrip / std::max<int64_t>(matrix.size(1 - dim), 1), 1);
+  auto sizes = matrix.sizes().vec();
+  sizes[static_cast<size_t>(dim)] = std::min(step, matrix.size(dim));
+  // As it lies in memory.
+  const auto buffer = dim == 0 ? at::empty(sizes, matrix.options().dtype(at::kFloat))
+                               : at::empty({sizes[1], sizes[0]}, matrix.options().dtype(at::kFloat)).t();
+  for (int64_t begin = 0; begin < matrix.size(dim); begin += step) {
+    const auto count = std::min(step, matrix.size(dim) - begin);
+    auto strip = buffer.narrow(dim, 0, count);
+    take(begin, strip.copy_(matrix.narrow(dim, begin, count)));
   }
+}
 
-  StripProduct(const at::Tensor& a, const at::Tensor& b) : a_(a), b_(b) { say_once(a.scalar_type()); }
-
-  void run(Take take) {
-    const auto numel = a_.size(0) * b_.size(1);
-    if (numel >= a_.numel() && numel >= b_.numel()) return by_rows(take);
-    const bool of_a = a_.numel() > b_.numel();
-    const auto& large = of_a ? a_ : b_;
-    const auto small = widened(of_a ? b_ : a_);
-    const int64_t dim = large.stride(0) >= large.stride(1) ? 0 : 1;
-    const int64_t inner = of_a ? 1 : 0;
-    const auto product = at::zeros({a_.size(0), b_.size(1)}, small.options());
-    for_each_strip(large, dim, [&](int64_t begin, const at::Tensor& strip) {
-      const auto count = strip.size(dim);
-      // Along the dimension that both have, strips add up.
-      const auto other = dim == inner ? small.narrow(1 - inner, begin, count) : small;
-      auto part = dim == inner ? product : product.narrow(dim, begin, count);
-      at::cpu::addmm_(part, of_a ? strip : other, of_a ? other : strip);
-    });
-    take(0, product);
+/// The product is the large one: `take` gets strips of its rows one by one.
+void multiply_by_rows(const at::Tensor& a, const at::Tensor& narrow_b, Take take) {
+  const auto b = widened(narrow_b);
+  const auto rows = std::max<int64_t>(kStrip / b.size(1), 1);
+  auto buffer = at::empty({std::min(rows, a.size(0)), b.size(1)}, b.options());
+  for (int64_t begin = 0; begin < a.size(0); begin += rows) {
+    const auto count = std::min(rows, a.size(0) - begin);
+    auto strip = buffer.narrow(0, 0, count);
+    at::cpu::mm_out(strip, widened(a.narrow(0, begin, count)), b);
+    take(begin, strip);
   }
+}
 
- private:
-  void by_rows(Take take) {
-    const auto b = widened(b_);
-    const auto rows = std::max<int64_t>(kStrip / b.size(1), 1);
-    auto buffer = at::empty({std::min(rows, a_.size(0)), b.size(1)}, b.options());
-    for (int64_t begin = 0; begin < a_.size(0); begin += rows) {
-      const auto count = std::min(rows, a_.size(0) - begin);
-      auto strip = buffer.narrow(0, 0, count);
-      at::cpu::mm_out(strip, widened(a_.narrow(0, begin, count)), b);
-      take(begin, strip);
-    }
-  }
-
-  static void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
-    const auto step = std::max<int64_t>(kStrip / std::max<int64_t>(matrix.size(1 - dim), 1), 1);
-    auto sizes = matrix.sizes().vec();
-    sizes[static_cast<size_t>(dim)] = std::min(step, matrix.size(dim));
-    // As it lies in memory.
-    const auto buffer = dim == 0 ? at::empty(sizes, matrix.options().dtype(at::kFloat))
-                                 : at::empty({sizes[1], sizes[0]}, matrix.options().dtype(at::kFloat)).t();
-    for (int64_t begin = 0; begin < matrix.size(dim); begin += step) {
-      const auto count = std::min(step, matrix.size(dim) - begin);
-      auto strip = buffer.narrow(dim, 0, count);
-      take(begin, strip.copy_(matrix.narrow(dim, begin, count)));
-    }
-  }
-
-  const at::Tensor &a_, &b_;
-};
+/// Multiplies in float32. `take` gets the product, or strips of its rows.
+void multiply_in_strips(const at::Tensor& a, const at::Tensor& b, Take take) {
+  say_once(a.scalar_type());
+  const auto numel = a.size(0) * b.size(1);
+  if (numel >= a.numel() && numel >= b.numel()) return multiply_by_rows(a, b, take);
+  const bool of_a = a.numel() > b.numel();
+  const auto& large = of_a ? a : b;
+  const auto small = widened(of_a ? b : a);
+  const int64_t dim = large.stride(0) >= large.stride(1) ? 0 : 1;
+  const int64_t inner = of_a ? 1 : 0;
+  const auto product = at::zeros({a.size(0), b.size(1)}, small.options());
+  for_each_strip(large, dim, [&](int64_t begin, const at::Tensor& strip) {
+    const auto count = strip.size(dim);
+    // Along the dimension that both have, strips add up.
+    const auto other = dim == inner ? small.narrow(1 - inner, begin, count) : small;
+    auto part = dim == inner ? product : product.narrow(dim, begin, count);
+    at::cpu::addmm_(part, of_a ? strip : other, of_a ? other : strip);
+  });
+  take(0, product);
+}
 
 at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
-  if (!StripProduct::is_for(a, b)) return Wide<at::cpu::mm>::run(a, b);
+  if (!is_for_strips(a, b)) return Wide<at::cpu::mm>::run(a, b);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
-  StripProduct(a, b).run([&](int64_t begin, const at::Tensor& rows) { result.narrow(0, begin, rows.size(0)).copy_(rows); });
+  multiply_in_strips(a, b, [&](int64_t begin, const at::Tensor& rows) { result.narrow(0, begin, rows.size(0)).copy_(rows); });
   return result;
 }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  if (!StripProduct::is_for(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
+  if (!is_for_strips(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
   const auto added = self.expand(result.sizes());
   const bool adds = beta.toDouble() != 0;  // as in libtorch, NaNs do not count then
-  StripProduct(a, b).run([&](int64_t begin, const at::Tensor& rows) {
+  multiply_in_strips(a, b, [&](int64_t begin, const at::Tensor& rows) {
     const auto count = rows.size(0);
     auto sum = alpha.toDouble() == 1 ? rows : rows * alpha;
     if (adds) sum = sum.add_(added.narrow(0, begin, count), beta);

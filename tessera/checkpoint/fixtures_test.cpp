@@ -69,7 +69,7 @@ struct FixtureRun {
 };
 
 std::filesystem::path fixture(const std::string& name) {
-  return std::filesystem::path(TESSERA_FIXTURES_FOLDER) / name;
+  return std::filesystem::path(TESSERA_ROOT "/tests/fixtures") / name;
 }
 
 void expect_loads(const std::filesystem::path& folder, int ranks) {

@@ -172,13 +172,6 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
   });
 }
 
-fs::path adapter_weights(const fs::path& folder) {
-  for (const auto* name : {kAdapterWeights, kAdapterTorch}) {
-    if (is_there(folder / name)) return folder / name;
-  }
-  throw UsageError(fmt::format("{} has neither {} nor {}", folder.string(), kAdapterWeights, kAdapterTorch));
-}
-
 void expect_no_model(const fs::path& folder) {
   if (is_complete(folder))
     throw UsageError(

@@ -37,8 +37,6 @@ struct PlainAdapter {
 };
 /// Throws as read_adapter_config, and IoError if a layer lacks a part.
 PlainAdapter read_adapter(const std::filesystem::path& folder);
-/// The file with its weights. Throws UsageError if there is none.
-std::filesystem::path adapter_weights(const std::filesystem::path& folder);
 /// Throws UsageError if it began as a part of the base, which lacks it since (PiSSA).
 void expect_on_whole_base(const PlainAdapter& adapter, const std::filesystem::path& folder);
 /// Writes its options and layers under the name "default". Throws UsageError for a folder with a model.

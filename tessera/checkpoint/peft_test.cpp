@@ -10,6 +10,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"
@@ -100,7 +101,7 @@ void expect_case(const Folder& folder, const std::string& name, const Communicat
 
 TEST(Peft, HasTheNumbersOfPython) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_PEFT_SCRIPT, folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/peft_files.py", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package peft";
   ASSERT_EQ(written.status, 0) << written.output;
   for (const auto* name : {"lora", "rslora", "dora", "layers", "biases", "pissa", "whole"}) {

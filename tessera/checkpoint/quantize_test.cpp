@@ -41,7 +41,7 @@ at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64
 }
 
 struct Made : Folder, Ended {
-  Made() : Ended(run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_QUANTIZE_SCRIPT, *this / "file.safetensors"})) {}
+  Made() : Ended(run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/quantize_files.py", *this / "file.safetensors"})) {}
 };
 /// For all tests: what bitsandbytes makes.
 const Made& of_bitsandbytes() {

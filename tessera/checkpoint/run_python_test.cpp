@@ -142,7 +142,7 @@ TEST(Runs, GoOnInPythonAndHere) {
       folder / "native", folder / "ours/full",
       {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Full, .settings = settings});
 
-  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_RUN_SCRIPT, folder.path()});
+  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/run_files.py", folder.path()});
   ASSERT_EQ(status, 0) << output;
   const bool has_accelerate = output.find("accelerate\n") != std::string::npos;
   const auto json_in = [&](const std::string& name) { return nlohmann::json::parse(read_file(folder / name)); };

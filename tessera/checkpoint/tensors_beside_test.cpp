@@ -127,7 +127,7 @@ TEST(TensorsBeside, AreLoadedOnAnyNumberOfRanksFromEachFormatThatHasThem) {
     EXPECT_TRUE(nlohmann::json::parse(checkpoint::inspect(folder / name))["left_out"].empty()) << name;
   }
   EXPECT_EQ(nlohmann::json::parse(checkpoint::inspect(folder / "a"))["tensors"][".tensors.replay.states"]["shape"], nlohmann::json({7, 3}));
-  if (!std::filesystem::exists(TESSERA_TEST_TORCH_PYTHON)) return;
+  if (!std::filesystem::exists(TESSERA_TEST_PYTHON)) return;
   constexpr auto kScript = R"(
 import sys, torch, torch.distributed.checkpoint as dcp
 folder = sys.argv[1]
@@ -143,7 +143,7 @@ for found in (run, there):
     assert torch.equal(found['mask'], run['mask'])
 assert run['stats.count'].item() == 7 and run['replay.next'].tolist() == [10, 11] and run['stats.none'].shape == (0, 4)
 )";
-  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, "-c", kScript, folder.path()});
+  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, "-c", kScript, folder.path()});
   ASSERT_EQ(status, 0) << output;
   checkpoint::reshard(folder / "theirs", folder / "theirs-resharded", 2);
   for (const auto* name : {"theirs", "theirs-resharded"}) {

@@ -9,7 +9,7 @@ namespace tessera::testing::transformers_test {
 namespace {
 
 Ended python(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {TESSERA_TEST_TORCH_PYTHON};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return run_program(command);
 }
@@ -17,7 +17,7 @@ Ended python(const std::vector<std::string>& arguments) {
 TEST(Transformers, LoadsWhatIsMerged) {
   if (python({"-c", "import transformers"}).status != 0) GTEST_SKIP() << "build/python has no package transformers";
   const Folder folder;
-  const auto written = python({TESSERA_TEST_TRANSFORMERS_SCRIPT, "write", folder.path()});
+  const auto written = python({TESSERA_ROOT "/tests/python/transformers_files.py", "write", folder.path()});
   ASSERT_EQ(written.status, 0) << written.output;
   const auto merged = [&](const std::string& from, const std::string& name, const checkpoint::MergeOptions& options) {
     checkpoint::merge(folder / from, folder / ("merged-" + name), options);
@@ -26,7 +26,7 @@ TEST(Transformers, LoadsWhatIsMerged) {
   merged("dcp", "dcp", {.max_shard_size = 5000});
   merged("file.pt", "file", {});
   merged("file.pt", "bin", {.unsafe_serialization = true});
-  const auto read = python({TESSERA_TEST_TRANSFORMERS_SCRIPT, "read", folder.path()});
+  const auto read = python({TESSERA_ROOT "/tests/python/transformers_files.py", "read", folder.path()});
   EXPECT_EQ(read.status, 0) << read.output;
 }
 

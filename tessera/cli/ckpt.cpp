@@ -16,6 +16,7 @@
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/packages.h"
 
 namespace tessera::cli {
 namespace {
@@ -100,7 +101,7 @@ void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
   look->callback([&chosen, path, as_json] { chosen = [=] { return inspect(*path, *as_json); }; });
   add_prune(*command, chosen);
   add_merge(*command, "merge", chosen);
-  add_merge_adapter(*command, chosen);
+  add_command_of("models", "merge-adapter", *command, chosen);
   add_convert(*command, chosen);
   add_reshard(*command, chosen);
   add_diff(*command, chosen);

@@ -1,22 +1,23 @@
 // `tessera ckpt merge`, `convert` and `reshard`.
+#include "tessera/cli/ckpt_convert.h"
+
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <regex>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
-#include "tessera/llm/gguf_adapter.h"
-#include "tessera/llm/gguf_model.h"
+#include "tessera/cli/packages.h"
 
 namespace tessera::cli {
 namespace {
@@ -92,64 +93,45 @@ const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
   return kMeanings;
 }
 
-struct ConvertCommand {
-  std::string in, out, to = "tessera", base;
-  checkpoint::ConvertOptions options;
-  llm::GgufOptions gguf;
+std::optional<ModelConversions> of_models;
 
-  /// Throws ConfigError for a flag that is given and means nothing for the format.
-  void expect_meaning(const CLI::App& command) const {
-    for (const auto& [flag, formats] : meanings()) {
-      if (command.count(flag) == 0 || std::ranges::find(formats, options.to) != formats.end()) continue;
-      throw ConfigError(fmt::format("{} means nothing for --to {}", flag, to));
-    }
+/// Throws ConfigError for a flag that is given and means nothing for the format, or for an adapter.
+void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool is_adapter) {
+  for (const auto& [flag, formats] : meanings()) {
+    if (command.count(flag) == 0 || (!is_adapter && std::ranges::find(formats, convert.options.to) != formats.end())) continue;
+    throw ConfigError(fmt::format("{} means nothing for {}", flag, is_adapter ? "an adapter" : "--to " + convert.to));
   }
+}
 
-  int convert_adapter(const CLI::App& command, const std::filesystem::path& place, const std::string& target) const {
-    const bool from_peft = is_folder(place);
-    if (options.to != (from_peft ? Format::Gguf : Format::Hub))
-      throw ConfigError(fmt::format("{} holds an adapter, which becomes {}", place.string(),
-                                    from_peft ? "a GGUF file: --to gguf" : "a folder of peft: --to hub"));
-    for (const auto& [flag, formats] : meanings()) {
-      if (command.count(flag) > 0) throw ConfigError(fmt::format("{} means nothing for an adapter", flag));
-    }
-    if (!from_peft) {
-      llm::write_peft_adapter(place, target, base);
-      fmt::print("{} -> {}: an adapter in a folder of peft\n", place.string(), target);
-      return 0;
-    }
-    if (base.empty())
-      throw ConfigError("give --base MODEL, the model that the adapter was trained on: a folder with config.json, or a GGUF file");
-    llm::write_gguf_adapter(place, target, base);
-    fmt::print("{} -> {}: {} with an adapter, {}\n", place.string(), target, checkpoint::name_of(options.to),
-               counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+int run(ConvertCommand& convert, const CLI::App& command) try {
+  auto& options = convert.options;
+  const auto place = resolve_checkpoint(convert.in);
+  const auto target = without_slashes(convert.out);
+  if (of_models && of_models->is_adapter(place)) {
+    expect_meaning(command, convert, true);
+    of_models->convert_adapter(convert, place, target);
     return 0;
   }
-
-  int run(const CLI::App& command) try {
-    const auto place = resolve_checkpoint(in);
-    const auto target = without_slashes(out);
-    if (llm::is_adapter(place)) return convert_adapter(command, place, target);
-    if (!base.empty()) throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
-    if (options.to == Format::Gguf) {
-      llm::write_gguf(place, target, gguf);
-      fmt::print("{} -> {}: {} in {}, {}\n", place.string(), target, checkpoint::name_of(options.to), gguf.code,
-                 counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
-      return 0;
-    }
-    options.progress = megabyte_bar("converting");
-    const auto done = checkpoint::convert(place, target, options);
-    options.progress = {};
-    // What a folder has besides the weights, if there is something of it.
-    if (options.to == Format::Hub && llm::has_description(place)) llm::write_description(place, target, options.dtype);
-    for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
-    fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
-               counted(done.bytes, "byte"));
-    return 0;
-  } catch (const UsageError& error) {
-    throw UsageError(in_flags(error.what()));
+  if (!convert.base.empty()) {
+    expect_package("models", "--base");
+    throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
   }
-};
+  if (options.to == Format::Gguf) {
+    expect_package("models", "--to gguf");
+    of_models->write_gguf(convert, place, target);
+    return 0;
+  }
+  options.progress = megabyte_bar("converting");
+  const auto done = checkpoint::convert(place, target, options);
+  options.progress = {};
+  if (of_models && options.to == Format::Hub) of_models->describe(convert, place, target);
+  for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
+  fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
+             counted(done.bytes, "byte"));
+  return 0;
+} catch (const UsageError& error) {
+  throw UsageError(in_flags(error.what()));
+}
 
 void add_common(CLI::App& command, ConvertCommand& convert) {
   command.add_option("IN", convert.in, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
@@ -165,6 +147,15 @@ void add_common(CLI::App& command, ConvertCommand& convert) {
 }
 
 }  // namespace
+
+AddedConversions::AddedConversions(const ModelConversions& conversions) {
+  of_models = conversions;
+}
+
+void print_file(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target, const std::string& what) {
+  fmt::print("{} -> {}: {} {}, {}\n", place.string(), target, checkpoint::name_of(command.options.to), what,
+             counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+}
 
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen) {
   auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
@@ -209,7 +200,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
       ->type_name("SIZE")
       ->default_str("5GB");
-  flags->add_option("--code", convert->gguf.code, "In what a GGUF file has matrices")
+  flags->add_option("--code", convert->code, "In what a GGUF file has matrices")
       ->capture_default_str()
       ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
   flags->add_option("--base", convert->base, "Of an adapter: the model that it was trained on")->type_name("MODEL");
@@ -234,10 +225,10 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
                                  "tessera ckpt convert accelerate/run ours --to tessera --world 4",
                                  "tessera ckpt convert run/adapter adapter.gguf --to gguf --base SmolLM2-135M"}));
   flags->callback([&chosen, convert, flags] {
-    convert->expect_meaning(*flags);
+    expect_meaning(*flags, *convert, false);
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(*flags); };
+    chosen = [=] { return run(*convert, *flags); };
   });
 }
 
@@ -250,7 +241,7 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   flags->callback([&chosen, convert, flags] {
     expect_apart(convert->in, convert->out);
     checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return convert->run(*flags); };
+    chosen = [=] { return run(*convert, *flags); };
   });
 }
 

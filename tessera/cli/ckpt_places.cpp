@@ -13,7 +13,6 @@
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch_xla.h"
-#include "tessera/checkpoint/peft.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/train/progress.h"
 

@@ -56,7 +56,6 @@ std::function<void(const std::string& name, int64_t bytes, int64_t all)> megabyt
 void add_prune(CLI::App& command, std::function<int()>& chosen);
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen);
 void add_convert(CLI::App& command, std::function<int()>& chosen);
-void add_merge_adapter(CLI::App& command, std::function<int()>& chosen);
 void add_reshard(CLI::App& command, std::function<int()>& chosen);
 void add_diff(CLI::App& command, std::function<int()>& chosen);
 

@@ -18,17 +18,11 @@ void add_launch_command(CLI::App& app, std::function<int()>& chosen);
 /// `tessera env`: describes this machine and this build, for bug reports.
 void add_env_command(CLI::App& app, std::function<int()>& chosen);
 
-/// `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
-void add_xla_command(CLI::App& app, std::function<int()>& chosen);
-
 /// `tessera completion`: prints a script by which a shell completes all commands of `app`.
 void add_completion_command(CLI::App& app, std::function<int()>& chosen);
 
 /// `tessera ckpt`: works on checkpoints outside of a training run.
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen);
-
-/// `tessera data`: makes files of tokens.
-void add_data_command(CLI::App& app, std::function<int()>& chosen);
 
 /// `tessera config`: makes, changes, explains and converts configurations. `tessera to-fsdp2` is one of its parts.
 void add_config_command(CLI::App& app, std::function<int()>& chosen);

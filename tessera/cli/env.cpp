@@ -25,7 +25,6 @@
 #include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
 #ifdef TESSERA_XLA
-#include "tessera/xla/pjrt/plugin.h"
 #endif
 
 namespace tessera::cli {
@@ -76,16 +75,11 @@ Chapter facts_of_transports() {
   return chapter;
 }
 
+Chapter (*chapter_of_xla)() = nullptr;
+
 /// Where programs would find the devices `xla`.
 Chapter facts_of_xla() {
-#ifdef TESSERA_XLA
-  Chapter chapter{"xla_plugins", {}};
-  for (const auto& plugin : pjrt::installed_plugins()) chapter.facts.push_back(fact(plugin.name + " of " + plugin.wheel, plugin.file.string()));
-  if (chapter.facts.empty()) chapter.facts.push_back(fact("cpu", "no: `pip install xla-cpu-pjrt` brings one"));
-  return chapter;
-#else
-  return {"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
-#endif
+  return chapter_of_xla != nullptr ? chapter_of_xla() : Chapter{"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 }
 
 Fact rank_here() try {
@@ -179,6 +173,10 @@ void print_as_json(const std::vector<Chapter>& all) {
 }
 
 }  // namespace
+
+AddedXlaFacts::AddedXlaFacts(Chapter (*facts)()) {
+  chapter_of_xla = facts;
+}
 
 void add_env_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("env", "Describes this machine and this build, for bug reports")->group("Commands");

@@ -23,6 +23,11 @@ Fact fact(std::string name, const std::string& value);
 Fact bytes_fact(std::string name, uint64_t bytes);
 Fact unknown_fact(std::string name, const std::string& why = "unknown");
 
+/// Registers where programs would find the devices `xla`, while the module of that package is loaded.
+struct AddedXlaFacts {
+  explicit AddedXlaFacts(Chapter (*facts)());
+};
+
 /// Processors, memory and their limits, and the system.
 std::vector<Chapter> facts_of_machine();
 

@@ -6,6 +6,7 @@
 #include "tessera/cli/flags.h"
 #include "tessera/cli/other_launchers.h"
 #include "tessera/cli/output.h"
+#include "tessera/cli/packages.h"
 
 int main(int argc, char** argv) {
   tessera::cli::occupy_standard_streams();
@@ -14,12 +15,13 @@ int main(int argc, char** argv) {
   app.set_version_flag("-V,--version", TESSERA_VERSION, "Print the version and exit");
   app.set_reasons(tessera::cli::reason_against);
   std::function<int()> chosen;
+  tessera::cli::load_packages();
   tessera::cli::add_config_command(app, chosen);
   tessera::cli::add_launch_command(app, chosen);
   tessera::cli::add_ckpt_command(app, chosen);
-  tessera::cli::add_data_command(app, chosen);
+  tessera::cli::add_command_of("models", "data", app, chosen);
   tessera::cli::add_test_command(app, chosen);
-  tessera::cli::add_xla_command(app, chosen);
+  tessera::cli::add_command_of("xla", "xla", app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
   auto* version = app.add_subcommand("version", "Prints the version, as --version does")->group("Commands");

@@ -68,7 +68,7 @@ class Accelerate : public ::testing::Test {
     for (const auto& [name, settings] : kOurs) write_file(*folder / ("ours-" + name + ".yaml"), to_yaml(settings));
     write_file(*folder / "own.yaml", to_yaml(kWithOwnKeys));
     write_file(*folder / "ours-without.yaml", to_yaml(for_accelerate(kWithOwnKeys)));
-    Process python({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_ACCELERATE_SCRIPT, folder->path()}, {}, Process::Output::Capture);
+    Process python({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/accelerate_files.py", folder->path()}, {}, Process::Output::Capture);
     output = python.read_output();
     status = python.wait(std::chrono::seconds(60)).value_or(-1);
   }

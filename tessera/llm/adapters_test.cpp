@@ -63,7 +63,7 @@ void expect_steps(const Folder& folder, const std::string& method, Residence res
 
 TEST(Adapters, TakeTheStepsOfPeft) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_ADAPTER_SCRIPT, folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/adapter_steps.py", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages peft and bitsandbytes";
   ASSERT_EQ(written.status, 0) << written.output;
   for (const auto* method : {"lora", "dora", "qlora", "qdora", "lora-bf16", "dora-bf16", "qlora-bf16"}) {

@@ -95,7 +95,7 @@ TEST(GgufAdapter, GoesThereAndBack) {
 
 TEST(GgufAdapter, AddsToWeightsInLlamaCppWhatMergingAddsHere) {
   const Folder folder;
-  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "adapted"};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "adapted"};
   for (const auto& each : cases()) {
     const auto here = folder / each.name;
     write_model(here / "base", small_config(each.type));
@@ -128,7 +128,7 @@ TEST(GgufAdapter, IsReadAsLlamaCppConvertsIt) {
   const auto config = small_config("llama");
   config.write(folder / "base");
   write_adapter(folder / "adapter", config, {.r = 4, .lora_alpha = 2.1});
-  const auto converted = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "adapter", folder / "adapter", "4", "2"});
+  const auto converted = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "adapter", folder / "adapter", "4", "2"});
   if (converted.status == kNoPackage) GTEST_SKIP() << "build/python has no package gguf";
   ASSERT_EQ(converted.status, 0) << converted.output;
   EXPECT_THAT(message_of<ConfigError>([&] { llm::write_peft_adapter(folder / "adapter.gguf", folder / "back"); }),

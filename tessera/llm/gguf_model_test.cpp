@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 
 TEST(Gguf, HasTheValuesOfPythonsGguf) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "write", folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "write", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf and transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "codes.safetensors");
@@ -128,7 +128,7 @@ TEST(Gguf, IsReadByPythonsGguf) {
   const Folder folder;
   write_model(folder / "hub", small_config("llama"));
   write_file(folder / "hub/chat_template.jinja", "{{ messages }}");
-  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "read"};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "read"};
   const std::vector<std::string> codes = {"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"};
   for (const auto& code : codes) {
     command.push_back(folder / code);

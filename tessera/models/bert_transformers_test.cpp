@@ -15,7 +15,7 @@ namespace {
 constexpr double kTolerance = 1e-4;
 
 Ended run_script(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT};
+  std::vector<std::string> command = {TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/bert_files.py"};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return run_program(command);
 }

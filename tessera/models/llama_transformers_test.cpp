@@ -46,7 +46,7 @@ void expect_same(const std::filesystem::path& folder, const Communicator& world)
 
 TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_LLAMA_SCRIPT, folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/llama_files.py", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   with_ranks(2, [&](const Communicator& world) {
@@ -58,7 +58,7 @@ TEST(LlamaTransformers, ScoresGradientsAndTextsAreTheirs) {
 
 TEST(LlamaTransformers, StepsAreThoseOfFsdp2) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_LLAMA_SCRIPT, "steps", folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/llama_files.py", "steps", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "expected.safetensors");

@@ -26,7 +26,7 @@ models::VitOptions small() { return {.image = 16, .patch = 4, .width = 24, .laye
 
 TEST(Vit, HasTheScoresAndGradientsOfTransformers) {
   const Folder folder;
-  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_VIT_SCRIPT, folder.path()});
+  const auto written = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/vit_files.py", folder.path()});
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package transformers";
   ASSERT_EQ(written.status, 0) << written.output;
   const checkpoint::SafetensorsFile expected(folder / "expected.safetensors");

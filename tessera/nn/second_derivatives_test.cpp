@@ -266,7 +266,7 @@ INSTANTIATE_TEST_SUITE_P(Functions, SecondDerivatives, ::testing::ValuesIn(rows(
 TEST(SecondDerivativesPage, SaysWhatEachFunctionOfTheHeadersDoes) {
   std::set<std::string> known;
   std::map<Verdict, std::string> lines;
-  const auto page = read_file(TESSERA_MODELS_PAGE);
+  const auto page = read_file(TESSERA_ROOT "/docs/models.md");
   for (const auto& [verdict, word] :
        {std::pair(Verdict::Right, "right"), {Verdict::Refused, "refused"}, {Verdict::RefusedByLibtorch, "refused by libtorch"}}) {
     const auto begin = page.find(std::string("\n| ") + word + " | ");
@@ -279,7 +279,7 @@ TEST(SecondDerivativesPage, SaysWhatEachFunctionOfTheHeadersDoes) {
   }
   const std::regex declared(R"((?:^|\n)(?:inline )?at::Tensor (\w+)\(|\nTORCH_MODULE\((\w+)\))");
   size_t found = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(TESSERA_NN_FOLDER)) {
+  for (const auto& entry : std::filesystem::directory_iterator(TESSERA_ROOT "/tessera/nn")) {
     if (entry.path().extension() != ".h") continue;
     const auto text = read_file(entry.path());
     for (std::sregex_iterator each(text.begin(), text.end(), declared), end; each != end; ++each) {

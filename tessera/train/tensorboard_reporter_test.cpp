@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 
 std::string read_by_tensorboard(const std::filesystem::path& folder) {
-  const auto [status, output] = testing::run_program({TESSERA_TEST_TENSORBOARD_PYTHON, TESSERA_TEST_TENSORBOARD_SCRIPT, folder});
+  const auto [status, output] = testing::run_program({TESSERA_TEST_TENSORBOARD_PYTHON, TESSERA_ROOT "/tests/python/tensorboard_files.py", folder});
   EXPECT_EQ(status, 0) << output;
   return output.substr(output.find('{'));
 }

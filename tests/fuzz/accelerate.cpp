@@ -11,15 +11,15 @@
 #include "tessera/checkpoint/formats/torch_file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
+namespace tessera::fuzz {
 namespace {
 
-using namespace tessera;
 using checkpoint::TorchTensor;
 using checkpoint::TorchTree;
 
 const std::string& state_folder() {
   static const auto path = [] {
-    auto result = fuzz::folder() + "/state";
+    auto result = folder() + "/state";
     std::filesystem::create_directories(result);
     checkpoint::SafetensorsWriter writer(result + "/model.safetensors", {{.name = "w", .dtype = at::kFloat, .sizes = {2}}});
     writer.write(at::ones({2}));
@@ -29,11 +29,9 @@ const std::string& state_folder() {
   return path;
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  for (const auto* name : {"/random_states_0.pkl", "/scheduler.bin"}) fuzz::write_file(state_folder() + name, {data, size});
-  fuzz::expect_own_errors([] {
+void read_accelerate(std::span<const uint8_t> data) {
+  for (const auto* name : {"/random_states_0.pkl", "/scheduler.bin"}) write_file(state_folder() + name, data);
+  expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_accelerate(state_folder()));
     checkpoint::run_of(reader.catalog());
     for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
@@ -42,12 +40,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
     }
   });
-  return 0;
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_accelerate() {
   const auto written = [](at::ScalarType dtype, const nlohmann::json& step) {
     const auto path = folder() + "/seed";
     const auto state = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = {8}});
@@ -61,4 +56,7 @@ std::vector<std::string> seeds() {
   return {written(at::kByte, 5), written(at::kFloat, nlohmann::json::array({1, "x"})), written(at::kByte, nullptr), "PK\5\6", ""};
 }
 
+const Target target_accelerate("accelerate", read_accelerate, seeds_of_accelerate);
+
+}  // namespace
 }  // namespace tessera::fuzz

@@ -4,28 +4,27 @@
 #include "fuzz.h"
 #include "tessera/config/settings.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  const auto file = fuzz::folder() + "/c.yaml";
-  fuzz::write_file(file, {data, size});
-  fuzz::expect_own_errors([&] {
+namespace tessera::fuzz {
+namespace {
+
+void read_configuration(std::span<const uint8_t> data) {
+  const auto file = folder() + "/c.yaml";
+  write_file(file, data);
+  expect_own_errors([&] {
     config::Settings settings;
     settings.read_file(file);
     settings.expect_consistent();
     settings.sharding_strategy();
     // What we write is read again, as the same.
     const auto text = config::to_yaml(settings);
-    fuzz::write_file(file, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    write_file(file, {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
     config::Settings again;
     again.read_file(file);
     if (config::to_yaml(again) != text) std::abort();
   });
-  return 0;
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_configuration() {
   return {
       "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_sharding_strategy: 4\nmixed_precision: bf16\nnum_processes: 2\n",
       "fsdp_config:\nfsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\nfsdp_transformer_layer_cls_to_wrap: [A, 'it''s']\ntpu_env: []\n",
@@ -41,4 +40,7 @@ std::vector<std::string> seeds() {
   };
 }
 
+const Target target_configuration("configuration", read_configuration, seeds_of_configuration);
+
+}  // namespace
 }  // namespace tessera::fuzz

@@ -30,9 +30,7 @@ const std::vector<checkpoint::DcpItem>& items() {
   return all;
 }
 
-}  // namespace
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_dcp() {
   const auto written = [](std::span<const checkpoint::DcpItem> some) {
     checkpoint::write_dcp_metadata(dcp_folder(), some);
     std::ifstream file(dcp_folder() + "/.metadata", std::ios::binary);
@@ -47,18 +45,19 @@ std::vector<std::string> seeds() {
   return {unchecked(all), unchecked(all.first(2)), unchecked(all.last(1)), unchecked({}), written(all), ""};
 }
 
-}  // namespace tessera::fuzz
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  fuzz::items();
-  static const auto path = fuzz::dcp_folder();
-  fuzz::write_file(path + "/.metadata", {data, size});
-  fuzz::expect_own_errors([] {
+void read_dcp(std::span<const uint8_t> data) {
+  items();
+  static const auto path = dcp_folder();
+  write_file(path + "/.metadata", data);
+  expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_dcp(path));
     checkpoint::run_of(reader.catalog());
     for (const auto& checksum : reader.catalog().checksums) reader.verify(checksum);
     for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
   });
-  return 0;
 }
+
+const Target target_dcp("dcp", read_dcp, seeds_of_dcp);
+
+}  // namespace
+}  // namespace tessera::fuzz

@@ -116,32 +116,33 @@ class Mutator {
   std::mt19937_64 random_;
 };
 
-void run(const std::string& input) {
+void run(const tessera::fuzz::Target& target, const std::string& input) {
   current = input;
   ::alarm(kLongestSeconds);
-  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
+  target.read({reinterpret_cast<const uint8_t*>(input.data()), input.size()});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const auto& target = tessera::fuzz::target_called(argv[0]);
   for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGALRM}) ::signal(signal, keep_input);
   kept_file = std::filesystem::path(argv[0]).filename().string() + "-input";
   if (argc > 1 && std::filesystem::is_regular_file(argv[1])) {
     std::ifstream file(argv[1], std::ios::binary);
-    run({std::istreambuf_iterator<char>(file), {}});
+    run(target, {std::istreambuf_iterator<char>(file), {}});
     return 0;
   }
   const double seconds = argc > 1 ? std::atof(argv[1]) : 3;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device()();
-  const auto seeds = tessera::fuzz::seeds();
-  for (const auto& input : seeds) run(input);
+  const auto seeds = target.seeds();
+  for (const auto& input : seeds) run(target, input);
   Mutator mutator(seeds, seed);
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   int64_t count = 0;
   std::chrono::duration<double> longest{};
   for (auto now = Clock::now(); now < end; count++) {
-    run(mutator.draw());
+    run(target, mutator.draw());
     const auto after = Clock::now();
     longest = std::max<std::chrono::duration<double>>(longest, after - now);
     now = after;

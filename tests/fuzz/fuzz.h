@@ -1,4 +1,4 @@
-// What a fuzz target and its driver share. A target defines LLVMFuzzerTestOneInput, so libFuzzer can drive it as well as driver.cpp.
+// What fuzz targets share with what drives them, libFuzzer or driver.cpp.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,19 @@
 #include <string>
 #include <vector>
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-
 namespace tessera::fuzz {
 
-/// Inputs to begin with: valid ones, and those that have done harm.
-std::vector<std::string> seeds();
+/// Each file defines one. All of them are one program, which is the target by whose name it is called: tests/fuzz_hub is "hub".
+struct Target {
+  /// `read` is given what strangers may hand to us; `seeds` are inputs to begin with: valid ones, and those that have done harm.
+  Target(const std::string& name, void (*read)(std::span<const uint8_t> data), std::vector<std::string> (*seeds)());
+
+  void (*read)(std::span<const uint8_t> data);
+  std::vector<std::string> (*seeds)();
+};
+
+/// Ends the process if the program at this path is none of them.
+const Target& target_called(const std::string& program);
 
 /// Runs a reader. Ends the process if the reader throws anything but an Error of ours, or one that shows libtorch's calls.
 void expect_own_errors(const std::function<void()>& read);

@@ -8,23 +8,21 @@
 #include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto path = fuzz::folder() + "/file.gguf";
-  fuzz::write_file(path, {data, size});
-  if (!checkpoint::is_gguf_file(path)) return 0;
-  fuzz::expect_own_errors([] {
+namespace tessera::fuzz {
+namespace {
+
+void read_gguf(std::span<const uint8_t> data) {
+  static const auto path = folder() + "/file.gguf";
+  write_file(path, data);
+  if (!checkpoint::is_gguf_file(path)) return;
+  expect_own_errors([] {
     const checkpoint::CatalogReader stored(checkpoint::read_gguf(checkpoint::GgufFile(path)));
     for (const auto& [name, tensor] : stored.catalog().tensors) stored.read(name);
   });
-  fuzz::expect_own_errors([] { llm::read_config(path); });
-  fuzz::expect_own_errors([] { llm::write_peft_adapter(path, fuzz::folder() + "/adapter"); });
-  fuzz::expect_own_errors([] { llm::read_tokenizer(path).encode("the 12\xff"); });
-  return 0;
+  expect_own_errors([] { llm::read_config(path); });
+  expect_own_errors([] { llm::write_peft_adapter(path, folder() + "/adapter"); });
+  expect_own_errors([] { llm::read_tokenizer(path).encode("the 12\xff"); });
 }
-
-namespace tessera::fuzz {
-namespace {
 
 using checkpoint::GgufType;
 
@@ -69,9 +67,7 @@ std::string in_code(const checkpoint::BlockCode& code) {
   return bytes;
 }
 
-}  // namespace
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_gguf() {
   const auto code = [](const char* name) { return checkpoint::find_block_code(name); };
   auto large = of_a_model();
   std::get<int64_t>(large[3].second.data) = 1'000'000'000'000;
@@ -89,4 +85,7 @@ std::vector<std::string> seeds() {
   return result;
 }
 
+const Target target_gguf("gguf", read_gguf, seeds_of_gguf);
+
+}  // namespace
 }  // namespace tessera::fuzz

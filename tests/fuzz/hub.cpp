@@ -6,13 +6,12 @@
 #include "fuzz.h"
 #include "tessera/base/folder.h"
 
+namespace tessera::fuzz {
 namespace {
-
-using namespace tessera;
 
 const std::string& hub_folder() {
   static const auto path = [] {
-    auto result = fuzz::folder() + "/hub";
+    auto result = folder() + "/hub";
     make_folder(result);
     const auto write = [&](const char* file, const char* name, const at::Tensor& values) {
       checkpoint::SafetensorsWriter writer(result + file, {{.name = name, .dtype = at::kFloat, .sizes = values.sizes().vec()}});
@@ -26,20 +25,15 @@ const std::string& hub_folder() {
   return path;
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  fuzz::write_file(hub_folder() + "/" + checkpoint::kHubSafetensors.index, {data, size});
-  fuzz::expect_own_errors([] {
+void read_hub(std::span<const uint8_t> data) {
+  write_file(hub_folder() + "/" + checkpoint::kHubSafetensors.index, data);
+  expect_own_errors([] {
     const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(hub_folder()));
     for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
   });
-  return 0;
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_hub() {
   const std::string whole = R"({"metadata": {"total_size": 32}, "weight_map": {"w": "model-00001-of-00002.safetensors",
                                 "b": "model-00002-of-00002.safetensors"}})";
   auto outside = whole;
@@ -49,4 +43,7 @@ std::vector<std::string> seeds() {
   return {whole, numbered, outside, R"({"weight_map": {"w": 1}})", R"({"weight_map": {"w": ""}})", std::string(50'000, '['), "{}", ""};
 }
 
+const Target target_hub("hub", read_hub, seeds_of_hub);
+
+}  // namespace
 }  // namespace tessera::fuzz

@@ -4,17 +4,16 @@
 #include "fuzz.h"
 #include "tessera/data/idx.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto path = fuzz::folder() + "/file-idx";
-  fuzz::write_file(path, {data, size});
-  fuzz::expect_own_errors([] { data::read_idx(path).sum(); });
-  return 0;
+namespace tessera::fuzz {
+namespace {
+
+void read_idx(std::span<const uint8_t> data) {
+  static const auto path = folder() + "/file-idx";
+  write_file(path, data);
+  expect_own_errors([] { data::read_idx(path).sum(); });
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_idx() {
   const auto idx = [](int dimensions, std::initializer_list<uint32_t> sizes, size_t bytes) {
     std::string file = {0, 0, 8, static_cast<char>(dimensions)};
     for (const auto size : sizes) {
@@ -36,4 +35,7 @@ std::vector<std::string> seeds() {
           ""};
 }
 
+const Target target_idx("idx", read_idx, seeds_of_idx);
+
+}  // namespace
 }  // namespace tessera::fuzz

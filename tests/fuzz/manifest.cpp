@@ -13,17 +13,16 @@
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/verify.h"
 
+namespace tessera::fuzz {
 namespace {
 
-using namespace tessera;
-
 std::string checkpoint_folder() {
-  static const auto folder = fuzz::folder() + "/checkpoint";
+  static const auto path = fuzz::folder() + "/checkpoint";
   static const bool made = [] {
-    std::filesystem::create_directories(folder);
+    std::filesystem::create_directories(path);
     const checkpoint::PartRecord part{.shape = {2, 3}, .strides = {3, 1}, .slices = {whole_slice({2, 3})}};
     checkpoint::SafetensorsWriter writer(
-        checkpoint::rank_file(folder, 0, 1),
+        checkpoint::rank_file(path, 0, 1),
         {{.name = "w", .dtype = at::kFloat, .sizes = {6}}, {.name = "b", .dtype = at::kFloat, .sizes = {2}}},
         checkpoint::to_metadata({.save = 17, .parts = {{"w", part}}, .buffers = {"b"}, .notes = {{"step", "1"}}}));
     writer.write(at::ones({6}));
@@ -32,27 +31,22 @@ std::string checkpoint_folder() {
     return true;
   }();
   (void)made;
-  return folder;
+  return path;
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+void read_manifest(std::span<const uint8_t> data) {
   // The checksum of what is changed is made to fit: what lies behind it is to be read.
-  auto content = nlohmann::json::parse(data, data + size, nullptr, false);
-  if (!content.is_object()) return 0;
+  auto content = nlohmann::json::parse(data.begin(), data.end(), nullptr, false);
+  if (!content.is_object()) return;
   content.erase("xxh3_64");
   content["xxh3_64"] = checkpoint::checksum_of(content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   const auto text = content.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-  fuzz::write_file(checkpoint_folder() + "/manifest.json", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-  fuzz::expect_own_errors([] { checkpoint::verify(checkpoint_folder()); });
-  fuzz::expect_own_errors([] { checkpoint::read_manifest(checkpoint_folder()); });
-  return 0;
+  write_file(checkpoint_folder() + "/manifest.json", {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  expect_own_errors([] { checkpoint::verify(checkpoint_folder()); });
+  expect_own_errors([] { checkpoint::read_manifest(checkpoint_folder()); });
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_manifest() {
   std::filesystem::remove(checkpoint_folder() + "/manifest.json");
   checkpoint::write_manifest(checkpoint_folder(), checkpoint::manifest_of_files(checkpoint_folder(), 1));
   std::ifstream file(checkpoint_folder() + "/manifest.json");
@@ -69,4 +63,7 @@ std::vector<std::string> seeds() {
   return result;
 }
 
+const Target target_manifest("manifest", read_manifest, seeds_of_manifest);
+
+}  // namespace
 }  // namespace tessera::fuzz

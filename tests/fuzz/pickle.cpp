@@ -4,19 +4,18 @@
 #include "fuzz.h"
 #include "tessera/checkpoint/formats/torch_pickle.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  fuzz::expect_own_errors([&] {
-    const auto value = checkpoint::pickle::read(std::as_bytes(std::span(data, size)), checkpoint::torch_globals, "the input");
+namespace tessera::fuzz {
+namespace {
+
+void read_pickle(std::span<const uint8_t> data) {
+  expect_own_errors([&] {
+    const auto value = checkpoint::pickle::read(std::as_bytes(data), checkpoint::torch_globals, "the input");
     if (const auto json = checkpoint::to_json(value)) json->dump();
     checkpoint::pickle::write(value);
   });
-  return 0;
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_pickle() {
   using std::string_literals::operator""s;
   namespace pickle = checkpoint::pickle;
   const pickle::Value text = "a text";
@@ -46,4 +45,7 @@ std::vector<std::string> seeds() {
   };
 }
 
+const Target target_pickle("pickle", read_pickle, seeds_of_pickle);
+
+}  // namespace
 }  // namespace tessera::fuzz

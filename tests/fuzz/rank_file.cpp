@@ -9,27 +9,26 @@
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/verify.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto checkpoint_folder = fuzz::folder() + "/checkpoint";
+namespace tessera::fuzz {
+namespace {
+
+void read_rank_file(std::span<const uint8_t> data) {
+  static const auto checkpoint_folder = folder() + "/checkpoint";
   std::filesystem::create_directories(checkpoint_folder);
   {
     checkpoint::SafetensorsWriter writer(
         checkpoint::rank_file(checkpoint_folder, 0, 1),
         {{.name = "w", .dtype = at::kFloat, .sizes = {6}}, {.name = "b", .dtype = at::kFloat, .sizes = {2}}},
-        {{"tessera", std::string(reinterpret_cast<const char*>(data), size)}});
+        {{"tessera", std::string(reinterpret_cast<const char*>(data.data()), data.size())}});
     writer.write(at::ones({6}));
     writer.write(at::ones({2}));
     writer.close();
   }
-  fuzz::expect_own_errors([] { checkpoint::consolidate(checkpoint_folder, fuzz::folder() + "/whole.safetensors"); });
-  fuzz::expect_own_errors([] { checkpoint::verify(checkpoint_folder); });
-  return 0;
+  expect_own_errors([] { checkpoint::consolidate(checkpoint_folder, folder() + "/whole.safetensors"); });
+  expect_own_errors([] { checkpoint::verify(checkpoint_folder); });
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_rank_file() {
   const auto part = [](std::vector<int64_t> shape, std::vector<int64_t> strides, std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
     return nlohmann::json{{"shape", shape}, {"strides", strides}, {"slices", {{{"offsets", offsets}, {"sizes", sizes}}}}};
   };
@@ -71,4 +70,7 @@ std::vector<std::string> seeds() {
   return result;
 }
 
+const Target target_rank_file("rank_file", read_rank_file, seeds_of_rank_file);
+
+}  // namespace
 }  // namespace tessera::fuzz

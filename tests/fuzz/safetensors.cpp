@@ -7,29 +7,27 @@
 #include "fuzz.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto path = fuzz::folder() + "/file.safetensors";
-  fuzz::write_file(path, {data, size});
-  fuzz::expect_own_errors([] {
+namespace tessera::fuzz {
+namespace {
+
+void read_safetensors(std::span<const uint8_t> data) {
+  static const auto path = folder() + "/file.safetensors";
+  write_file(path, data);
+  expect_own_errors([] {
     const checkpoint::SafetensorsFile file(path);
     for (const auto& name : file.names()) {
       file.verify(name);
       file.read(name);
     }
   });
-  return 0;
 }
-
-namespace tessera::fuzz {
-namespace {
 
 std::string file_of(const std::string& header, size_t data_bytes) {
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header + std::string(data_bytes, '\1');
 }
 
-std::string written() {
+std::string safetensors_written() {
   const auto path = folder() + "/seed";
   checkpoint::SafetensorsWriter writer(
       path, {{.name = "w", .dtype = at::kFloat, .sizes = {2, 3}}, {.name = "b", .dtype = at::kHalf, .sizes = {4}}}, {{"format", "pt"}});
@@ -43,14 +41,12 @@ std::string written() {
   return bytes;
 }
 
-}  // namespace
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_safetensors() {
   const auto tensor = [](const std::string& shape, const std::string& offsets) {
     return fmt::format(R"({{"dtype":"F32","shape":{},"data_offsets":{}}})", shape, offsets);
   };
   return {
-      written(),
+      safetensors_written(),
       file_of(R"({"__metadata__":{"format":"pt"},"a":)" + tensor("[2,2]", "[0,16]") + R"(,"b":)" + tensor("[]", "[16,20]") + "}", 20),
       file_of(R"({"a":)" + tensor("[0,3]", "[0,0]") + "}", 0),
       file_of(R"({"a":)" + tensor("[4611686018427387904,4611686018427387904,0]", "[0,0]") + "}", 0),
@@ -69,4 +65,7 @@ std::vector<std::string> seeds() {
   };
 }
 
+const Target target_safetensors("safetensors", read_safetensors, seeds_of_safetensors);
+
+}  // namespace
 }  // namespace tessera::fuzz

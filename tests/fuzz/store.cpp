@@ -10,19 +10,19 @@
 #include "tessera/base/port.h"
 #include "tessera/comm/host/store_server.h"
 
+namespace tessera::fuzz {
 namespace {
 
 constexpr auto kSecret = "secret";
 
 int port() {
-  using namespace tessera;
   static const int number = free_port();
   static StoreServer server(listen_at("127.0.0.1", number, true, std::chrono::steady_clock::now() + std::chrono::seconds(10)), kSecret);
   return number;
 }
 
-tessera::Fd connected() {
-  tessera::Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+Fd connected() {
+  Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port()));
@@ -32,7 +32,7 @@ tessera::Fd connected() {
 }
 
 /// Sends the bytes and reads until the server has answered, hung up, or shown that it waits for more.
-void say(const tessera::Fd& socket, std::string_view bytes) {
+void say(const Fd& socket, std::string_view bytes) {
   [[maybe_unused]] const auto sent = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
   ::shutdown(socket.get(), SHUT_WR);
   char buffer[4096];
@@ -40,16 +40,11 @@ void say(const tessera::Fd& socket, std::string_view bytes) {
   }
 }
 
-}  // namespace
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  say(connected(), {reinterpret_cast<const char*>(data), size});
-  return 0;
+void read_store(std::span<const uint8_t> data) {
+  say(connected(), {reinterpret_cast<const char*>(data.data()), data.size()});
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_store() {
   using namespace store_protocol;
   const auto hello = std::string(kHello) + sized(kSecret);
   return {hello + pack({"set", "key", "value"}) + pack({"get", "key"}) + pack({"check", "key", "other"}),
@@ -63,4 +58,7 @@ std::vector<std::string> seeds() {
           ""};
 }
 
+const Target target_store("store", read_store, seeds_of_store);
+
+}  // namespace
 }  // namespace tessera::fuzz

@@ -6,17 +6,51 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string_view>
 
 #include "fuzz.h"
 #include "tessera/base/error.h"
 
+namespace tessera::fuzz {
+namespace {
+
+std::map<std::string, const Target*>& targets() {
+  static std::map<std::string, const Target*> all;
+  return all;
+}
+
+const Target* chosen = nullptr;  // by libFuzzer's program
+
+}  // namespace
+
+Target::Target(const std::string& name, void (*read)(std::span<const uint8_t> data), std::vector<std::string> (*seeds)())
+    : read(read), seeds(seeds) {
+  targets().emplace(name, this);
+}
+
+const Target& target_called(const std::string& program) {
+  const auto name = std::filesystem::path(program).filename().string();
+  const auto found = targets().find(name.substr(std::min(name.size(), std::string_view("fuzz_").size())));
+  if (found != targets().end()) return *found->second;
+  fmt::print(stderr, "{} is called by the name of a target, such as fuzz_{}\n", name, targets().begin()->first);
+  std::exit(2);
+}
+
+}  // namespace tessera::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  tessera::fuzz::chosen->read({data, size});
+  return 0;
+}
+
 /// Called by libFuzzer before it begins: hands it the seeds in a folder.
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
   using namespace tessera;
+  fuzz::chosen = &fuzz::target_called((*argv)[0]);
   static const auto corpus = fuzz::folder() + "/corpus";
   std::filesystem::create_directories(corpus);
-  const auto seeds = fuzz::seeds();
+  const auto seeds = fuzz::chosen->seeds();
   for (size_t i = 0; i < seeds.size(); i++) {
     fuzz::write_file(fmt::format("{}/{}", corpus, i), {reinterpret_cast<const uint8_t*>(seeds[i].data()), seeds[i].size()});
   }

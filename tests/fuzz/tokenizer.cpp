@@ -5,21 +5,20 @@
 #include "tessera/base/input_file.h"
 #include "tessera/data/tokenizer_core.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto path = fuzz::folder() + "/tokenizer.json";
-  fuzz::write_file(path, {data, size});
-  fuzz::expect_own_errors([&] {
+namespace tessera::fuzz {
+namespace {
+
+void read_tokenizer(std::span<const uint8_t> data) {
+  static const auto path = folder() + "/tokenizer.json";
+  write_file(path, data);
+  expect_own_errors([&] {
     const auto tokenizer = data::Tokenizer::read(path);
-    const auto tokens = tokenizer.encode({reinterpret_cast<const char*>(data), size});
+    const auto tokens = tokenizer.encode({reinterpret_cast<const char*>(data.data()), data.size()});
     tokenizer.decode(tokens);
   });
-  return 0;
 }
 
-namespace tessera::fuzz {
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_tokenizer() {
   std::vector<std::string> all;
   for (const auto* pre : {"gpt2", "llama3", "smollm"}) {
     data::BpeVocabulary vocabulary{
@@ -33,4 +32,7 @@ std::vector<std::string> seeds() {
   return all;
 }
 
+const Target target_tokenizer("tokenizer", read_tokenizer, seeds_of_tokenizer);
+
+}  // namespace
 }  // namespace tessera::fuzz

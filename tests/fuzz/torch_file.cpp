@@ -10,10 +10,12 @@
 #include "fuzz.h"
 #include "tessera/checkpoint/stored/runs.h"
 
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  using namespace tessera;
-  static const auto path = fuzz::folder() + "/file.pt";
-  fuzz::write_file(path, {data, size});
+namespace tessera::fuzz {
+namespace {
+
+void read_torch_file(std::span<const uint8_t> data) {
+  static const auto path = folder() + "/file.pt";
+  write_file(path, data);
   const auto read_all = [](checkpoint::Catalog catalog) {
     const checkpoint::CatalogReader reader(std::move(catalog));
     checkpoint::run_of(reader.catalog());
@@ -23,13 +25,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (whole_slice(tensor.shape).numel() < kMost) reader.read(name);
     }
   };
-  fuzz::expect_own_errors([&] { read_all(checkpoint::read_torch_file(path)); });
-  fuzz::expect_own_errors([&] { read_all(checkpoint::read_torch_xla(path)); });
-  return 0;
+  expect_own_errors([&] { read_all(checkpoint::read_torch_file(path)); });
+  expect_own_errors([&] { read_all(checkpoint::read_torch_xla(path)); });
 }
-
-namespace tessera::fuzz {
-namespace {
 
 using checkpoint::TorchTensor;
 using checkpoint::TorchTree;
@@ -40,7 +38,7 @@ std::string bytes_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-std::string written() {
+std::string torch_file_written() {
   const auto path = folder() + "/seed";
   const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat, .shape = {2, 3}});
   const auto other = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat8_e5m2, .shape = {2}});
@@ -114,14 +112,12 @@ std::string run() {
   return archive(pickle::Dict{.entries = {{"model", dict("w", values)}, {"optimizer", optimizer}, {"epoch", int64_t{3}}}});
 }
 
-}  // namespace
-
-std::vector<std::string> seeds() {
+std::vector<std::string> seeds_of_torch_file() {
   constexpr int64_t kHuge = int64_t{1} << 62;
   const auto one = [](const pickle::Value& value) { return archive(pickle::Dict{.entries = {{"w", value}}}); };
   return {
-      written(),
-      unchecked(written()),
+      torch_file_written(),
+      unchecked(torch_file_written()),
       unchecked(of_rank({.units = {"", "a"}})),
       unchecked(of_rank({.flatten_parameters = true})),
       unchecked(of_rank({.shard_param_on_dim_0 = true})),
@@ -140,4 +136,7 @@ std::vector<std::string> seeds() {
   };
 }
 
+const Target target_torch_file("torch_file", read_torch_file, seeds_of_torch_file);
+
+}  // namespace
 }  // namespace tessera::fuzz

@@ -1,10 +1,12 @@
-"""What is installed needs no more than it says: its headers libtorch and the standard library, its library what the page on installing names. It
-says which libtorch it leans on, and a program may take another folder with the same libtorch.
+"""What is installed needs no more than it says: its headers libtorch and the standard library, its libraries what the page on installing names. The
+core alone trains, saves and resumes; each package adds itself; a program may take another folder with the same libtorch.
 
 package.py BUILD
 """
+import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,22 +26,21 @@ def headers_behind(compiler, text, *flags):
     return {str(pathlib.Path(name).resolve()) for name in rule.replace("\\\n", " ").split()[1:]}
 
 
-def check_headers(include, torch, compiler, has_xla):
-    """Whatever the headers read lies beside them, or is read by libtorch's headers or a part of the standard library."""
+def check_headers(include, torch, compiler):
+    """Whatever the headers read lies beside them, or is read by libtorch's headers or a part of the standard library. Returns their names."""
     flags = [part for folder in ("include", "include/torch/csrc/api/include") for part in ("-isystem", torch / folder)]
     headers = sorted(path.relative_to(include).as_posix() for path in include.rglob("*.h"))
-    assert {"tessera/tessera.h", "tessera/extending.h", "tessera/models/mnist.h"} <= set(headers), headers
-    assert ("tessera/xla/init.h" in headers) == has_xla, headers
     ours = headers_behind(compiler, "".join(f"#include <{header}>\n" for header in headers), "-I", include, *flags)
     allowed = headers_behind(compiler, "#include <bits/stdc++.h>\n#include <torch/torch.h>\n#include <unistd.h>\n", *flags)
     others = sorted(path for path in ours - allowed if not path.startswith((str(include.resolve()), str(torch.resolve()))))
     assert not others, f"installed headers read {others}"
+    return set(headers)
 
 
 def check_libraries(library, page):
     """The page on installing names every library that is loaded beside those of the compiler and of libtorch."""
     needed = re.findall(r"\(NEEDED\).*\[(lib[^\].]*)", run("readelf", "-d", library))
-    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10", "libtessera"}
+    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10", "libtessera", "libtessera_models", "libtessera_xla"}
     unnamed = [name for name in needed if name not in usual and f"`{name}`" not in page.read_text()]
     assert needed and not unnamed, f"{page} does not name {unnamed}"
 
@@ -48,37 +49,131 @@ def cached(folder, name):
     return pathlib.Path(re.search(rf"^{name}:\w+=(.*)$", (folder / "CMakeCache.txt").read_text(), re.M).group(1))
 
 
+CMAKE = """cmake_minimum_required(VERSION 3.25)
+project(Other LANGUAGES CXX)
+find_package(Tessera REQUIRED COMPONENTS ${WANTED})
+foreach(_program IN LISTS PROGRAMS)
+  add_executable(${_program} ${_program}.cpp)
+  target_link_libraries(${_program} PRIVATE ${LINKED})
+endforeach()
+"""
+CORE = """#include <tessera/tessera.h>
+using namespace tessera;
+int main(int, char** argv) {
+  const auto world = init();
+  torch::nn::Linear model(4, 2);
+  fully_shard(model, {.mesh = world});
+  optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
+  checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer};
+  int64_t step = 0;
+  if (const auto last = checkpoint::latest(argv[1], world)) {
+    checkpoint::load(*last, contents, world);
+    step = contents.notes.at("step").as<int64_t>();
+  }
+  for (const auto end = step + 2; step < end; step++) {
+    model(torch::ones({1, 4})).sum().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  contents.notes["step"] = step;
+  checkpoint::save(checkpoint::step_folder(argv[1], step), contents, world);
+  if (world.rank() == 0) std::printf("step %d of %d ranks\\n", static_cast<int>(step), world.size());
+}
+"""
+MODELS = """#include <tessera/models/mlp.h>
+#include <tessera/nn/lora.h>
+int main() {
+  tessera::models::Mlp model(tessera::models::MlpOptions{.width = 8, .layers = 2, .classes = 4});
+  tessera::lora::apply(model, {.r = 2});
+  std::printf("%d adapters\\n", static_cast<int>(tessera::lora::adapters(model).size()));
+}
+"""
+XLA = """#include <tessera/xla/init.h>
+int main() { std::printf("replicas: %d\\n", tessera::xla::init().size()); }
+"""
+
+
+def two_ranks(*command):
+    """What rank 0 says, without a launcher: that is of another package."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)})
+             for rank in range(2)]
+    said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), said
+    return said[0]
+
+
 with tempfile.TemporaryDirectory() as folder:
     folder = pathlib.Path(folder)
+    prefix, include = folder / "installed", folder / "installed/include"
     torch = cached(BUILD, "Libtorch_CPU_LIBRARY").parent.parent
-    said = run("cmake", "--install", BUILD, "--prefix", folder / "installed")
-    check_headers(folder / "installed/include", torch, cached(BUILD, "CMAKE_CXX_COMPILER"), cached(BUILD, "PJRT_INCLUDE_DIR").is_dir())
-    source = cached(BUILD, "CMAKE_HOME_DIRECTORY")
-    libraries = {library.stem: library for library in (folder / "installed").glob("lib*/libtessera*.so")}
-    for library in libraries.values():
+    compiler, source = cached(BUILD, "CMAKE_CXX_COMPILER"), cached(BUILD, "CMAKE_HOME_DIRECTORY")
+    has_xla = cached(BUILD, "PJRT_INCLUDE_DIR").is_dir()
+    for name, text in (("CMakeLists.txt", CMAKE), ("core.cpp", CORE), ("models.cpp", MODELS), ("xla.cpp", XLA)):
+        (folder / name).write_text(text)
+
+    def configure(build, *settings, wanted="core", linked="tessera::core", programs=""):
+        return subprocess.run(["cmake", "-S", folder, "-B", folder / build, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_CXX_STANDARD=20",
+                               f"-DWANTED={wanted}", f"-DLINKED={linked}", f"-DPROGRAMS={programs}", *settings],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+    def build(name, program, wanted, linked):
+        done = configure(name, wanted=wanted, linked=linked, programs=program)
+        assert done.returncode == 0, done.stdout
+        run("cmake", "--build", folder / name)
+        return folder / name / program
+
+    def install(*packages):
+        return "".join(run("cmake", "--install", BUILD, "--prefix", prefix, "--component", package) for package in packages)
+
+    said = install("core")
+    assert (f"loads libtorch from {torch}, so that folder must stay" in said) == torch.is_relative_to(source), said
+    headers = check_headers(include, torch, compiler)
+    assert {"tessera/tessera.h", "tessera/extending.h"} <= headers, headers
+    others = [name for name in headers if re.search("models|/llm/|/xla/|/cli/|lora|peft|tokenizer", name)]
+    assert not others, f"the core has headers of other packages: {others}"
+    libraries = [path.name for path in prefix.glob("lib*/lib*.so*")]
+    assert all(name.startswith("libtessera.so") for name in libraries), libraries
+    core = next(prefix.glob("lib*/libtessera.so"))
+    functions = run("nm", "-DC", "--defined-only", core)
+    others = sorted(set(re.findall(r" T (tessera::(?:lora|llm|models|xla|cli)::[^(\n]*)", functions)))
+    assert not others and "tessera::fully_shard(" in functions, f"the core has functions of other packages: {others}"
+    program = build("core", "core", "core", "tessera::core")
+    assert "step 2 of 2 ranks" in two_ranks(program, folder / "run")
+    assert "step 4 of 2 ranks" in two_ranks(program, folder / "run"), "the second run does not resume"
+    for wanted, words in (("core;models", "its package models was not installed"), ("core;vision", "it has no package vision")):
+        done = configure("none", wanted=wanted)
+        assert done.returncode != 0 and words in re.sub(r"\s+", " ", done.stdout), done.stdout
+
+    install("models")
+    assert {"tessera/models.h", "tessera/nn/lora.h"} <= check_headers(include, torch, compiler)
+    assert "adapters" in run(build("models", "models", "core;models", "tessera::models"))
+    if has_xla:
+        install("xla")
+        assert "tessera/xla/init.h" in check_headers(include, torch, compiler)
+        assert "replicas: 1" in run(build("xla", "xla", "xla", "tessera::tessera"))
+    install("cli")
+    program, module = prefix / "bin/tessera", next(prefix.glob("lib*/libtessera_cli_models.so"))
+    assert "tokenize" in run(program, "data", "--help")
+    module.rename(module.with_suffix(".away"))
+    done = subprocess.run([program, "data", "tokenize", "x"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 2 and "data needs Tessera's package models" in done.stdout, done
+    for library in prefix.glob("lib*/libtessera*.so"):
         check_libraries(library, source / "docs/getting-started.md")
-    core = run("nm", "-DC", "--defined-only", libraries["libtessera"])
-    others = sorted(set(re.findall(r" T (tessera::(?:lora|llm|models|xla|cli)::[^(\n]*)", core)))
-    assert not others and "tessera::fully_shard(" in core, f"the core has functions of other packages: {others}"
-    in_clone = torch.is_relative_to(source)
-    assert (f"loads libtorch from {torch}, so that folder must stay" in said) == in_clone, said
 
     (folder / "other").mkdir()
     for entry in torch.iterdir():
         (folder / "other" / entry.name).symlink_to(entry)
-    (folder / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(Other LANGUAGES CXX)\nfind_package(Tessera REQUIRED COMPONENTS ${WANTED})\n"
-        "add_executable(other main.cpp)\ntarget_link_libraries(other PRIVATE ${LINKED})\n")
-    (folder / "main.cpp").write_text("int main() {}\n")
+    (folder / "empty.cpp").write_text("int main() {}\n")
     for setting in ("TESSERA_TORCH=" + str(folder / "other"), "Torch_DIR=" + str(folder / "other/share/cmake/Torch")):
         name = setting.split("=")[0]
         core_only = name == "Torch_DIR"
-        run("cmake", "-S", folder, "-B", folder / name, "-G", "Ninja", f"-DCMAKE_PREFIX_PATH={folder}/installed", f"-D{setting}",
-            "-DWANTED=core" + ("" if core_only else ";models"), "-DLINKED=tessera::" + ("core" if core_only else "tessera"))
+        done = configure(name, f"-D{setting}", programs="empty", linked="tessera::core" if core_only else "tessera::tessera")
+        assert done.returncode == 0, done.stdout
         rules = (folder / name / "build.ninja").read_text()
         assert f"{folder}/other/lib/libtorch_cpu.so" in rules and f"{torch}/" not in rules, name
         assert ("libtessera_models" in rules) != core_only, name
-    said = subprocess.run(["cmake", "-S", folder, "-B", folder / "none", f"-DCMAKE_PREFIX_PATH={folder}/installed", "-DWANTED=core;vision", "-DLINKED="],
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert said.returncode != 0 and "it was installed without the package vision" in re.sub(r"\s+", " ", said.stdout), said.stdout
-print("the package needs what it says, and a program takes the libtorch that it is given")
+print("the packages need what they say, and a program takes the libtorch that it is given")

@@ -48,7 +48,7 @@ std::optional<at::ScalarType> Case::dtype(const std::string& key) const {
 
 const std::vector<Case>& cases() {
   static const auto result = [] {
-    std::ifstream file(TESSERA_PARITY_FOLDER "/cases.json");
+    std::ifstream file(TESSERA_ROOT "/tests/parity" "/cases.json");
     const auto corpus = nlohmann::json::parse(file);
     std::vector<Case> read_cases;
     std::set<std::string> names;

@@ -25,7 +25,7 @@ const std::map<std::string, at::Tensor>& saved() {
   static const auto result = [] {
     const testing::Folder folder;
     const auto path = folder / "result.pt";
-    Process process({TESSERA_TEST_PYTHON, TESSERA_PARITY_FOLDER "/fsdp2.py", TESSERA_PARITY_FOLDER "/cases.json", path},
+    Process process({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/parity" "/fsdp2.py", TESSERA_ROOT "/tests/parity" "/cases.json", path},
                     {{"OMP_NUM_THREADS", "1"}}, Process::Output::Capture);
     const auto output = process.read_output();
     EXPECT_EQ(process.wait(std::chrono::seconds(10)), 0) << output;
@@ -183,7 +183,7 @@ std::string page() {
 }
 
 TEST(Page, IsMadeOfTheCases) {
-  testing::expect_page(TESSERA_PARITY_PAGE, page(), "parity");
+  testing::expect_page(TESSERA_ROOT "/docs/parity.md", page(), "parity");
 }
 
 }  // namespace

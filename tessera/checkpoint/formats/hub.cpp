@@ -91,6 +91,13 @@ bool is_hub_folder(const fs::path& folder) {
   return is_hub_folder(folder, kHubSafetensors) || is_hub_folder(folder, kHubTorch);
 }
 
+fs::path adapter_weights(const fs::path& folder) {
+  for (const auto* name : {kAdapterWeights, kAdapterTorch}) {
+    if (is_there(folder / name)) return folder / name;
+  }
+  throw UsageError(fmt::format("{} has neither {} nor {}", folder.string(), kAdapterWeights, kAdapterTorch));
+}
+
 void expect_no_adapter(const fs::path& folder) {
   if (!is_there(folder / kAdapterConfig)) return;
   throw UsageError(fmt::format("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder",

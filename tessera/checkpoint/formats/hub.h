@@ -32,6 +32,8 @@ bool is_hub_folder(const std::filesystem::path& folder);
 /// The files of a folder of peft. Programs that load one put the adapter over the model that is in it, too.
 inline constexpr auto kAdapterConfig = "adapter_config.json", kAdapterWeights = "adapter_model.safetensors",
                       kAdapterTorch = "adapter_model.bin";
+/// The file with the weights of an adapter. Throws UsageError if there is none.
+std::filesystem::path adapter_weights(const std::filesystem::path& folder);
 /// Throws UsageError for a folder with an adapter.
 void expect_no_adapter(const std::filesystem::path& folder);
 /// Whether a file has a name of either kind.

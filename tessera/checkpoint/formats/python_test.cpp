@@ -27,7 +27,7 @@ TEST(Safetensors, AreThoseOfPython) {
   writer.close();
 
   // Checks the values of ours, and writes the same in its own way.
-  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, TESSERA_TEST_SCRIPT, folder / "ours", folder / "theirs"});
+  const auto [status, output] = run_program({TESSERA_TEST_READER, TESSERA_ROOT "/tests/python/safetensors_files.py", folder / "ours", folder / "theirs"});
   ASSERT_EQ(status, 0) << output;
 
   const checkpoint::SafetensorsFile theirs(folder / "theirs");

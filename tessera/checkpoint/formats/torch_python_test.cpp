@@ -107,7 +107,7 @@ TEST(TorchFiles, AreThoseOfPython) {
   write_file_of_ours(folder / "ours/file.pt");
   write_dcp_of_ours(folder / "ours/dcp");
 
-  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, TESSERA_TEST_TORCH_SCRIPT, folder.path()});
+  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/torch_files.py", folder.path()});
   ASSERT_EQ(status, 0) << output;
 
   const auto theirs = folder / "theirs";

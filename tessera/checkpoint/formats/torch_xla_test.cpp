@@ -40,8 +40,8 @@ using State = std::map<std::string, at::Tensor>;
 constexpr const char* kWays[] = {"plain", "nested", "flat", "nested_flat", "rows"};
 
 void run_python(const std::string& verb, const std::filesystem::path& folder) {
-  const auto script = std::filesystem::path(TESSERA_TEST_TORCH_SCRIPT).parent_path() / "torch_xla_rules.py";
-  const auto [status, output] = run_program({TESSERA_TEST_TORCH_PYTHON, script, verb, folder});
+  const auto script = std::filesystem::path(TESSERA_ROOT "/tests/python/torch_files.py").parent_path() / "torch_xla_rules.py";
+  const auto [status, output] = run_program({TESSERA_TEST_PYTHON, script, verb, folder});
   if (status == kNoPackage) GTEST_SKIP() << output;
   ASSERT_EQ(status, 0) << output;
 }

@@ -40,7 +40,7 @@ void AllOrNone::expect_all(const Communicator& world, Subject subject, std::stri
   if (failed()) std::rethrow_exception(error_);
   if (found) {
     const auto culprit = world.world_rank(found->rank);
-    record_failed_step_in_world(world.world_rank(world.local_ranks().front()), culprit);
+    record_failure_in_world(world.world_rank(world.local_ranks().front()), culprit, /*in_step=*/true);
     rethrow_as(static_cast<char>(found->words.front() - '0'), fmt::format("rank {} {}: {}", culprit, failure, found->words.substr(1)));
   }
 }

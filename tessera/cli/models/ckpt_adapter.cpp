@@ -9,6 +9,7 @@
 #include "tessera/checkpoint/peft.h"
 #include "tessera/cli/ckpt_places.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/packages.h"
 #include "tessera/llm/gguf_model.h"
 
 namespace tessera::cli {
@@ -28,8 +29,6 @@ struct MergeAdapterCommand {
   }
 };
 
-}  // namespace
-
 void add_merge_adapter(CLI::App& command, std::function<int()>& chosen) {
   auto* flags = command.add_subcommand("merge-adapter", "Makes a model with an adapter of LoRA or DoRA in its weights")->group("Commands");
   const auto merge = std::make_shared<MergeAdapterCommand>();
@@ -47,4 +46,7 @@ void add_merge_adapter(CLI::App& command, std::function<int()>& chosen) {
   });
 }
 
+const AddedCommand merge_adapter_command("merge-adapter", add_merge_adapter);
+
+}  // namespace
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-#include "tessera/cli/xla_program.h"
+#include "tessera/cli/xla/program.h"
 
 #include <fmt/format.h>
 #include <signal.h>

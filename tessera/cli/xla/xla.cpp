@@ -10,12 +10,11 @@
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
 #include "tessera/cli/apart.h"
-#include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
-#include "tessera/cli/xla_program.h"
-#include "tessera/cli/xla_trace.h"
-#include "tessera/comm/device/own_device.h"
+#include "tessera/cli/packages.h"
+#include "tessera/cli/xla/program.h"
+#include "tessera/cli/xla/trace.h"
 #include "tessera/train/progress_line.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/figures.h"
@@ -44,7 +43,6 @@ struct XlaFlags {
   }
 };
 
-#ifdef TESSERA_XLA
 
 std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
@@ -199,14 +197,6 @@ int compile(const XlaFlags& flags) {
   return 0;
 }
 
-#else
-
-int without_xla(const XlaFlags&) {
-  throw Error(why_none_of("xla"));
-}
-constexpr auto show_devices = without_xla, compile = without_xla;
-
-#endif
 
 void add_places(CLI::App& command, XlaFlags& flags) {
   command.add_option("--plugin", flags.plugin, "cpu, tpu, cuda, or the path of a library; that of TESSERA_PJRT_PLUGIN or cpu unless given, of other topologies tpu")
@@ -214,9 +204,7 @@ void add_places(CLI::App& command, XlaFlags& flags) {
   command.add_flag("--json", flags.as_json, "As JSON");
 }
 
-}  // namespace
-
-void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
+void add_xla(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here")->group("Commands");
   command->require_subcommand(1);
   command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1", "tessera xla program ./train"}));
@@ -248,4 +236,7 @@ void add_xla_command(CLI::App& app, std::function<int()>& chosen) {
   });
 }
 
+const AddedCommand xla_command("xla", add_xla);
+
+}  // namespace
 }  // namespace tessera::cli

@@ -8,9 +8,9 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
 #include "tessera/cli/ckpt_places.h"
-#include "tessera/cli/commands.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/help.h"
+#include "tessera/cli/packages.h"
 #include "tessera/llm/gguf_model.h"
 #include "tessera/llm/token_file.h"
 
@@ -59,9 +59,7 @@ struct TokenizeCommand {
   }
 };
 
-}  // namespace
-
-void add_data_command(CLI::App& app, std::function<int()>& chosen) {
+void add_data(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("data", "Makes files to train on")->group("Commands")->require_subcommand(1);
   command->footer(Help::footer_of({"tessera data tokenize texts.jsonl --tokenizer SmolLM2-135M --out texts.tokens"}));
   auto* flags = command->add_subcommand("tokenize", "Makes a file of tokens of texts")->group("Commands");
@@ -80,4 +78,7 @@ void add_data_command(CLI::App& app, std::function<int()>& chosen) {
   flags->callback([&chosen, tokenize] { chosen = [=] { return tokenize->run(); }; });
 }
 
+const AddedCommand data_command("data", add_data);
+
+}  // namespace
 }  // namespace tessera::cli

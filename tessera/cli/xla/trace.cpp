@@ -1,4 +1,4 @@
-#include "tessera/cli/xla_trace.h"
+#include "tessera/cli/xla/trace.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/process.h"
 #include "tessera/base/words.h"
-#include "tessera/cli/xla_program.h"
+#include "tessera/cli/xla/program.h"
 
 namespace tessera::cli {
 namespace {

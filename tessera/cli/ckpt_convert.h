@@ -1,0 +1,38 @@
+// `tessera ckpt convert`, and what the package models does of it.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "tessera/checkpoint/convert.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tessera::cli {
+
+struct ConvertCommand {
+  std::string in, out, to = "tessera";
+  std::string base;          // the model that an adapter was trained on
+  std::string code = "F16";  // of matrices in a GGUF file
+  checkpoint::ConvertOptions options;
+};
+
+struct ModelConversions {
+  bool (*is_adapter)(const std::filesystem::path& place);
+  void (*convert_adapter)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
+  void (*write_gguf)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
+  /// Writes what a folder of the Hub has besides the weights, if there is something of it.
+  void (*describe)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
+};
+
+/// Registers them while the module of the package is loaded.
+struct AddedConversions {
+  explicit AddedConversions(const ModelConversions& conversions);
+};
+
+/// The end of a line that says what was written: "GGUF file with an adapter, 3,456 bytes".
+void print_file(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target, const std::string& what);
+
+}  // namespace tessera::cli
