@@ -8,9 +8,9 @@ set(TESSERA_MODELS
   checkpoint/peft* train/apply_adapters*
   # tests of the core with these models
   checkpoint/base_test* checkpoint/billion_long_test* checkpoint/quantize_test* nn/second_derivatives_test* shard/deferred_init_test* shard/wrap_test*
-  train/trainer_ranks_test*)
-set(TESSERA_XLA xla/* xla/*/*)
+  train/settings_matrix_test* train/trainer_ranks_test*)
+set(TESSERA_XLA xla/* xla/*/* xla/device/lowerings/*)
 # The commands of `tessera`, and those of them that need another package.
-set(TESSERA_CLI cli/*)
+set(TESSERA_CLI cli/* cli/ckpt/* cli/config/* cli/launch/*)
 set(TESSERA_CLI_MODELS cli/models/*)
 set(TESSERA_CLI_XLA cli/xla/*)

@@ -42,7 +42,7 @@ INNER = {
                       "train/*.cpp"],
     "comm/control/*": ["comm/control/*", "comm/communicator.cpp", "comm/engine.cpp", "comm/init.cpp", "shard/memory/*"],
     "comm/host/*": ["extending.h", "comm/host/*", "comm/control/*", "comm/shm/*", "comm/self/*", "comm/fake/fake.cpp", "comm/backend/*", "comm/gloo/*", "comm/c10d/*",
-                    "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "shard/memory/*", "cli/nodes.cpp", "cli/env.cpp",
+                    "comm/threads/run_ranks.cpp", "comm/engine.*", "comm/engines.*", "comm/init.cpp", "shard/memory/*", "cli/launch/nodes.cpp", "cli/env.cpp",
                     "cli/test.cpp"],
     "comm/shm/*": ["extending.h", "comm/shm/*", "comm/c10d/*", "comm/threads/run_ranks.cpp", "comm/engines.cpp"],
     "comm/backend/*": ["comm/backend/*", "comm/gloo/*", "comm/c10d/*", "comm/init.cpp"],
@@ -54,7 +54,7 @@ INNER = {
 }
 # The inner rooms of shard are layers: each knows those before it, and nobody else looks into them but the sources at the top of shard.
 LAYERS = {"shard": ["storage", "dispatch", "deferred", "memory", "unit", "gradients", "schedule", "backward", "access", "paging", "activation"],
-          "xla": ["pjrt", "graph", "device", "communicator"]}
+          "xla": ["pjrt", "graph", "device", "device/lowerings", "communicator"]}
 WITHOUT_CIRCLES = {"shard", "comm", "xla"}
 for _top, _layers in LAYERS.items():
     for _i, _layer in enumerate(_layers):
@@ -193,12 +193,13 @@ def picture(includes):
         uses = {layer: set() for layer in [*layers, ""]}
         for file, own in includes.items():
             names = file.removeprefix("tessera/").split("/")
-            layer = names[1] if len(names) > 2 else ""
+            layer = "/".join(names[1:-1])
             if names[0] == top and layer in uses:
                 for _, header in own:
                     other = header.removeprefix("tessera/").split("/")
-                    if other[0] == top and len(other) > 2 and other[1] != layer:
-                        uses[layer].add(other[1])
+                    inner = "/".join(other[1:-1])
+                    if other[0] == top and inner not in ("", layer):
+                        uses[layer].add(inner)
         width = max(map(len, layers)) + len(top) + 2
         for layer in ["", *reversed(layers)]:
             used = [name for name in reversed(layers) if name in uses[layer]]

@@ -8,7 +8,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/convert/run_source.h"
-#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {

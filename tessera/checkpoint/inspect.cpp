@@ -11,7 +11,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/table.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 #include "tessera/checkpoint/stored/runs.h"

@@ -20,7 +20,7 @@
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/convert/run_source.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/step_folders.h"

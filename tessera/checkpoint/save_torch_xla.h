@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "tessera/base/module_ref.h"
-#include "tessera/checkpoint/formats/torch_xla.h"
+#include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 #include "tessera/comm/communicator.h"
 
 namespace tessera::checkpoint {

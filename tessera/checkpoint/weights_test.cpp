@@ -10,7 +10,7 @@
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/convert.h"
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/stored/catalogs.h"

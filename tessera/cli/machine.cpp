@@ -17,7 +17,7 @@
 
 #include "tessera/base/words.h"
 #include "tessera/cli/facts.h"
-#include "tessera/cli/ranks_here.h"
+#include "tessera/cli/launch/ranks_here.h"
 #include "tessera/train/progress_line.h"
 
 namespace tessera::cli {

@@ -4,7 +4,7 @@
 
 #include "tessera/cli/commands.h"
 #include "tessera/cli/flags.h"
-#include "tessera/cli/other_launchers.h"
+#include "tessera/cli/launch/other_launchers.h"
 #include "tessera/cli/output.h"
 #include "tessera/cli/packages.h"
 

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/peft.h"

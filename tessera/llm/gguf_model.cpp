@@ -13,7 +13,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/convert.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/data/tokenizer_core.h"
 #include "tessera/llm/gguf_parts.h"

@@ -9,7 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/weights.h"

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/models/llama_config.h"
 
 namespace tessera::llm {

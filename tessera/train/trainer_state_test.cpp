@@ -11,8 +11,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/formats/torch_file.h"
-#include "tessera/checkpoint/formats/torch_writer.h"
+#include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/writer.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"

@@ -8,7 +8,7 @@
 
 #include "fuzz.h"
 #include "tessera/checkpoint/formats/safetensors.h"
-#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::fuzz {

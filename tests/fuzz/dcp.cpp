@@ -1,5 +1,5 @@
 // The `.metadata` of a folder of torch.distributed.checkpoint, beside fixed files.
-#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/dcp/dcp.h"
 
 #include <ATen/ATen.h>
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "fuzz.h"
-#include "tessera/checkpoint/formats/gguf.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"

@@ -1,8 +1,8 @@
 // Pickles, in which everything is allowed that is not code.
-#include "tessera/checkpoint/formats/pickle.h"
+#include "tessera/checkpoint/formats/pickle/pickle.h"
 
 #include "fuzz.h"
-#include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 
 namespace tessera::fuzz {
 namespace {

@@ -1,6 +1,6 @@
 // Files of torch.save: the zip archive, and what is in it, also as a rank file of torch_xla.
-#include "tessera/checkpoint/formats/torch_file.h"
-#include "tessera/checkpoint/formats/torch_xla.h"
+#include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 
 #include <ATen/ATen.h>
 

@@ -58,6 +58,7 @@ foreach(_program IN LISTS PROGRAMS)
 endforeach()
 """
 CORE = """#include <tessera/tessera.h>
+#include <torch/nn/modules/linear.h>
 using namespace tessera;
 int main(int, char** argv) {
   const auto world = init();

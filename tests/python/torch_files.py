@@ -1,4 +1,4 @@
-"""torch_files.py FOLDER: checks what tessera/checkpoint/formats/torch_python_test.cpp has written to FOLDER/ours, and writes FOLDER/theirs for it.
+"""torch_files.py FOLDER: checks what tessera/checkpoint/formats/torch/python_test.cpp has written to FOLDER/ours, and writes FOLDER/theirs for it.
 
 Two ranks are forked before anything else, because threads of torch do not survive a fork.
 """

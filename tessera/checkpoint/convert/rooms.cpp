@@ -12,7 +12,7 @@
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
-#include "tessera/checkpoint/formats/zip.h"
+#include "tessera/checkpoint/formats/torch/zip.h"
 
 namespace tessera::checkpoint {
 namespace {

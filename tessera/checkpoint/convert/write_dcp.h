@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tessera/checkpoint/convert/run_source.h"
-#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/dcp/dcp.h"
 
 namespace tessera::checkpoint {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tessera/checkpoint/convert/run_source.h"
-#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 
 namespace tessera::checkpoint {
 

@@ -8,11 +8,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/formats/dcp.h"
+#include "tessera/checkpoint/formats/dcp/dcp.h"
 #include "tessera/checkpoint/formats/hub.h"
-#include "tessera/checkpoint/formats/torch_archive.h"
-#include "tessera/checkpoint/formats/torch_file.h"
-#include "tessera/checkpoint/formats/torch_pickle.h"
+#include "tessera/checkpoint/formats/torch/archive.h"
+#include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {

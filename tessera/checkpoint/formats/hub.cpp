@@ -15,7 +15,7 @@
 #include "tessera/base/input_file.h"
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/formats/json_fault.h"
-#include "tessera/checkpoint/formats/torch_file.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 
 namespace tessera::checkpoint {
 namespace {

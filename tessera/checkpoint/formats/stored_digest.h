@@ -8,7 +8,7 @@
 #include <string>
 
 #include "tessera/checkpoint/formats/checksum.h"
-#include "tessera/checkpoint/formats/zip.h"
+#include "tessera/checkpoint/formats/torch/zip.h"
 
 namespace tessera::checkpoint {
 

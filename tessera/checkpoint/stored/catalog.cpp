@@ -9,7 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/checkpoint/formats/block_code.h"
+#include "tessera/checkpoint/formats/gguf/block_code.h"
 
 namespace tessera::checkpoint {
 namespace {

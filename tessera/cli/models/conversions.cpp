@@ -3,7 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/cli/ckpt_convert.h"
+#include "tessera/cli/ckpt/convert.h"
 #include "tessera/llm/gguf_adapter.h"
 #include "tessera/llm/gguf_model.h"
 

@@ -7,7 +7,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
-#include "tessera/cli/ckpt_places.h"
+#include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/flags.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/packages.h"

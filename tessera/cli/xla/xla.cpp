@@ -9,10 +9,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/input_file.h"
-#include "tessera/cli/apart.h"
 #include "tessera/cli/help.h"
 #include "tessera/cli/known_words.h"
 #include "tessera/cli/packages.h"
+#include "tessera/cli/xla/apart.h"
 #include "tessera/cli/xla/program.h"
 #include "tessera/cli/xla/trace.h"
 #include "tessera/train/progress_line.h"

@@ -15,8 +15,8 @@
 #include "tessera/shard/schedule/gathered.h"
 #include "tessera/shard/schedule/locked_state.h"
 #include "tessera/shard/storage/storage_tag.h"
-#include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/fingerprint.h"
+#include "tessera/shard/unit/parameter_meta.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 

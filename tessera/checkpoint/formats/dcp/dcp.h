@@ -1,0 +1,71 @@
+// Folders of torch.distributed.checkpoint: `.metadata`, a pickle that says where everything is, and files `__RANK_N.distcp`, in which each
+// part of a tensor and each other value is an archive of torch.save.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tessera/base/atomic_write.h"
+#include "tessera/base/tensor_slice.h"
+#include "tessera/checkpoint/formats/torch/writer.h"
+#include "tessera/checkpoint/stored/catalog.h"
+
+namespace tessera::checkpoint {
+
+/// The tensors of a folder, and the other values as far as they are plain ones; the names of others are in left_out. Files that
+/// `.metadata` does not name are ignored. Throws IoError; so it does, in a folder of ours, for a file of another save.
+Catalog read_dcp(const std::filesystem::path& folder);
+
+/// Where a value is in the state: the keys of the dicts and the places in lists on the way to it. Its name is these, joined by dots.
+using DcpPath = std::vector<TorchTree::Key>;
+
+/// A part of a tensor, or another value, that a rank has written. It can be sent to rank 0 as JSON.
+struct DcpItem {
+  struct Part {
+    at::ScalarType dtype = at::kFloat;
+    TensorSlice box;
+  };
+  DcpPath path = {};
+  std::optional<Part> part = {};  // of a tensor
+  std::string file = {};
+  uint64_t offset = 0, bytes = 0;
+  std::string checksum = {};  // TorchArchive::checksum
+};
+void to_json(nlohmann::json& json, const DcpItem& item);
+void from_json(const nlohmann::json& json, DcpItem& item);
+
+/// Writes what one rank has to save: `__RANK_0.distcp` in a folder that exists.
+class DcpRankWriter {
+ public:
+  DcpRankWriter(const std::filesystem::path& folder, int rank);
+
+  /// The values of a box of a tensor, or what `fill` appends to the archive.
+  void write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values);
+  void write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype, c10::function_ref<void(TorchArchiveWriter& archive)> fill);
+  void write(const DcpPath& path, const nlohmann::json& value);
+  /// The file appears. Returns what it has, for write_dcp_metadata.
+  std::vector<DcpItem> close();
+
+ private:
+  /// Closes the archive.
+  void add(DcpItem item, TorchArchiveWriter& archive);
+
+  std::string name_;
+  NewFile file_;
+  uint64_t end_ = 0;
+  std::vector<DcpItem> items_;
+};
+
+/// Writes `.metadata`, which makes the folder a checkpoint: on one rank, when all have closed their files. Boxes and values that several
+/// ranks have written count once. It says what the archives are, and which save they are of. Throws UsageError if the boxes of a tensor
+/// overlap or are not all of it.
+void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items, uint64_t save = 0);
+
+}  // namespace tessera::checkpoint

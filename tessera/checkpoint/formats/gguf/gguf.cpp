@@ -1,0 +1,318 @@
+#include "tessera/checkpoint/formats/gguf/gguf.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+#include "tessera/base/error.h"
+#include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/gguf/parts.h"
+#include "tessera/checkpoint/stored/catalog.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+constexpr uint64_t kMostDims = 4;
+constexpr uint64_t kLongest = 1 << 28;  // bytes of a text, elements of a list
+constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
+
+/// The bytes of a number of that type; 0 for those that are no numbers.
+uint64_t width_of(GgufType type) {
+  uint64_t width = 0;
+  if (type != GgufType::Text && type != GgufType::Array) with_number(type, [&]<class T>(T) { width = sizeof(T); });
+  return width;
+}
+
+bool is_real(GgufType type) {
+  return type == GgufType::F32 || type == GgufType::F64;
+}
+
+/// Reads a header from its beginning to its end.
+class HeaderReader {
+ public:
+  explicit HeaderReader(const InputFile& file) : file_(file) {}
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  uint64_t at() const { return at_; }
+  uint64_t left() const { return file_.size() - at_; }
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(fmt::format("{} is damaged or cut off: {}", file_.path().string(), why));
+  }
+
+  template <class T>
+  T number() {
+    T value;
+    take(&value, sizeof value);
+    return value;
+  }
+
+  std::string text(const std::string& what) {
+    const auto length = number<uint64_t>();
+    if (length > kLongest) refuse(fmt::format("{} should have {} bytes", what, length));
+    if (length > left()) refuse(fmt::format("{} should have {} bytes, but {} are left", what, length, left()));
+    std::string value(length, '\0');
+    take(value.data(), length);
+    return value;
+  }
+
+  GgufValue value(const std::string& key) {
+    const auto type = type_of(number<uint32_t>(), key);
+    if (type != GgufType::Array) return single(type, key);
+    const auto of = type_of(number<uint32_t>(), key);
+    const auto count = number<uint64_t>();
+    const auto least = of == GgufType::Text ? sizeof(uint64_t) : width_of(of);
+    if (of == GgufType::Array) refuse(fmt::format("'{}' is a list of lists", key));
+    if (count > kLongest) refuse(fmt::format("'{}' should have {} elements", key, count));
+    if (count > left() / least) refuse(fmt::format("'{}' should have {} elements, but {} bytes are left", key, count, left()));
+    if (of == GgufType::Text) return {of, list<std::string>(count, [&] { return text(key); })};
+    if (is_real(of)) return {of, list<double>(count, [&] { return std::get<double>(single(of, key).data); })};
+    return {of, list<int64_t>(count, [&] { return std::get<int64_t>(single(of, key).data); })};
+  }
+
+ private:
+  GgufType type_of(uint32_t number, const std::string& key) const {
+    if (number > static_cast<uint32_t>(GgufType::F64)) refuse(fmt::format("'{}' has the type {}, which does not exist", key, number));
+    return static_cast<GgufType>(number);
+  }
+
+  GgufValue single(GgufType type, const std::string& key) {
+    if (type == GgufType::Text) return {type, text(key)};
+    GgufValue result{.type = type};
+    with_number(type, [&]<class T>(T) {
+      const auto read = number<T>();
+      if constexpr (std::is_same_v<T, uint64_t>) {
+        if (!std::in_range<int64_t>(read)) refuse(fmt::format("'{}' is {}, which is too large", key, read));
+      }
+      if constexpr (std::is_floating_point_v<T>) {
+        result.data = static_cast<double>(read);
+      } else {
+        result.data = static_cast<int64_t>(read);
+      }
+    });
+    return result;
+  }
+
+  template <class T>
+  static std::vector<T> list(uint64_t count, const auto& next) {
+    std::vector<T> values;
+    for (uint64_t i = 0; i < count; i++) values.push_back(next());
+    return values;
+  }
+
+  void take(void* to, uint64_t count) {
+    if (count > left()) refuse(fmt::format("its header goes on behind its end at byte {}", file_.size()));
+    auto* bytes = static_cast<char*>(to);
+    while (count > 0) {
+      if (at_ < begin_ || at_ >= begin_ + buffer_.size()) {
+        begin_ = at_;
+        buffer_.resize(std::min<uint64_t>(kBuffer, left()));
+        file_.read(buffer_.data(), buffer_.size(), begin_);
+      }
+      const auto here = std::min<uint64_t>(count, begin_ + buffer_.size() - at_);
+      std::memcpy(bytes, buffer_.data() + (at_ - begin_), here);
+      bytes += here;
+      at_ += here;
+      count -= here;
+    }
+  }
+
+  static constexpr uint64_t kBuffer = 1 << 20;
+  const InputFile& file_;
+  uint64_t at_ = 0, begin_ = 0;
+  std::string buffer_;
+};
+
+GgufTensor read_tensor(HeaderReader& header) {
+  GgufTensor tensor{.name = header.text("the name of a tensor"), .sizes = {}};
+  const auto dims = header.number<uint32_t>();
+  if (dims > kMostDims) header.refuse(fmt::format("'{}' has {} dimensions", tensor.name, dims));
+  for (uint32_t d = 0; d < dims; d++) {
+    const auto size = header.number<uint64_t>();
+    if (!std::in_range<int64_t>(size)) header.refuse(fmt::format("'{}' has a dimension of {}", tensor.name, size));
+    tensor.sizes.insert(tensor.sizes.begin(), static_cast<int64_t>(size));
+  }
+  const auto number = header.number<uint32_t>();
+  tensor.code = find_block_code(number);
+  if (tensor.code == nullptr) {
+    std::vector<std::string_view> names;
+    for (const auto& code : block_codes()) names.push_back(code.name);
+    const auto name = name_of_block_code(number);
+    throw IoError(fmt::format(
+        "{}: '{}' is in {}, which is not read here; those that are: {}; llama-quantize makes one of these of the model that "
+        "it was made of",
+        header.path().string(), tensor.name,
+        name.empty() ? fmt::format("the code number {}, of a newer ggml or damaged", number) : std::string(name), fmt::join(names, ", ")));
+  }
+  tensor.offset = header.number<uint64_t>();
+  return tensor;
+}
+
+/// The values of a tensor, whose rows are whole blocks that lie in the file.
+void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
+  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // as it is read
+  if (!wide) header.refuse(fmt::format("'{}' has no size", tensor.name));
+  const auto values = *wide / static_cast<int64_t>(sizeof(float));
+  const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
+  if (row % tensor.code->values != 0)
+    header.refuse(fmt::format("'{}' has rows of {} values, which are no whole blocks of {}", tensor.name, row, tensor.code->values));
+  uint64_t bytes = 0, end = 0;
+  if (__builtin_mul_overflow(static_cast<uint64_t>(values / tensor.code->values), static_cast<uint64_t>(tensor.code->bytes), &bytes) ||
+      __builtin_add_overflow(bytes, tensor.offset, &end) || end > size_of_file) {
+    header.refuse(fmt::format("'{}' lies behind the end of the file, which has {} bytes", tensor.name, size_of_file));
+  }
+}
+
+/// The rows of a head lie in pairs; Hugging Face has all first ones, and then all second ones.
+std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
+  const auto rows = tensor.sizes[0], row = c10::multiply_integers(tensor.sizes) / std::max<int64_t>(rows, 1), half = rows / heads / 2;
+  std::vector<StoredBox> boxes;
+  for (int64_t head = 0; head < heads; head++) {
+    for (int64_t second = 0; second < 2; second++) {
+      StoredBox box{
+          .box = whole_slice(tensor.sizes), .offset = tensor.offset, .first = (2 * head * half + second) * row, .strides = {2 * row}};
+      box.box.offsets[0] = (2 * head + second) * half;
+      box.box.sizes[0] = half;
+      if (tensor.sizes.size() == 2) box.strides.push_back(1);
+      boxes.push_back(std::move(box));
+    }
+  }
+  return boxes;
+}
+
+StoredTensor stored_of(const GgufTensor& tensor) {
+  StoredTensor stored{.dtype = at::kFloat, .shape = tensor.sizes};
+  if (tensor.code->name == "F16") stored.dtype = at::kHalf;
+  if (tensor.code->name == "BF16") stored.dtype = at::kBFloat16;
+  if (tensor.code->values > 1) stored.code = tensor.code;
+  const auto strides = c10::contiguous_strides(tensor.sizes);
+  stored.boxes.push_back({.box = whole_slice(tensor.sizes), .offset = tensor.offset, .strides = {strides.begin(), strides.end()}});
+  return stored;
+}
+
+int64_t heads_in_pairs(const GgufFile& file, const std::string& name) {
+  const auto architecture = file.architecture();
+  const auto heads = file.integer(architecture + ".attention.head_count").value_or(0);
+  return checkpoint::heads_in_pairs(architecture, name, heads, file.integer(architecture + ".attention.head_count_kv").value_or(heads));
+}
+
+}  // namespace
+
+GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
+  const InputFile file(path);
+  HeaderReader header(file);
+  char magic[sizeof kGgufMagic] = {};
+  if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
+  if (!std::ranges::equal(magic, kGgufMagic)) throw IoError(fmt::format("{} is no GGUF file", path.string()));
+  header.number<uint32_t>();
+  const auto version = header.number<uint32_t>();
+  if (version < kOldestGgufVersion || version > kGgufVersion)
+    throw IoError(fmt::format("{} is a GGUF file of version {}; this program reads versions {} and {}", path.string(), version,
+                              kOldestGgufVersion, kGgufVersion));
+  const auto tensors = header.number<uint64_t>(), keys = header.number<uint64_t>();
+  std::set<std::string> known;
+  for (uint64_t i = 0; i < keys; i++) {
+    auto key = header.text("the name of a key");
+    if (!known.insert(key).second) header.refuse(fmt::format("'{}' is there twice", key));
+    auto value = header.value(key);
+    metadata_.emplace_back(std::move(key), std::move(value));
+  }
+  known.clear();
+  for (uint64_t i = 0; i < tensors; i++) {
+    tensors_.push_back(read_tensor(header));
+    if (!known.insert(tensors_.back().name).second) header.refuse(fmt::format("the tensor '{}' is there twice", tensors_.back().name));
+  }
+  const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kGgufAlignment));
+  if (alignment == 0 || alignment > file.size()) header.refuse(fmt::format("{} is {}", kAlignmentKey, alignment));
+  const auto begin = aligned(header.at(), alignment);
+  for (auto& tensor : tensors_) {
+    if (__builtin_add_overflow(tensor.offset, begin, &tensor.offset)) header.refuse(fmt::format("'{}' lies nowhere", tensor.name));
+    expect_sound(header, tensor, file.size());
+  }
+}
+
+const GgufValue* GgufFile::find(const std::string& key) const {
+  const auto found = std::ranges::find(metadata_, key, [](const auto& entry) { return std::string_view(entry.first); });
+  return found == metadata_.end() ? nullptr : &found->second;
+}
+
+template <class T>
+const T* GgufFile::get(const std::string& key) const {
+  const auto* value = find(key);
+  if (value == nullptr) return nullptr;
+  const auto* data = std::get_if<T>(&value->data);
+  if (data == nullptr) throw IoError(fmt::format("{}: '{}' has another type than it should", path_.string(), key));
+  return data;
+}
+
+std::optional<int64_t> GgufFile::integer(const std::string& key) const {
+  const auto* value = get<int64_t>(key);
+  return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
+std::optional<double> GgufFile::number(const std::string& key) const {
+  const auto* value = get<double>(key);
+  return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
+std::optional<std::string> GgufFile::text(const std::string& key) const {
+  const auto* value = get<std::string>(key);
+  return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
+const std::vector<std::string>* GgufFile::texts(const std::string& key) const {
+  return get<std::vector<std::string>>(key);
+}
+const std::vector<int64_t>* GgufFile::integers(const std::string& key) const {
+  return get<std::vector<int64_t>>(key);
+}
+
+std::string GgufFile::architecture() const {
+  const auto name = text(kArchitectureKey);
+  if (!name) throw IoError(fmt::format("{} has no {}", path_.string(), kArchitectureKey));
+  return *name;
+}
+
+bool is_gguf_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  char magic[sizeof kGgufMagic] = {};
+  if (file.size() < sizeof magic) return false;
+  file.read(magic, sizeof magic, 0);
+  return std::ranges::equal(magic, kGgufMagic);
+}
+
+Catalog read_gguf(const GgufFile& file) {
+  const auto& path = file.path();
+  Catalog catalog{.files = {path}};
+  for (const auto& tensor : file.tensors()) {
+    const auto name = name_of_gguf(tensor.name).value_or(tensor.name);
+    if (name == kRopeFactors) {
+      catalog.left_out[name] = "they are part of the model's shape";
+      continue;
+    }
+    auto stored = stored_of(tensor);
+    const auto heads = heads_in_pairs(file, name);
+    if (heads > 0) {
+      const auto rows = tensor.sizes.empty() ? 0 : tensor.sizes[0];
+      if (heads > rows || rows % (2 * heads) != 0 || tensor.sizes.back() < 1)
+        throw IoError(fmt::format("{}: the rows of '{}' don't fall into {} heads", path.string(), tensor.name, heads));
+      stored.boxes = boxes_of_pairs(tensor, heads);
+    }
+    if (!catalog.tensors.emplace(name, std::move(stored)).second)
+      throw IoError(fmt::format("{}: two tensors are '{}'", path.string(), name));
+  }
+  return catalog;
+}
+
+at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name) {
+  const auto found = std::ranges::find(file.tensors(), name, &GgufTensor::name);
+  if (found == file.tensors().end()) return {};
+  Catalog catalog{.files = {file.path()}};
+  catalog.tensors.emplace(name, stored_of(*found));
+  return CatalogReader(std::move(catalog)).read(name);
+}
+
+}  // namespace tessera::checkpoint

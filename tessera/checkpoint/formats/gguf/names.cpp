@@ -1,0 +1,54 @@
+// Names of tensors in GGUF files, and those that Hugging Face has for them.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tessera/checkpoint/formats/gguf/gguf.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+struct NamePair {
+  std::string_view gguf, hub;
+};
+constexpr NamePair kOfModel[] = {{"token_embd", "model.embed_tokens"}, {"output_norm", "model.norm"}, {"output", "lm_head"}};
+constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q", "self_attn.q_proj"},
+                                  {"attn_k", "self_attn.k_proj"},      {"attn_v", "self_attn.v_proj"},
+                                  {"attn_output", "self_attn.o_proj"}, {"attn_q_norm", "self_attn.q_norm"},
+                                  {"attn_k_norm", "self_attn.k_norm"}, {"ffn_norm", "post_attention_layernorm"},
+                                  {"ffn_gate", "mlp.gate_proj"},       {"ffn_up", "mlp.up_proj"},
+                                  {"ffn_down", "mlp.down_proj"}};
+constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
+
+/// "blk.3.attn_q.weight" in parts: what comes before the stem, the stem, and ".weight" or ".bias".
+std::optional<std::string> translated(std::string_view name, std::string_view NamePair::* from, std::string_view NamePair::* to,
+                                      std::string_view layer_from, std::string_view layer_to) {
+  const auto dot = name.rfind('.');
+  if (dot == std::string_view::npos) return {};
+  const auto stem = name.substr(0, dot), end = name.substr(dot);
+  const auto find = [&](const auto& table, std::string_view wanted) -> const NamePair* {
+    const auto* const found = std::ranges::find(table, wanted, from);
+    return found == std::end(table) ? nullptr : found;
+  };
+  if (!stem.starts_with(layer_from)) {
+    const auto* pair = find(kOfModel, stem);
+    return pair == nullptr ? std::nullopt : std::optional(fmt::format("{}{}", pair->*to, end));
+  }
+  const auto rest = stem.substr(layer_from.size());
+  const auto digits = rest.find_first_not_of("0123456789");
+  if (digits == std::string_view::npos || digits == 0 || rest[digits] != '.') return {};
+  const auto* pair = find(kOfLayers, rest.substr(digits + 1));
+  if (pair == nullptr) return {};
+  return fmt::format("{}{}.{}{}", layer_to, rest.substr(0, digits), pair->*to, end);
+}
+
+}  // namespace
+
+std::optional<std::string> gguf_name(const std::string& name) {
+  return translated(name, &NamePair::hub, &NamePair::gguf, kHubLayer, kLayer);
+}
+std::optional<std::string> name_of_gguf(const std::string& gguf) {
+  return translated(gguf, &NamePair::gguf, &NamePair::hub, kLayer, kHubLayer);
+}
+
+}  // namespace tessera::checkpoint

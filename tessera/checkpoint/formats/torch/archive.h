@@ -1,0 +1,56 @@
+// One archive of torch.save: what it holds, and where the values of its tensors lie.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tessera/base/input_file.h"
+#include "tessera/checkpoint/formats/pickle/pickle.h"
+#include "tessera/checkpoint/formats/torch/zip.h"
+
+namespace tessera::checkpoint {
+
+/// A tensor that is stored as a view of an entry of the archive.
+struct ArchivedTensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape = {}, strides = {};
+  uint64_t begin = 0;  // in the file
+  ZipEntry storage = {};
+};
+
+class TorchArchive {
+ public:
+  /// Reads the archive in these bytes of a file. Throws IoError, which begins with `where`, if it is damaged, made by something else than
+  /// torch.save, or refers to other globals than these.
+  TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where);
+
+  const pickle::Value& content() const { return content_; }
+  /// In bytes, without tensors.
+  size_t content_bytes() const { return content_bytes_; }
+  /// ZipArchive::checksum.
+  const std::string& checksum() const { return checksum_; }
+  /// The number of the save, if the archive says so (kSaveKey).
+  std::optional<uint64_t> save() const { return save_; }
+  /// The tensor that a value stands for, or nothing if it is none. Throws IoError if the tensor is damaged or of a kind that we can't read.
+  std::optional<ArchivedTensor> tensor(const pickle::Value& value, const std::string& name) const;
+
+ private:
+  std::optional<ArchivedTensor> tensor_of_object(const pickle::Object& object, const std::string& name) const;
+  ArchivedTensor view_of_storage(const pickle::Object& object, const std::string& name) const;
+  const ZipEntry& storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const std::string& name) const;
+  [[noreturn]] void damaged(const std::string& name, const std::string& why) const;
+
+  std::string where_, folder_;
+  std::map<std::string, ZipEntry> entries_;
+  std::string checksum_;
+  std::optional<uint64_t> save_;
+  pickle::Value content_;
+  size_t content_bytes_ = 0;
+};
+
+}  // namespace tessera::checkpoint

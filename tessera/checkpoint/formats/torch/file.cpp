@@ -1,0 +1,169 @@
+#include "tessera/checkpoint/formats/torch/file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/torch/archive.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using pickle::Value;
+
+const std::vector<Value>* items_of(const Value& value) {
+  if (const auto* const list = value.as<pickle::List>()) return &list->items;
+  const auto* const tuple = value.as<pickle::Tuple>();
+  return tuple == nullptr ? nullptr : &tuple->items;
+}
+
+/// Takes the content of an archive apart.
+class TorchFileReader {
+ public:
+  TorchFileReader(const std::filesystem::path& path, const TorchArchive& archive)
+      : archive_(archive), where_(path.string()), longest_(kLettersApiece * archive.content_bytes() + kAlways) {
+    catalog_.files = {path};
+    note_save(catalog_, archive.save(), path);
+  }
+
+  Catalog take() {
+    const auto& content = unwrapped(archive_.content());
+    if (const auto* const object = content.as<pickle::Object>(); object != nullptr && !archive_.tensor(content, "")) refuse(object->name);
+    if (archive_.tensor(content, "") || content.as<pickle::Dict>() == nullptr) {
+      throw IoError(fmt::format("{} holds {} instead of a dict of tensors", where_,
+                                archive_.tensor(content, "") ? "one tensor without a name" : content.kind()));
+    }
+    add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
+    // A model is perhaps what could not be read.
+    if (catalog_.tensors.empty() && !foreign_.empty()) refuse(foreign_);
+    return std::move(catalog_);
+  }
+
+ private:
+  // Names may share their beginnings in the file, but have them each in the catalog.
+  static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
+
+  [[noreturn]] void refuse(const std::string& global) const {
+    throw IoError(
+        fmt::format("{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the file, load "
+                    "it in Python and save it again with tensors and plain values only, such as model.state_dict()",
+                    where_, global));
+  }
+
+  void add(const std::string& name, const Value& given) {
+    const auto& value = unwrapped(given);
+    letters_ += name.size();
+    if (letters_ > longest_) throw IoError(fmt::format("{} is damaged: its names are far longer than the file", where_));
+    const auto* const items = items_of(value);
+    const auto* const dict = value.as<pickle::Dict>();
+    if (const auto tensor = archive_.tensor(value, name)) {
+      add_tensor(name, *tensor);
+    } else if (dict != nullptr && (is_module(given) || !dict->entries.empty())) {
+      add_entries(name + ".", *dict, is_module(given));
+    } else if (items != nullptr && has_parts(*items, name)) {
+      for (size_t i = 0; i < items->size(); i++) add(fmt::format("{}.{}", name, i), (*items)[i]);
+    } else {
+      add_value(name, value);
+    }
+  }
+
+  /// Of a module there are the tensors and the modules in it; what else it has belongs to its code.
+  void add_entries(const std::string& prefix, const pickle::Dict& dict, bool of_module) {
+    for (const auto& [key, value] : dict.entries) {
+      if (of_module && !is_module(value) && !archive_.tensor(value, prefix)) continue;
+      const auto part = to_name(key);
+      if (!part) {
+        throw IoError(fmt::format("{} has {} as a key of '{}'; only texts and integers can be parts of names", where_, key.kind(), prefix));
+      }
+      add(prefix + *part, value);
+    }
+  }
+
+  /// Whether there are tensors or dicts among them.
+  bool has_parts(const std::vector<Value>& items, const std::string& name) const {
+    return std::ranges::any_of(items, [&](const Value& given) {
+      const auto& item = unwrapped(given);
+      const auto* const inner = items_of(item);
+      return item.as<pickle::Dict>() != nullptr || archive_.tensor(item, name) || (inner != nullptr && has_parts(*inner, name));
+    });
+  }
+
+  void add_tensor(const std::string& name, const ArchivedTensor& tensor) {
+    expect_new(name);
+    const auto [first, is_new] =
+        names_.try_emplace(std::tuple(tensor.storage.begin, tensor.begin, tensor.dtype, tensor.shape, tensor.strides), name);
+    if (!is_new) {
+      catalog_.aliases.emplace(name, first->second);
+      return;
+    }
+    catalog_.tensors.emplace(
+        name, StoredTensor{.dtype = tensor.dtype,
+                           .shape = tensor.shape,
+                           .boxes = {{.box = whole_slice(tensor.shape), .offset = tensor.begin, .strides = tensor.strides}}});
+    const auto& storage = tensor.storage;
+    if (storage.crc32 != 0 && storages_.insert(storage.begin).second) {
+      catalog_.checksums.push_back(
+          {.begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
+    }
+  }
+
+  void add_value(const std::string& name, const Value& value) {
+    expect_new(name);
+    if (auto json = to_json(value)) {
+      catalog_.values.emplace(name, std::move(*json));
+      return;
+    }
+    const auto* const object = value.as<pickle::Object>();
+    const auto* const global = value.as<pickle::Global>();
+    const auto of = object != nullptr ? object->name : global != nullptr ? global->name : std::string();
+    // What stands for a tensor of torch, and is none that could be read, is not to be missed.
+    if (object != nullptr && torch_globals(of))
+      throw IoError(fmt::format("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name));
+    if (foreign_.empty()) foreign_ = of;
+    catalog_.left_out.emplace(name, of.empty() ? kNoPlainData : fmt::format("{}, {}", kNoPlainData, of));
+  }
+
+  void expect_new(const std::string& name) const {
+    if (catalog_.tensors.contains(name) || catalog_.left_out.contains(name) || catalog_.values.contains(name) ||
+        catalog_.aliases.contains(name)) {
+      throw IoError(fmt::format("{} has two values whose keys, joined by dots, are '{}'", where_, name));
+    }
+  }
+
+  const TorchArchive& archive_;
+  const std::string where_;
+  const size_t longest_;
+  size_t letters_ = 0;
+  std::string foreign_;  // the first class of Python that is left out
+  Catalog catalog_;
+  std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>, std::string> names_;
+  std::set<uint64_t> storages_;
+};
+
+}  // namespace
+
+Catalog read_torch_file(const std::filesystem::path& path) {
+  const InputFile file(path);
+  // Nothing that the file refers to is called, so what is of other classes can stand beside the tensors.
+  const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
+  return TorchFileReader(path, archive).take();
+}
+
+std::vector<Room> TorchFileWriter::leave_rooms() {
+  std::vector<Room> rooms;
+  for (const auto offset : archive_.leave_rooms()) rooms.push_back({.file = file_.part(), .offset = offset});
+  return rooms;
+}
+
+void TorchFileWriter::close(std::span<const std::string> checksums) {
+  std::vector<uint32_t> numbers;
+  for (const auto& text : checksums) numbers.push_back(static_cast<uint32_t>(std::stoul(text, nullptr, 16)));
+  archive_.close(numbers);
+  file_.commit();
+}
+
+}  // namespace tessera::checkpoint

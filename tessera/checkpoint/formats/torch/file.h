@@ -1,0 +1,42 @@
+// Files of torch.save (.pt, .pth, .bin) as catalogs, and new ones. Only plain values and tensors are read; a file that would have Python
+// run other code is refused.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "tessera/checkpoint/formats/room.h"
+#include "tessera/checkpoint/formats/torch/writer.h"
+#include "tessera/checkpoint/stored/catalog.h"
+
+namespace tessera::checkpoint {
+
+/// Whether a name is one that people give to such files.
+inline bool has_torch_extension(const std::filesystem::path& path) {
+  return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
+}
+
+/// The tensors of a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript, by the keys of the dicts
+/// in which they are and the places in lists, joined by dots; and the other values, of which a list is one value unless it has tensors or
+/// dicts in it. Names that share all values become aliases. Throws IoError.
+Catalog read_torch_file(const std::filesystem::path& path);
+
+/// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
+class TorchFileWriter {
+ public:
+  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree, std::optional<uint64_t> save = {})
+      : file_(path), archive_(file_, 0, tree, save) {}
+
+  void write(const at::Tensor& tensor) { archive_.write(tensor); }
+  void append(const at::Tensor& values) { archive_.append(values); }
+  /// As those of SafetensorsWriter.
+  std::vector<Room> leave_rooms();
+  void close(std::span<const std::string> checksums = {});
+
+ private:
+  NewFile file_;
+  TorchArchiveWriter archive_;
+};
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,207 @@
+#include "tessera/checkpoint/formats/torch/pickle.h"
+
+#include <algorithm>
+#include <array>
+
+#include "tessera/base/error.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using pickle::Value;
+
+constexpr TorchDtype kTorchDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
+                                       {at::kDouble, "float64", "DoubleStorage"},
+                                       {at::kHalf, "float16", "HalfStorage"},
+                                       {at::kBFloat16, "bfloat16", "BFloat16Storage"},
+                                       {at::kLong, "int64", "LongStorage"},
+                                       {at::kInt, "int32", "IntStorage"},
+                                       {at::kShort, "int16", "ShortStorage"},
+                                       {at::kChar, "int8", "CharStorage"},
+                                       {at::kByte, "uint8", "ByteStorage"},
+                                       {at::kBool, "bool", "BoolStorage"},
+                                       {at::kComplexFloat, "complex64", "ComplexFloatStorage"},
+                                       {at::kComplexDouble, "complex128", "ComplexDoubleStorage"},
+                                       {at::kComplexHalf, "complex32"},
+                                       {at::kUInt16, "uint16"},
+                                       {at::kUInt32, "uint32"},
+                                       {at::kUInt64, "uint64"},
+                                       {at::kFloat8_e5m2, "float8_e5m2"},
+                                       {at::kFloat8_e4m3fn, "float8_e4m3fn"},
+                                       {at::kFloat8_e5m2fnuz, "float8_e5m2fnuz"},
+                                       {at::kFloat8_e4m3fnuz, "float8_e4m3fnuz"},
+                                       {at::kFloat8_e8m0fnu, "float8_e8m0fnu"},
+                                       {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
+
+constexpr std::string_view kTorch = "torch.";
+constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
+
+// Those of quantized and sparse tensors are known so that such a tensor can be refused by its name in the file.
+constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuild_tensor",
+                                                           "torch._utils._rebuild_tensor_v2",
+                                                           "torch._utils._rebuild_tensor_v3",
+                                                           "torch._utils._rebuild_parameter",
+                                                           "torch._utils._rebuild_parameter_with_state",
+                                                           "torch._tensor._rebuild_from_type_v2",
+                                                           "torch.Tensor",
+                                                           "torch.nn.parameter.Parameter",
+                                                           "torch.nn.parameter.Buffer",
+                                                           "torch.storage.UntypedStorage",
+                                                           "torch.Size",
+                                                           "torch.device",
+                                                           "torch.serialization._get_layout",
+                                                           "builtins.set",
+                                                           "torch._utils._rebuild_qtensor",
+                                                           "torch._utils._rebuild_sparse_tensor",
+                                                           "torch.per_tensor_affine",
+                                                           "torch.per_channel_affine",
+                                                           "torch.QInt8Storage",
+                                                           "torch.QUInt8Storage",
+                                                           "torch.QInt32Storage"});
+
+const TorchDtype* found_or_null(const TorchDtype* found) {
+  return found == std::end(kTorchDtypes) ? nullptr : found;
+}
+
+std::optional<nlohmann::json> items_to_json(const std::vector<Value>& items) {
+  auto result = nlohmann::json::array();
+  for (const auto& item : items) {
+    auto json = to_json(item);
+    if (!json) return std::nullopt;
+    result.push_back(std::move(*json));
+  }
+  return result;
+}
+
+std::optional<nlohmann::json> dict_to_json(const pickle::Dict& dict) {
+  auto result = nlohmann::json::object();
+  for (const auto& [key, value] : dict.entries) {
+    const auto name = to_name(key);
+    auto json = to_json(value);
+    if (!name || !json || !result.emplace(*name, std::move(*json)).second) return std::nullopt;
+  }
+  return result;
+}
+
+std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
+  const auto& arguments = object.arguments;
+  if (object.name.starts_with(kWrappers) && !arguments.empty()) return to_json(arguments[0]);
+  if (!object.state.is_none()) return std::nullopt;
+  if ((object.name == "torch.Size" || object.name == "builtins.set") && arguments.size() == 1) {
+    const bool iterable = arguments[0].as<pickle::List>() != nullptr || arguments[0].as<pickle::Tuple>() != nullptr;
+    return iterable ? to_json(arguments[0]) : std::nullopt;
+  }
+  if (object.name != "torch.device" || arguments.empty() || arguments.size() > 2) return std::nullopt;
+  const auto* const type = arguments[0].as<std::string>();
+  const auto* const index = arguments.back().as<int64_t>();
+  if (type == nullptr || (arguments.size() == 2 && index == nullptr)) return std::nullopt;
+  return index == nullptr ? *type : *type + ":" + std::to_string(*index);
+}
+
+}  // namespace
+
+const TorchDtype* torch_dtype(at::ScalarType type) {
+  return found_or_null(std::ranges::find(kTorchDtypes, type, &TorchDtype::type));
+}
+
+const TorchDtype* torch_dtype_named(std::string_view global) {
+  if (!global.starts_with(kTorch)) return nullptr;
+  return found_or_null(std::ranges::find_if(kTorchDtypes, [&](const auto& dtype) { return dtype.name == global.substr(kTorch.size()); }));
+}
+
+const TorchDtype* torch_dtype_of_storage(std::string_view global) {
+  if (!global.starts_with(kTorch)) return nullptr;
+  return found_or_null(std::ranges::find_if(
+      kTorchDtypes, [&](const auto& dtype) { return dtype.storage != nullptr && dtype.storage == global.substr(kTorch.size()); }));
+}
+
+std::optional<pickle::Meaning> torch_globals(const std::string& name) {
+  if (name == "collections.OrderedDict") return pickle::Meaning::Dict;
+  if (name == "_codecs.encode" || name == "builtins.bytes") return pickle::Meaning::Encoded;
+  if (name.starts_with(kModules) || name.starts_with(kWrappers)) return pickle::Meaning::Object;
+  if (std::ranges::find(kObjects, name) != kObjects.end() || torch_dtype_named(name) != nullptr ||
+      torch_dtype_of_storage(name) != nullptr) {
+    return pickle::Meaning::Object;
+  }
+  return std::nullopt;
+}
+
+std::optional<pickle::Meaning> any_globals(const std::string& name) {
+  return torch_globals(name).value_or(pickle::Meaning::Object);
+}
+
+bool is_module(const Value& value) {
+  const auto* const object = value.as<pickle::Object>();
+  return object != nullptr && object->name.starts_with(kModules) && object->state.as<pickle::Dict>() != nullptr;
+}
+
+const Value& unwrapped(const Value& value) {
+  const auto* const object = value.as<pickle::Object>();
+  if (object == nullptr) return value;
+  if (object->name.starts_with(kWrappers) && !object->arguments.empty()) return unwrapped(object->arguments[0]);
+  return is_module(value) ? object->state : value;
+}
+
+std::optional<nlohmann::json> to_json(const Value& value) {
+  if (value.is_none()) return nlohmann::json();
+  if (const auto* const flag = value.as<bool>()) return *flag;
+  if (const auto* const integer = value.as<int64_t>()) return *integer;
+  if (const auto* const number = value.as<double>()) return *number;
+  if (const auto* const text = value.as<std::string>()) return *text;
+  if (const auto* const bytes = value.as<pickle::Bytes>()) {
+    return nlohmann::json::binary(std::vector<uint8_t>(bytes->bytes.begin(), bytes->bytes.end()));
+  }
+  if (const auto* const list = value.as<pickle::List>()) return items_to_json(list->items);
+  if (const auto* const tuple = value.as<pickle::Tuple>()) return items_to_json(tuple->items);
+  if (const auto* const dict = value.as<pickle::Dict>()) return dict_to_json(*dict);
+  if (const auto* const object = value.as<pickle::Object>()) return object_to_json(*object);
+  const auto* const global = value.as<pickle::Global>();
+  if (global != nullptr && torch_dtype_named(global->name) != nullptr) return global->name;
+  return std::nullopt;
+}
+
+Value from_json(const nlohmann::json& json) {
+  if (json.is_null()) return {};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_unsigned() && json.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) {
+    throw UsageError("the number " + json.dump() + " is too large to be saved");
+  }
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_binary()) return pickle::Bytes{std::string(json.get_binary().begin(), json.get_binary().end())};
+  if (json.is_array()) {
+    pickle::List list;
+    for (const auto& item : json) list.items.push_back(from_json(item));
+    return list;
+  }
+  pickle::Dict dict;
+  for (const auto& [key, value] : json.items()) dict.entries.emplace_back(key, from_json(value));
+  return dict;
+}
+
+std::optional<std::string> to_name(const Value& key) {
+  if (const auto* const text = key.as<std::string>()) return *text;
+  if (const auto* const integer = key.as<int64_t>()) return std::to_string(*integer);
+  return std::nullopt;
+}
+
+std::optional<std::vector<int64_t>> to_integers(const Value& value) {
+  const auto* const size = value.as<pickle::Object>();
+  if (size != nullptr) {
+    const bool sound = size->name == "torch.Size" && size->arguments.size() == 1 && size->arguments[0].as<pickle::Object>() == nullptr;
+    return sound ? to_integers(size->arguments[0]) : std::nullopt;
+  }
+  const auto* const tuple = value.as<pickle::Tuple>();
+  const auto* const list = value.as<pickle::List>();
+  if (tuple == nullptr && list == nullptr) return std::nullopt;
+  std::vector<int64_t> result;
+  for (const auto& item : tuple != nullptr ? tuple->items : list->items) {
+    const auto* const integer = item.as<int64_t>();
+    if (integer == nullptr) return std::nullopt;
+    result.push_back(*integer);
+  }
+  return result;
+}
+
+}  // namespace tessera::checkpoint

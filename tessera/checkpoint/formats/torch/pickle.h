@@ -1,0 +1,52 @@
+// What the pickles of torch.save are made of: dtypes, storages, tensors, and plain values, which become JSON.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/checkpoint/formats/pickle/pickle.h"
+
+namespace tessera::checkpoint {
+
+struct TorchDtype {
+  at::ScalarType type;
+  const char* name;               // in Python's module torch
+  const char* storage = nullptr;  // the class of its storages there; newer dtypes have none
+};
+/// nullptr for a dtype that has no values of whole bytes.
+const TorchDtype* torch_dtype(at::ScalarType type);
+/// From "torch.float32", or nullptr.
+const TorchDtype* torch_dtype_named(std::string_view global);
+/// From "torch.FloatStorage", or nullptr.
+const TorchDtype* torch_dtype_of_storage(std::string_view global);
+
+/// The globals of tensors and plain values. Others are refused.
+std::optional<pickle::Meaning> torch_globals(const std::string& name);
+/// All globals, for what may hold values of any class: nothing is called, so it does no harm to know their names.
+std::optional<pickle::Meaning> any_globals(const std::string& name);
+
+/// What libtorch wraps in its own types stands for itself: a dict whose types are written beside it, a list of integers. Of a module, as
+/// torch::save writes it, the attributes. Other values are what they are.
+const pickle::Value& unwrapped(const pickle::Value& value);
+/// Whether the value, unwrapped or not, is a module of libtorch, or of TorchScript.
+bool is_module(const pickle::Value& value);
+
+/// Why a value that to_json can't take is in Catalog::left_out.
+inline constexpr auto kNoPlainData = "it is no plain data, but of a class of Python";
+/// Numbers, texts, bytes, lists, tuples, dicts and what stands for such. Nothing if there is something else, or a dict has keys that are
+/// neither texts nor integers, or one key twice.
+std::optional<nlohmann::json> to_json(const pickle::Value& value);
+/// Throws UsageError for an integer of more than 63 bits.
+pickle::Value from_json(const nlohmann::json& json);
+
+/// The key of a dict as a part of a name, or nothing if it is neither a text nor an integer.
+std::optional<std::string> to_name(const pickle::Value& key);
+
+/// The integers of a tuple or of a torch.Size, or nothing if it is something else.
+std::optional<std::vector<int64_t>> to_integers(const pickle::Value& value);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,172 @@
+#include "tessera/checkpoint/formats/torch_xla/rank.h"
+
+#include <fmt/format.h>
+#include <glob.h>
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
+#include "tessera/checkpoint/formats/torch_xla/names.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+namespace xla = torch_xla;
+using pickle::Dict;
+using pickle::Value;
+
+TorchArchive open_archive(const fs::path& path) {
+  const InputFile file(path);
+  return {file, 0, file.size(), any_globals, path.string()};
+}
+
+std::vector<fs::path> files_like(const fs::path& pattern) {
+  struct Found : glob_t {
+    Found() : glob_t{} {}
+    Found(const Found&) = delete;
+    Found& operator=(const Found&) = delete;
+    ~Found() { ::globfree(this); }
+  } found;
+  const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
+  if (status != 0 && status != GLOB_NOMATCH) throw IoError(fmt::format("can't look for the files {}", pattern.string()));
+  return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
+}
+
+}  // namespace
+
+namespace torch_xla {
+
+bool is_of_shard(const std::string& name) {
+  return name.starts_with(xla::kShard) || name.find("." + std::string(xla::kShard)) != std::string::npos;
+}
+
+RankContent::RankContent(const fs::path& path) : path_(path), archive_(open_archive(path)) {
+  if (content().find(xla::kMetadata) == nullptr) {
+    if (has_whole_model()) return;
+    fail("has no 'shard_metadata', without which nobody knows what its shards are; save get_shard_metadata() with them");
+  }
+  rank_ = integer("rank");
+  ranks_ = integer("world_size");
+  const auto named = rank_in_name(path.filename().string(), path.extension().string());
+  if (named && (named->first != rank_ || named->second != ranks_)) {
+    fail(fmt::format("was written by rank {} of {}; somebody has renamed it", rank_, ranks_));
+  }
+  for (const auto& [key, value] : dict(content(), xla::kModel).entries) {
+    const auto name = to_name(key);
+    if (!name || !tensors_.emplace(*name, &value).second) fail("has a model with a name that is none, or is there twice");
+    names_.push_back(*name);
+  }
+}
+
+void RankContent::fail(const std::string& why) const {
+  throw IoError(fmt::format("{} {}", path_.string(), why));
+}
+
+const Dict& RankContent::content() const {
+  const auto* const result = archive_.content().as<Dict>();
+  if (result == nullptr) fail(fmt::format("holds {} instead of a dict", archive_.content().kind()));
+  return *result;
+}
+
+const Dict& RankContent::metadata() const {
+  return dict(content(), xla::kMetadata);
+}
+
+const Dict& RankContent::dict(const Dict& outer, std::string_view key) const {
+  const auto* const found = outer.find(key);
+  if (found == nullptr || found->as<Dict>() == nullptr) fail(fmt::format("has no dict '{}'", key));
+  return *found->as<Dict>();
+}
+
+const Value* RankContent::value(const std::string& name) const {
+  const auto found = tensors_.find(name);
+  return found == tensors_.end() ? nullptr : found->second;
+}
+
+ArchivedTensor RankContent::tensor(const std::string& name) const {
+  const auto* const found = value(name);
+  const auto result = found == nullptr ? std::nullopt : archive_.tensor(*found, name);
+  if (!result) fail(fmt::format("has no tensor '{}', which its shard_info promises", name));
+  return *result;
+}
+
+bool RankContent::has_whole_model() const {
+  const auto* const model = content().find(xla::kModel);
+  if (model == nullptr || model->as<Dict>() == nullptr) return false;
+  return std::ranges::none_of(model->as<Dict>()->entries, [](const auto& entry) {
+    const auto name = to_name(entry.first);
+    return name && is_of_shard(*name);
+  });
+}
+
+int64_t RankContent::integer(const char* key) const {
+  const auto* const found = metadata().find(key);
+  const auto* const result = found == nullptr ? nullptr : found->as<int64_t>();
+  if (result == nullptr || *result < 0 || *result > INT32_MAX || (*result == 0 && key == std::string_view("world_size"))) {
+    fail(fmt::format("has a shard_metadata without a '{}'", key));
+  }
+  return *result;
+}
+
+std::vector<RankContent> open_all(const fs::path& path) {
+  const auto paths = torch_xla_files(path);
+  std::vector<RankContent> files;
+  for (const auto& each : paths) {
+    files.emplace_back(each);
+    if (files.back().is_whole()) files.pop_back();
+  }
+  if (files.empty()) throw IoError(fmt::format("there are no rank files of torch_xla {}", path.string()));
+  std::ranges::stable_sort(files, {}, &RankContent::rank);
+  const auto ranks = files.front().ranks();
+  for (const auto& file : files) {
+    if (file.ranks() == ranks) continue;
+    throw IoError(fmt::format("{} is of {} ranks and {} of {}: these are files of two checkpoints", files.front().path().string(), ranks,
+                              file.path().string(), file.ranks()));
+  }
+  for (size_t i = 0; i < files.size(); i++) {
+    const auto& file = files[i];
+    if (i > 0 && file.rank() == files[i - 1].rank()) {
+      throw IoError(fmt::format("{} and {} are both of rank {}; somebody has copied one", files[i - 1].path().string(),
+                                file.path().string(), file.rank()));
+    }
+    if (file.rank() >= ranks) file.fail(fmt::format("says that it is of rank {} of {}", file.rank(), ranks));
+  }
+  for (int64_t rank = 0; rank < ranks; rank++) {
+    if (static_cast<size_t>(rank) < files.size() && files[static_cast<size_t>(rank)].rank() == rank) continue;
+    throw IoError(fmt::format("{} is of {} ranks, but the file of rank {} is missing{}", files.front().path().string(), ranks, rank,
+                              paths.size() == 1 ? "; give the prefix of all of them, or a pattern with *" : ""));
+  }
+  return files;
+}
+
+}  // namespace torch_xla
+
+std::vector<fs::path> torch_xla_files(const fs::path& path) {
+  const auto name = path.filename().string();
+  const auto of_file = rank_in_name(name, path.extension().string());
+  if (is_there(path) && !fs::is_directory(path) && !of_file) return {path};
+  if (!is_there(path) && name.find_first_of("*?[") != std::string::npos) return files_like(path);
+  const auto start = of_file ? name.substr(0, name.rfind("rank-")) : name + "_";
+  const auto extension = of_file ? path.extension().string() : xla::kExtension;
+  std::vector<fs::path> result;
+  const auto parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  for (const auto& each : names_in(parent).value_or(std::vector<std::string>())) {
+    const auto ranks = rank_in_name(each, extension);
+    const bool is_of_prefix = ranks && each.starts_with(start) && each.rfind("rank-") == start.size();
+    if (is_of_prefix && (!of_file || of_file->second == ranks->second)) result.push_back(path.parent_path() / each);
+  }
+  return result;
+}
+
+bool is_torch_xla_file(const fs::path& path) {
+  const auto archive = open_archive(path);
+  const auto* const content = archive.content().as<Dict>();
+  const auto* const metadata = content == nullptr ? nullptr : content->find(xla::kMetadata);
+  return metadata != nullptr && metadata->as<Dict>() != nullptr && metadata->as<Dict>()->find("shard_info") != nullptr;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,56 @@
+// One rank's file of torch_xla's FSDP, opened.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "tessera/checkpoint/formats/pickle/pickle.h"
+#include "tessera/checkpoint/formats/torch/archive.h"
+#include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
+
+namespace tessera::checkpoint::torch_xla {
+
+/// Whether a tensor in the state of a model is divided over the ranks.
+bool is_of_shard(const std::string& name);
+
+class RankContent {
+ public:
+  explicit RankContent(const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return path_; }
+  int64_t rank() const { return rank_; }
+  int64_t ranks() const { return ranks_; }
+  const TorchArchive& archive() const { return archive_; }
+  const std::vector<std::string>& names() const { return names_; }  // of the model's state, in their order
+  /// Whether it is of no rank, but has a whole model, as the consolidated file that may lie beside the others.
+  bool is_whole() const { return ranks_ == 0; }
+
+  [[noreturn]] void fail(const std::string& why) const;
+
+  const pickle::Dict& content() const;
+  const pickle::Dict& metadata() const;
+  const pickle::Dict& dict(const pickle::Dict& outer, std::string_view key) const;
+  /// What the model's state has under this name; nullptr if that is nothing.
+  const pickle::Value* value(const std::string& name) const;
+  ArchivedTensor tensor(const std::string& name) const;
+
+ private:
+  bool has_whole_model() const;
+  int64_t integer(const char* key) const;
+
+  std::filesystem::path path_;
+  TorchArchive archive_;
+  int64_t rank_ = 0, ranks_ = 0;
+  std::vector<std::string> names_;
+  std::unordered_map<std::string, const pickle::Value*> tensors_;
+};
+
+/// The files of all ranks, in the order of the ranks. Throws IoError unless they are all there.
+std::vector<RankContent> open_all(const std::filesystem::path& path);
+
+/// What shard_info and flatten_info say.
+std::vector<TorchXlaShard> layout_of(const RankContent& file);
+
+}  // namespace tessera::checkpoint::torch_xla

@@ -1,0 +1,300 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
+#include "tessera/checkpoint/formats/torch_xla/names.h"
+#include "tessera/checkpoint/formats/torch_xla/rank.h"
+#include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+namespace xla = torch_xla;
+using pickle::Dict;
+using pickle::Value;
+
+/// Puts the files of all ranks together.
+class TorchXlaReader {
+ public:
+  explicit TorchXlaReader(std::vector<xla::RankContent> files) : files_(std::move(files)), layout_(xla::layout_of(files_.front())) {
+    for (const auto& file : files_) {
+      catalog_.files.push_back(file.path());
+      note_save(catalog_, file.archive().save(), file.path());
+    }
+  }
+
+  Catalog take(TorchXlaContent content) {
+    for (const auto& shard : layout_) add_shard(shard);
+    for (const auto& file : files_) expect_no_other_shards(file);
+    add_buffers();
+    if (content == TorchXlaContent::All) add_others();
+    return std::move(catalog_);
+  }
+
+  std::vector<TorchXlaShard> take_layout() {
+    int64_t multiple = TorchXlaShard().size_multiple;
+    for (auto& shard : layout_) {
+      const auto part = parts_of(shard).front();
+      shard.on_dim_0 = part.shape.size() > 1;
+      if (shard.on_dim_0 || *checked_numel(part.shape) % multiple != 0) multiple = 1;  // then the model's other shards have it, too
+    }
+    for (auto& shard : layout_) shard.size_multiple = multiple;
+    return std::move(layout_);
+  }
+
+ private:
+  using Names = std::vector<std::string>;
+
+  const xla::RankContent& first() const { return files_.front(); }
+
+  /// The tensor of each rank.
+  std::vector<ArchivedTensor> parts_of(const TorchXlaShard& shard) const {
+    std::vector<ArchivedTensor> result;
+    for (const auto& file : files_) result.push_back(file.tensor(shard.state_name()));
+    return result;
+  }
+
+  void add_shard(const TorchXlaShard& shard) {
+    Names names;
+    for (const auto& part : shard.parts) names.push_back(part.name);
+    add(shard, names, parts_of(shard));
+  }
+
+  /// Adds tensors that are divided as the shard is, under these names for its parts.
+  void add(const TorchXlaShard& shard, const Names& names, const std::vector<ArchivedTensor>& parts) {
+    const auto& one = parts.front();
+    const auto place = std::tuple(one.storage.begin, one.begin, one.dtype, one.shape);
+    if (const auto [known, is_new] = places_.try_emplace(place, names); !is_new && known->second.size() == names.size()) {
+      for (size_t i = 0; i < names.size(); i++) {  // a module that is in two places
+        if (names[i] != known->second[i]) catalog_.aliases.emplace(names[i], known->second[i]);
+      }
+      return;
+    }
+    std::vector<StoredTensor> made;
+    for (const auto& part : shard.parts) made.push_back({.dtype = one.dtype, .shape = part.shape});
+    int64_t begin = 0;  // of the rank's values or rows, among those of all ranks
+    for (size_t rank = 0; rank < parts.size(); rank++) {
+      const auto& part = parts[rank];
+      const auto refuse = [&] {
+        files_[rank].fail(fmt::format("has a part [{}] of '{}', which does not fit its size [{}] in shard_info or the parts of other ranks",
+                                      fmt::join(part.shape, ", "), names.front(), fmt::join(shard.shape, ", ")));
+      };
+      const bool fits = part.dtype == one.dtype && part.shape.size() == one.shape.size() && !part.shape.empty();
+      if (!fits || (part.shape.size() > 1 && !add_rows(made.front(), shard, part, begin, rank))) refuse();
+      if (part.shape.size() == 1 && part.shape.front() > 1 && part.strides.front() != 1) refuse();
+      if (part.shape.size() == 1) add_values(made, part, begin, rank);
+      if (__builtin_add_overflow(begin, part.shape.front(), &begin)) refuse();
+    }
+    const auto needed = one.shape.size() > 1 ? shard.shape.front() : *checked_numel(shard.shape);
+    if (begin < needed) {
+      first().fail(fmt::format("says in its shard_info that '{}' has the size [{}], but the ranks have together only {} of {}",
+                               names.front(), fmt::join(shard.shape, ", "), begin, needed));
+    }
+    for (size_t i = 0; i < names.size(); i++) add_tensor(names[i], std::move(made[i]));
+    for (size_t rank = 0; rank < parts.size(); rank++) add_checksum(rank, parts[rank], names.front());
+  }
+
+  /// Whole rows of a tensor that is not flat. False if they do not fit.
+  static bool add_rows(StoredTensor& tensor, const TorchXlaShard& shard, const ArchivedTensor& part, int64_t begin, size_t rank) {
+    const bool fits =
+        part.shape.size() == shard.shape.size() && std::equal(part.shape.begin() + 1, part.shape.end(), shard.shape.begin() + 1);
+    if (!fits || shard.is_flat()) return false;
+    auto box = whole_slice(shard.shape);
+    box.offsets.front() = begin;
+    box.sizes.front() = std::min(part.shape.front(), shard.shape.front() - begin);
+    if (box.sizes.front() > 0) tensor.boxes.push_back({.box = box, .file = rank, .offset = part.begin, .strides = part.strides});
+    return true;
+  }
+
+  /// Values of tensors that lie one after the other, each in row-major order.
+  static void add_values(std::vector<StoredTensor>& tensors, const ArchivedTensor& part, int64_t begin, size_t rank) {
+    const auto width = static_cast<int64_t>(c10::elementSize(part.dtype));
+    const auto end = part.shape.front() > INT64_MAX - begin ? INT64_MAX : begin + part.shape.front();
+    int64_t place = 0;  // where the tensor begins, among all
+    for (auto& tensor : tensors) {
+      const auto numel = *checked_numel(tensor.shape);
+      const auto from = std::max(begin, place), to = std::min(end, place + numel);
+      const auto strides = c10::contiguous_strides(tensor.shape);
+      if (from < to) {
+        auto offset = part.begin + static_cast<uint64_t>((from - begin) * width);
+        for (auto& box : slices_of_range(tensor.shape, from - place, to - from)) {
+          const auto bytes = static_cast<uint64_t>(box.numel() * width);
+          tensor.boxes.push_back({.box = std::move(box), .file = rank, .offset = offset, .strides = {strides.begin(), strides.end()}});
+          offset += bytes;
+        }
+      }
+      place += numel;
+    }
+  }
+
+  void add_tensor(const std::string& name, StoredTensor tensor) {
+    if (!catalog_.tensors.emplace(name, std::move(tensor)).second)
+      first().fail(fmt::format("has two tensors that are '{}' in the model", name));
+  }
+
+  void add_checksum(size_t rank, const ArchivedTensor& tensor, const std::string& name) {
+    const auto& storage = tensor.storage;
+    if (storage.crc32 == 0 || !storages_.emplace(rank, storage.begin).second) return;
+    catalog_.checksums.push_back(
+        {.file = rank, .begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
+  }
+
+  void expect_no_other_shards(const xla::RankContent& file) {
+    if (known_.empty()) {
+      for (const auto& shard : layout_) known_.insert(shard.state_name());
+    }
+    for (const auto& name : file.names()) {
+      if (xla::is_of_shard(name) && !known_.contains(name))
+        file.fail(fmt::format("has a '{}', of which rank 0's shard_info does not know", name));
+    }
+  }
+
+  void add_whole(const std::string& name, const ArchivedTensor& tensor, std::optional<at::ScalarType> dtype = {}) {
+    StoredTensor stored{.dtype = dtype.value_or(tensor.dtype), .shape = tensor.shape};
+    stored.boxes = {{.box = whole_slice(tensor.shape), .offset = tensor.begin, .strides = tensor.strides}};
+    if (stored.dtype != tensor.dtype) stored.rounded = tensor.dtype;
+    add_tensor(name, std::move(stored));
+    add_checksum(0, tensor, name);
+  }
+
+  /// What is not divided, from rank 0. The names in buffer_info may have a wrapper's name that those of the state lack.
+  void add_buffers() {
+    std::map<std::string, at::ScalarType> dtypes;
+    const auto* const info = first().metadata().find("buffer_info");
+    const auto* const dict = info == nullptr ? nullptr : info->as<Dict>();
+    for (const auto& [key, value] : dict == nullptr ? Dict().entries : dict->entries) {
+      const auto name = to_name(key);
+      const auto* const place = value.as<Dict>();
+      const auto* const original = place == nullptr ? nullptr : place->find("_orig_dtype");
+      const auto* const global = original == nullptr ? nullptr : original->as<pickle::Global>();
+      const auto* const dtype = global == nullptr ? nullptr : torch_dtype_named(global->name);
+      if (!name || dtype == nullptr) first().fail("has a buffer_info that says no dtype");
+      dtypes[xla::without_wrappers(*name)] = dtype->type;
+    }
+    for (const auto& stored : first().names()) {
+      if (xla::is_of_shard(stored)) continue;
+      const auto tensor = first().archive().tensor(*first().value(stored), stored);
+      if (!tensor) continue;
+      const auto name = xla::without_wrappers(stored);
+      const auto dtype = dtypes.find(name);
+      add_whole(name, *tensor, dtype == dtypes.end() ? std::nullopt : std::optional(dtype->second));
+      catalog_.buffers.insert(name);
+    }
+  }
+
+  void add_others() {
+    catalog_.values["shard_metadata.world_size"] = files_.size();
+    for (const auto& [key, value] : first().content().entries) {
+      const auto name = to_name(key);
+      if (!name || name == xla::kModel || name == xla::kMetadata || name == xla::kOptimizer) continue;
+      if (auto json = to_json(value)) catalog_.values[*name] = std::move(*json);
+    }
+    if (first().content().find(xla::kOptimizer) == nullptr) return;
+    add_settings();
+    if (const auto why = why_no_state()) {
+      log(LogLevel::Warning, fmt::format("the optimizer's state in {} is left out: {}", first().path().string(), *why));
+      return;
+    }
+    for (size_t i = 0; i < layout_.size(); i++) add_state(i);
+  }
+
+  void add_settings() {
+    const auto* const groups = first().dict(first().content(), xla::kOptimizer).find("param_groups");
+    const auto json = groups == nullptr ? std::nullopt : to_json(*groups);
+    if (!json || !json->is_array()) return;
+    for (size_t i = 0; i < json->size(); i++) {
+      groups_.push_back(json->at(i));
+      if (!json->at(i).is_object()) continue;
+      for (const auto& [key, value] : json->at(i).items()) catalog_.values[fmt::format("optimizer.param_groups.{}.{}", i, key)] = value;
+    }
+  }
+
+  /// The state is by numbers, which are the order of the parameters in the optimizer: that of the model if all of them are in one group.
+  std::optional<std::string> why_no_state() const {
+    if (groups_.size() != 1) return fmt::format("it has {} groups of parameters, and nothing says which is in which", groups_.size());
+    auto order = nlohmann::json::array();
+    for (size_t i = 0; i < layout_.size(); i++) order.push_back(i);
+    if (!groups_.front().is_object() || groups_.front().value("params", nlohmann::json()) != order) {
+      return fmt::format("it has not the {} parameters of the model, and nothing says which it has", layout_.size());
+    }
+    for (const auto& file : files_) {
+      const auto* const state = file.dict(file.content(), xla::kOptimizer).find("state");
+      if (state == nullptr || state->as<Dict>() == nullptr) return file.path().string() + " has none";
+    }
+    return {};
+  }
+
+  /// What each rank has as the state of a parameter.
+  std::vector<const Dict*> states(size_t parameter) const {
+    std::vector<const Dict*> result;
+    for (const auto& file : files_) {
+      const auto& state = file.dict(file.dict(file.content(), xla::kOptimizer), "state");
+      const auto found = std::ranges::find_if(state.entries, [&](const auto& entry) {
+        const auto* const number = entry.first.template as<int64_t>();
+        return number != nullptr && *number == static_cast<int64_t>(parameter);
+      });
+      if (found == state.entries.end() || found->second.template as<Dict>() == nullptr) return {};  // it has never had a gradient
+      result.push_back(found->second.template as<Dict>());
+    }
+    return result;
+  }
+
+  void add_state(size_t parameter) {
+    const auto& shard = layout_[parameter];
+    const auto own = parts_of(shard);
+    const auto all = states(parameter);
+    if (all.empty() || catalog_.aliases.contains(shard.parts.front().name)) return;
+    for (const auto& [key, value] : all.front()->entries) {
+      const auto text = to_name(key);
+      if (!text) continue;
+      Names names;
+      for (const auto& part : shard.parts) names.push_back(fmt::format("{}{}.{}", kOptimizerPrefix, part.name, *text));
+      std::vector<ArchivedTensor> parts;
+      for (size_t rank = 0; rank < files_.size(); rank++) {
+        const auto* const there = all[rank]->find(*text);
+        const auto tensor = there == nullptr ? std::nullopt : files_[rank].archive().tensor(*there, names.front());
+        if (tensor) parts.push_back(*tensor);
+      }
+      const bool is_divided =
+          parts.size() == files_.size() && std::ranges::equal(parts, own, {}, &ArchivedTensor::shape, &ArchivedTensor::shape);
+      if (is_divided) {
+        add(shard, names, parts);
+      } else if (!parts.empty() && checked_numel(parts.front().shape) == 1) {  // such as a number of steps
+        for (const auto& name : names) add_whole(name, parts.front());
+      } else if (auto json = parts.empty() ? to_json(value) : std::nullopt) {
+        for (const auto& name : names) catalog_.values[name] = *json;
+      } else {
+        log(LogLevel::Warning,
+            fmt::format("'{}' in {} is left out: it is not divided as its parameter is", names.front(), first().path().string()));
+      }
+    }
+  }
+
+  const std::vector<xla::RankContent> files_;
+  std::vector<TorchXlaShard> layout_;
+  Catalog catalog_;
+  std::set<std::string> known_;  // the shards of the layout
+  std::set<std::pair<size_t, uint64_t>> storages_;
+  std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>>, Names> places_;  // in rank 0's file
+  std::vector<nlohmann::json> groups_;
+};
+
+}  // namespace
+
+Catalog read_torch_xla(const fs::path& path, TorchXlaContent content) {
+  return TorchXlaReader(xla::open_all(path)).take(content);
+}
+
+std::vector<TorchXlaShard> read_torch_xla_layout(const fs::path& path) {
+  return TorchXlaReader(xla::open_all(path)).take_layout();
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,248 @@
+// `tessera ckpt merge`, `convert` and `reshard`.
+#include "tessera/cli/ckpt/convert.h"
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <regex>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/merge.h"
+#include "tessera/cli/ckpt/places.h"
+#include "tessera/cli/help.h"
+#include "tessera/cli/known_words.h"
+#include "tessera/cli/packages.h"
+
+namespace tessera::cli {
+namespace {
+
+using checkpoint::Format;
+
+const std::map<std::string, Format>& formats() {
+  static const std::map<std::string, Format> kFormats = {
+      {"tessera", Format::Tessera},         {"dcp", Format::Dcp},     {"hub", Format::Hub},
+      {"safetensors", Format::Safetensors}, {"torch", Format::Torch}, {"accelerate", Format::Accelerate},
+      {"torch_xla", Format::TorchXla},      {"gguf", Format::Gguf}};
+  return kFormats;
+}
+
+Format format_named(const std::string& name) {
+  if (const auto known = formats().find(name); known != formats().end()) return known->second;
+  std::string all;
+  for (const auto& [each, format] : formats()) all += (all.empty() ? "" : ", ") + each;
+  throw ConfigError(fmt::format("'{}' is no format; write one of {}", name, all));
+}
+
+/// "lr=0.001" as a setting of an optimizer.
+std::pair<std::string, std::string> named_setting(const std::string& text) {
+  const auto end = text.find('=');
+  if (end == std::string::npos || end == 0) throw ConfigError(fmt::format("--set {}: write NAME=VALUE, such as lr=0.001", text));
+  auto value = text.substr(end + 1);
+  if (!nlohmann::json::accept(value)) throw ConfigError(fmt::format("--set {}: the value is neither a number nor other JSON", text));
+  return {text.substr(0, end), std::move(value)};
+}
+
+/// An error of the library, which has options as programs write them, in the words of the command line.
+std::string in_flags(std::string text) {
+  static const std::pair<std::regex, const char*> kFlags[] = {
+      {std::regex(R"--(\.settings = \{\{"(\w+)", ([^}]+)\}\})--"), "--set $1=$2"},
+      {std::regex(R"(\{\.notes_of_first_rank = true\})"), "--notes-of-first-rank"},
+      {std::regex(R"(\.weights_only = true)"), "--weights-only"},
+  };
+  for (const auto& [words, flag] : kFlags) text = std::regex_replace(text, words, flag);
+  return text;
+}
+
+struct MergeCommand {
+  std::string from, suffix, out;
+  checkpoint::MergeOptions options;
+
+  int run() {
+    options.progress = megabyte_bar("merging");
+    const auto folder = resolve_rank_files(without_slashes(from), suffix);
+    const auto merged = checkpoint::merge(folder, out, options);
+    options.progress = {};
+    const auto& files = merged.files;
+    fmt::print("{} -> {}: {}, {} in {}\n", folder.string(), files.size() == 1 ? files.front().string() : out,
+               counted(merged.tensors, "tensor"), counted(merged.bytes, "byte"), counted(std::ssize(files), "file"));
+    return 0;
+  }
+};
+
+/// What flags are for. None is for adapters.
+const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
+  using enum Format;
+  static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
+      {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
+      {"--set", {Dcp, Torch, Accelerate}},
+      {"--full", {Accelerate}},
+      {"--replicated", {Accelerate}},
+      {"--max-shard-size", {Hub}},
+      {"--code", {Gguf}},
+      {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
+      {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
+  };
+  return kMeanings;
+}
+
+std::optional<ModelConversions> of_models;
+
+/// Throws ConfigError for a flag that is given and means nothing for the format, or for an adapter.
+void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool is_adapter) {
+  for (const auto& [flag, formats] : meanings()) {
+    if (command.count(flag) == 0 || (!is_adapter && std::ranges::find(formats, convert.options.to) != formats.end())) continue;
+    throw ConfigError(fmt::format("{} means nothing for {}", flag, is_adapter ? "an adapter" : "--to " + convert.to));
+  }
+}
+
+int run(ConvertCommand& convert, const CLI::App& command) try {
+  auto& options = convert.options;
+  const auto place = resolve_checkpoint(convert.in);
+  const auto target = without_slashes(convert.out);
+  if (of_models && of_models->is_adapter(place)) {
+    expect_meaning(command, convert, true);
+    of_models->convert_adapter(convert, place, target);
+    return 0;
+  }
+  if (!convert.base.empty()) {
+    expect_package("models", "--base");
+    throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
+  }
+  if (options.to == Format::Gguf) {
+    expect_package("models", "--to gguf");
+    of_models->write_gguf(convert, place, target);
+    return 0;
+  }
+  options.progress = megabyte_bar("converting");
+  const auto done = checkpoint::convert(place, target, options);
+  options.progress = {};
+  if (of_models && options.to == Format::Hub) of_models->describe(convert, place, target);
+  for (const auto& [name, why] : done.left_out) fmt::print(stderr, "{}\n", printable(fmt::format("{} is left out: {}", name, why)));
+  fmt::print("{} -> {}: {}, {}, {}\n", place.string(), target, checkpoint::name_of(options.to), counted(done.tensors, "tensor"),
+             counted(done.bytes, "byte"));
+  return 0;
+} catch (const UsageError& error) {
+  throw UsageError(in_flags(error.what()));
+}
+
+void add_common(CLI::App& command, ConvertCommand& convert) {
+  command.add_option("IN", convert.in, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
+  command.add_option("OUT", convert.out, "The folder or the file to write")->required();
+  command.add_option("--world", convert.options.world, "The number of ranks whose files are written")
+      ->type_name("M")
+      ->check(from_to(1, checkpoint::kMostRanks));
+  add_value(command, "--memory", convert.options.memory, bytes_of, "Bytes of a tensor that are in memory at once")
+      ->type_name("SIZE")
+      ->default_str("1GB");
+  command.add_flag("--notes-of-first-rank", convert.options.notes_of_first_rank,
+                   "Where notes differ by rank and can't, take those of rank 0");
+}
+
+}  // namespace
+
+AddedConversions::AddedConversions(const ModelConversions& conversions) {
+  of_models = conversions;
+}
+
+void print_file(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target, const std::string& what) {
+  fmt::print("{} -> {}: {} {}, {}\n", place.string(), target, checkpoint::name_of(command.options.to), what,
+             counted(static_cast<int64_t>(size_of_file(target).value_or(0)), "byte"));
+}
+
+void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen) {
+  auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
+  const auto merge = std::make_shared<MergeCommand>();
+  auto& options = merge->options;
+  flags->add_option("IN,--ckpt-prefix", merge->from, "The checkpoint: a folder or a file, or the P of folders P-step-N or of rank files of torch_xla")
+      ->type_name("P")
+      ->required();
+  flags->add_option("--ckpt-suffix", merge->suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
+  flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
+  add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of,
+            "The largest file; if the model is larger, there are several and an index")
+      ->type_name("SIZE")
+      ->default_str("5GB");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the files; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
+  flags->add_flag("--unsafe-serialization", options.unsafe_serialization, "Write pytorch_model.bin, a file of torch.save");
+  flags->add_flag("--remove-checkpoint-dir", options.remove_checkpoint_dir, "Remove IN when all is written");
+  const auto program = (command.get_parent() != nullptr ? "tessera ckpt " : "tessera ") + name;
+  flags->footer(Help::footer_of({program + " run/mnist merged", program + " run/mnist merged --dtype bf16 --max-shard-size 2GB"}));
+  flags->callback([&chosen, merge] {
+    expect_apart(merge->from, merge->out);
+    chosen = [=] { return merge->run(); };
+  });
+}
+
+void add_convert(CLI::App& command, std::function<int()>& chosen) {
+  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format in another format, or an adapter")->group("Commands");
+  const auto convert = std::make_shared<ConvertCommand>();
+  auto& options = convert->options;
+  add_common(*flags, *convert);
+  const auto named = [raw = convert.get()](const std::string& name) {
+    raw->to = name;
+    return format_named(name);
+  };
+  std::string names;
+  for (const auto& [name, format] : formats()) names += (names.empty() ? "{" : ",") + name;
+  names += "}";
+  add_value(*flags, "--to", options.to, named, "The format to write")->type_name(names)->required();
+  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")->type_name(names);
+  flags->get_option("--world")->capture_default_str();
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
+  add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
+      ->type_name("SIZE")
+      ->default_str("5GB");
+  flags->add_option("--code", convert->code, "In what a GGUF file has matrices")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
+  flags->add_option("--base", convert->base, "Of an adapter: the model that it was trained on")->type_name("MODEL");
+  flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
+  using checkpoint::AccelerateLayout;
+  const auto layout = [&options](AccelerateLayout chosen) { return [&options, chosen] { options.accelerate_layout = chosen; }; };
+  auto* const full = flags->add_flag_callback("--full", layout(AccelerateLayout::Full), "Of Accelerate's folders those of FULL_STATE_DICT");
+  flags->add_flag_callback("--replicated", layout(AccelerateLayout::Replicated), "Of Accelerate's folders those without FSDP")
+      ->excludes(full);
+  flags
+      ->add_option_function<std::vector<std::string>>(
+          "--set",
+          [&options](const std::vector<std::string>& texts) {
+            for (const auto& text : texts) {
+              const auto [name, value] = named_setting(text);
+              options.settings[name] = value;
+            }
+          },
+          "A setting of the optimizer for Python, such as lr=0.001; may be repeated")
+      ->type_name("NAME=VALUE");
+  flags->footer(Help::footer_of({"tessera ckpt convert run/mnist hub --to hub --dtype bf16",
+                                 "tessera ckpt convert accelerate/run ours --to tessera --world 4",
+                                 "tessera ckpt convert run/adapter adapter.gguf --to gguf --base SmolLM2-135M"}));
+  flags->callback([&chosen, convert, flags] {
+    expect_meaning(*flags, *convert, false);
+    expect_apart(convert->in, convert->out);
+    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
+    chosen = [=] { return run(*convert, *flags); };
+  });
+}
+
+void add_reshard(CLI::App& command, std::function<int()>& chosen) {
+  auto* flags = command.add_subcommand("reshard", "Writes a checkpoint of Tessera for another number of ranks")->group("Commands");
+  const auto convert = std::make_shared<ConvertCommand>();
+  add_common(*flags, *convert);
+  flags->get_option("--world")->required();
+  flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
+  flags->callback([&chosen, convert, flags] {
+    expect_apart(convert->in, convert->out);
+    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
+    chosen = [=] { return run(*convert, *flags); };
+  });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,80 @@
+#include "tessera/cli/config/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "tessera/base/env_table.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string origin_of(const config::Setting& setting) {
+  using enum config::Origin;
+  switch (setting.origin) {
+    case Default:
+      return "default";
+    case File:
+      return "file " + setting.where;
+    case Environment:
+      return "environment " + setting.where;
+    case Flag:
+      return "flag " + setting.where;
+    case Code:
+      return "code " + setting.where;
+  }
+  return {};
+}
+
+/// A key that was not given, and could change nothing if it were, would only make the table longer.
+bool matters(const config::Settings& settings, const config::Key& key) {
+  return settings.is_set(key.name) || has_effect(key);
+}
+
+/// All that has the same one stands on one line.
+std::string source_of(const config::Setting& setting) {
+  if (setting.origin == config::Origin::File) return setting.where.substr(0, setting.where.rfind(':'));
+  return setting.origin == config::Origin::Environment ? "environment" : "flags";
+}
+
+}  // namespace
+
+std::vector<std::string> origins_of_ranks(const config::Settings& settings) {
+  std::vector<std::pair<std::string, std::string>> lines;
+  for (const auto& key : config::keys()) {
+    const auto& setting = settings.setting(key.name);
+    const bool is_as_ever = setting.origin <= config::Origin::File && setting.value == key.otherwise;
+    if (is_as_ever || key.variable.empty() || !has_effect(key) || setting.value.empty()) continue;
+    const auto source = source_of(setting);
+    auto line = std::ranges::find(lines, source, &std::pair<std::string, std::string>::first);
+    if (line == lines.end()) line = lines.insert(lines.end(), {source, source + ": "});
+    line->second += fmt::format("{}{} {}", line->second.ends_with(": ") ? "" : ", ", key.name, setting.value);
+  }
+  std::vector<std::string> texts;
+  for (auto& [source, text] : lines) texts.push_back(std::move(text));
+  return texts;
+}
+
+std::string explanation(const config::Settings& settings) {
+  std::vector<const config::Key*> shown;
+  size_t name_width = 0, value_width = 0;
+  for (const auto& key : config::keys()) {
+    if (!matters(settings, key)) continue;
+    shown.push_back(&key);
+    name_width = std::max(name_width, key.name.size());
+    value_width = std::max(value_width, settings.text(key.name).size());
+  }
+  std::string text;
+  for (const auto* key : shown) {
+    const auto& setting = settings.setting(key->name);
+    text += fmt::format("{:{}}  {:{}}  {}\n", key->name, name_width, setting.value.empty() ? "-" : setting.value, value_width,
+                        origin_of(setting));
+  }
+  text += fmt::format("\nThe sharding strategy is {}.\n", settings.sharding_strategy());
+  for (const auto& remark : settings.remarks()) text += remark + "\n";
+  if (const auto unknown = warning_of_unknown_env()) text += *unknown + "\n";
+  return text;
+}
+
+}  // namespace tessera::cli

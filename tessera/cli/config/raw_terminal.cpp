@@ -1,0 +1,84 @@
+#include "tessera/cli/config/raw_terminal.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+namespace tessera::cli {
+namespace {
+
+constexpr std::array kEndingSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+
+// What a signal handler needs must lie where it finds it.
+termios terminal_before;
+std::array<struct sigaction, kEndingSignals.size()> handlers_before;
+
+void restore_terminal() {
+  ::tcsetattr(STDIN_FILENO, TCSANOW, &terminal_before);
+  constexpr char kShowCursor[] = "\x1b[?25h";
+  (void)!::write(STDOUT_FILENO, kShowCursor, sizeof kShowCursor - 1);
+}
+
+void restore_and_end(int signal) {
+  restore_terminal();
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
+}
+
+std::optional<char> read_byte() {
+  char byte = 0;
+  ssize_t count = 0;
+  do count = ::read(STDIN_FILENO, &byte, 1);
+  while (count < 0 && errno == EINTR);
+  if (count != 1) return std::nullopt;
+  return byte;
+}
+
+/// The rest of a key's sequence arrives at once; the key Escape alone has none.
+bool has_more() {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  return ::poll(&input, 1, 50) == 1;
+}
+
+}  // namespace
+
+RawTerminal::RawTerminal() {
+  ::tcgetattr(STDIN_FILENO, &terminal_before);
+  struct sigaction action{};
+  action.sa_handler = restore_and_end;
+  action.sa_flags = static_cast<int>(SA_RESETHAND | SA_NODEFER);
+  for (size_t i = 0; i < kEndingSignals.size(); i++) ::sigaction(kEndingSignals[i], &action, &handlers_before[i]);
+  auto raw = terminal_before;
+  raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
+  raw.c_cc[VMIN] = 1;
+  raw.c_cc[VTIME] = 0;
+  ::tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
+}
+
+RawTerminal::~RawTerminal() {
+  restore_terminal();
+  for (size_t i = 0; i < kEndingSignals.size(); i++) ::sigaction(kEndingSignals[i], &handlers_before[i], nullptr);
+}
+
+std::optional<RawTerminal::Key> RawTerminal::read_key() const {
+  constexpr char kControlC = 3, kControlD = 4, kEscape = 27;
+  const auto byte = read_byte();
+  if (!byte || *byte == kControlD) return std::nullopt;
+  if (*byte == kControlC) return Key{.kind = Key::Kind::Interrupt};
+  if (*byte == '\r' || *byte == '\n') return Key{.kind = Key::Kind::Enter};
+  if (*byte != kEscape) return Key{.kind = Key::Kind::Letter, .letter = *byte};
+  if (!has_more()) return Key{.kind = Key::Kind::Other};
+  const auto second = read_byte();
+  if (second != '[' && second != 'O') return Key{.kind = Key::Kind::Other};
+  auto last = read_byte();
+  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // with shift and the like
+  if (last == 'A') return Key{.kind = Key::Kind::Up};
+  if (last == 'B') return Key{.kind = Key::Kind::Down};
+  return Key{.kind = Key::Kind::Other};
+}
+
+}  // namespace tessera::cli

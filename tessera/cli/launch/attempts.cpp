@@ -1,0 +1,253 @@
+#include "tessera/cli/launch/attempts.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <signal.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/port.h"
+#include "tessera/base/words.h"
+#include "tessera/cli/launch/core_sets.h"
+#include "tessera/cli/launch/held_signals.h"
+#include "tessera/cli/launch/nodes.h"
+#include "tessera/cli/launch/ranks_here.h"
+#include "tessera/cli/launch/share.h"
+
+namespace tessera::cli {
+namespace {
+
+std::string how_it_ended(int status) {
+  if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
+  const int signal = status - 128;
+  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
+  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
+}
+
+/// A terminal's worth of it.
+std::string shortened(const std::string& text) {
+  constexpr size_t kMost = 4000;
+  return text.size() <= kMost ? text : text.substr(0, kMost) + fmt::format(" ... ({} bytes)", text.size());
+}
+
+std::string report(const Ending& ending) {
+  const bool silent = ending.last_words.empty() && !ending.error;
+  auto text = fmt::format("rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
+  if (silent) text += " and said nothing on standard error";
+  if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
+  if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
+  if (ending.elsewhere) text += fmt::format("; it failed because of rank {}, on another node", *ending.elsewhere);
+  if (ending.still_ran) text += fmt::format("; it failed because of rank {}, which still ran", *ending.still_ran);
+  if (!ending.stopped.empty()) text += fmt::format(" (stopped {})", name_ranks(ending.stopped));
+  const auto signal = ending.status - 128;
+  if (silent && (signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE))
+    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
+  if (silent) return text + "\n";
+  text += ending.error ? "; its error:\n" : "; its last words:\n";
+  auto lines = ending.last_words;
+  if (ending.error) lines = {shortened(printable(ending.error->message, "\n"))};
+  for (const auto& line : lines) text += fmt::format("  {}\n", line);
+  return text;
+}
+
+/// One job, over all its attempts.
+class Attempts {
+ public:
+  Attempts(const LaunchPlan& plan, Console& console)
+      : plan_(plan), console_(console), nodes_(plan.nodes > 1 ? find_others() : nullptr), ranks_(plan.ranks) {}
+
+  int run() try {
+    for (;;) {
+      const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
+      const auto ending = run_here(share);
+      for (const auto& trouble : ending.trouble) say("the log " + trouble);
+      if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
+        say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
+      const auto report = ending.failed_rank ? cli::report(ending) : "";
+      if (!report.empty()) say(report);
+      const bool may_restart = share.attempt < share.max_restarts;
+      if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ranks_ - ending.killed);
+      const auto verdict = nodes_ ? agree(ending, report, may_restart) : lone_verdict(ending, may_restart);
+      if (!verdict.again) return verdict.status;
+      say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
+      attempt_++;
+    }
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal;
+  }
+
+ private:
+  struct Interrupted {  // no Error: it is how run() is left where nothing is wrong
+    int signal;
+  };
+
+  std::unique_ptr<Nodes> find_others() {
+    if (!plan_.quiet) say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
+    return std::make_unique<Nodes>(
+        NodesOptions{.point = plan_.point,
+                     .nodes = plan_.nodes,
+                     .node = plan_.node,
+                     .max_restarts = plan_.max_restarts,
+                     .min_ranks = plan_.min_ranks,
+                     .timeout = plan_.node_timeout},
+        Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
+  }
+
+  /// While no ranks run here. Those of other nodes shall hear of a signal, too; a second one does not wait for them.
+  void take_signals() {
+    while (const auto signal = signals_.take()) {
+      if (*signal == SIGTSTP) {
+        HeldSignals::stop_for_a_while();
+      } else if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) {  // what SIGUSR1 and SIGUSR2 mean is the ranks' to say
+        if (!agrees_ || interrupted_) throw Interrupted{*signal};
+        interrupted_ = signal;
+        nodes_->tell(*signal);
+      }
+    }
+  }
+
+  void say(std::string words) {
+    if (!words.ends_with('\n')) words += '\n';
+    console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
+  }
+
+  /// If ranks can't be started here, the other nodes learn why, and end.
+  Ending run_here(const Share& share) try {
+    introduce(share);
+    return LocalJob(job_of(share), console_, signals_).run();
+  } catch (const Error& error) {
+    if (nodes_) {
+      nodes_->tell(0);
+      agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
+    }
+    throw;
+  }
+
+  Share lone_share() {
+    if (run_.empty()) run_ = run_name();
+    return {.attempt = attempt_,
+            .ranks = ranks_,
+            .world_size = ranks_,
+            .port = plan_.point.port > 0 ? plan_.point.port : free_port(),
+            .secret = random_secret(),
+            .run = run_,
+            .max_restarts = plan_.max_restarts,
+            .min_ranks = plan_.min_ranks};
+  }
+
+  Verdict lone_verdict(const Ending& ending, bool may_restart) {
+    const bool again = may_restart && ending.failed_rank && !ending.interrupted;
+    if (again && ranks_ < std::max(1, plan_.min_ranks)) {
+      say(too_few_ranks(ranks_, plan_.min_ranks));
+      return {.status = ending.status, .again = false};
+    }
+    return {.status = ending.status, .again = again};
+  }
+
+  Verdict agree(const NodeEnd& end, bool may_restart) {
+    agrees_ = true;
+    auto verdict = nodes_->agree(end, may_restart);
+    agrees_ = false;
+    if (verdict.again && interrupted_) throw Interrupted{*interrupted_};
+    return verdict;
+  }
+
+  Verdict agree(const Ending& ending, const std::string& report, bool may_restart) {
+    auto verdict = agree({.failed = ending.failed_rank.has_value(),
+                          .interrupted = ending.interrupted,
+                          .status = ending.status,
+                          .ranks_left = ranks_,
+                          .noticed = ending.elsewhere.has_value(),
+                          .report = report},
+                         may_restart);
+    if (!verdict.words.empty() && (report.empty() || verdict.words.find(report) == std::string::npos)) say(verdict.words);
+    if (!verdict.why_last.empty()) say(verdict.why_last);
+    return verdict;
+  }
+
+  void introduce(const Share& share) {
+    if (!plan_.logs.empty() && share.attempt == 0) make_folder(logs_of(share));
+    if (plan_.quiet) return;
+    const auto threads = threads_of(share);
+    const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
+    const auto devices = plan_.environment.find("TESSERA_XLA_DEVICES");
+    const auto who = devices == plan_.environment.end() ? counted(share.ranks, "rank")
+                                                        : fmt::format("1 process with {} of the plugin {}", counted(std::stoi(devices->second), "XLA device"),
+                                                                      env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
+    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", who, here, counted(cores(), "core"), threads,
+                    threads == "1" ? "" : "s",
+                    plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
+                    plan_.bind ? ", bound to cores" : "", share.port));
+    if (!plan_.logs.empty() && share.attempt == 0) say(fmt::format("logs in {}", logs_of(share).string()));
+  }
+
+  std::string threads_of(const Share& share) const {
+    return plan_.threads > 0 ? std::to_string(plan_.threads) : threads_of_a_rank(share.ranks);
+  }
+
+  std::filesystem::path logs_of(const Share& share) const { return plan_.logs.empty() ? plan_.logs : plan_.logs / share.run; }
+
+  Job job_of(const Share& share) {
+    return {.command = plan_.command,
+            .environment = environment_of(share),
+            .first_rank = share.first_rank,
+            .ranks = share.ranks,
+            .world_size = share.world_size,
+            .cores = plan_.bind ? core_sets(processors_in_order(), share.ranks) : std::vector<std::vector<int>>(),
+            .logs = logs_of(share),
+            .attempt = share.attempt,
+            .tee = plan_.tee,
+            .grace = plan_.grace,
+            .news = nodes_ ? nodes_->news() : -1,
+            .tell = [this](int signal) {
+              if (nodes_) nodes_->tell(signal);
+            }};
+  }
+
+  /// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
+  /// starts.
+  std::map<std::string, std::string> environment_of(const Share& share) const {
+    auto environment = plan_.environment;
+    for (const auto name : launcher_variables()) environment[std::string(name)] = "";
+    environment["TESSERA_CONFIG_FILE"] = "";  // launch has read it
+    environment["TESSERA_STORE"] = environment["TORCHELASTIC_USE_AGENT_STORE"] = "";
+    environment["WORLD_SIZE"] = std::to_string(share.world_size);
+    environment["LOCAL_WORLD_SIZE"] = std::to_string(share.ranks);
+    environment["GROUP_RANK"] = std::to_string(share.node);
+    environment["GROUP_WORLD_SIZE"] = std::to_string(share.nodes);
+    environment["MASTER_ADDR"] = share.host;
+    environment["MASTER_PORT"] = std::to_string(share.port);
+    environment["OMP_NUM_THREADS"] = threads_of(share);
+    if (const auto turns = turns_of_a_wait(share.ranks, threads_of(share))) environment["GOMP_SPINCOUNT"] = *turns;
+    environment["TESSERA_SECRET"] = share.secret;
+    environment["TORCHELASTIC_RUN_ID"] = share.run;
+    environment["TORCHELASTIC_RESTART_COUNT"] = std::to_string(share.attempt);
+    environment["TORCHELASTIC_MAX_RESTARTS"] = std::to_string(share.max_restarts);
+    if (!plan_.gpus.empty()) environment["CUDA_VISIBLE_DEVICES"] = plan_.gpus;
+    return environment;
+  }
+
+  const LaunchPlan& plan_;
+  Console& console_;
+  std::unique_ptr<Nodes> nodes_;
+  HeldSignals signals_;             // once the others are found: until then a signal just ends this process
+  bool agrees_ = false;             // it waits for the others to say how their ranks have ended
+  std::optional<int> interrupted_;  // by this signal, meanwhile
+  int ranks_;                       // of the next attempt
+  int attempt_ = 0;
+  std::string run_;
+};
+
+}  // namespace
+
+int run_attempts(const LaunchPlan& plan, Console& console) {
+  return Attempts(plan, console).run();
+}
+
+}  // namespace tessera::cli

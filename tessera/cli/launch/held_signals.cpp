@@ -1,0 +1,47 @@
+#include "tessera/cli/launch/held_signals.h"
+
+#include <fmt/format.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "tessera/base/error.h"
+
+namespace tessera::cli {
+
+HeldSignals::HeldSignals() {
+  ::signal(SIGCHLD, SIG_DFL);  // if launch was started with this one ignored, the kernel would keep the status of ranks from it
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
+    struct sigaction now{};
+    // If launch was started with a signal ignored (nohup), the ranks must ignore it too.
+    if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
+  }
+  incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!incoming) throw IoError(fmt::format("no signalfd: {}", std::strerror(errno)));
+  ::pthread_sigmask(SIG_BLOCK, &set, &before);
+}
+
+HeldSignals::~HeldSignals() {
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+std::optional<int> HeldSignals::take() {
+  signalfd_siginfo news{};
+  if (::read(incoming.get(), &news, sizeof news) != sizeof news) return {};
+  return static_cast<int>(news.ssi_signo);
+}
+
+void HeldSignals::stop_for_a_while() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGTSTP);
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,379 @@
+#include "tessera/cli/launch/nodes.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <array>
+#include <climits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/port.h"
+#include "tessera/base/quiet_thread.h"
+#include "tessera/base/words.h"
+#include "tessera/comm/host/rendezvous.h"
+
+namespace tessera::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr auto kPoll = std::chrono::milliseconds(20);
+constexpr auto kBeat = std::chrono::seconds(1);
+constexpr auto kPatience = std::chrono::milliseconds(200);
+constexpr auto kNotice = std::chrono::seconds(10);   // then a line says who is missing
+constexpr auto kFarewell = std::chrono::seconds(5);  // for the others to read the verdict before node 0 ends
+
+std::string host_name() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  ::gethostname(name.data(), HOST_NAME_MAX);
+  return name.data();
+}
+
+std::string name_nodes(const std::set<int>& nodes) {
+  return fmt::format("node{} {}", nodes.size() == 1 ? "" : "s", fmt::join(nodes, ", "));
+}
+
+std::string address_of(const MeetingPoint& point) {
+  return fmt::format("{}:{}", point.host, point.port);
+}
+
+StorePtr connect(const NodesOptions& options) {
+  const auto now = Clock::now();
+  const auto place = fmt::format("of node 0 at {}", address_of(options.point));
+  try {
+    return serve_or_join({.rank = options.node, .world_size = options.nodes}, options.point,
+                         {.end = now + options.start_limit, .notice = now + kNotice, .place = place});
+  } catch (const TimeoutError& error) {
+    throw TimeoutError(fmt::format("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?",
+                                   options.node, place, options.start_limit.count(), error.what()));
+  } catch (const CommError&) {
+    if (options.node > 0) throw;
+    throw CommError(fmt::format("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
+                                address_of(options.point)));
+  } catch (const ConfigError& error) {
+    throw ConfigError(fmt::format("node {}, at the store {}: {}", options.node, place, error.what()));
+  }
+}
+
+Json to_json(const NodeEnd& end) {
+  return {{"failed", end.failed},         {"interrupted", end.interrupted}, {"status", end.status},
+          {"ranks_left", end.ranks_left}, {"noticed", end.noticed},         {"report", end.report}};
+}
+
+NodeEnd end_from(const Json& json) {
+  return {.failed = json.at("failed"),
+          .interrupted = json.at("interrupted"),
+          .status = json.at("status"),
+          .ranks_left = json.at("ranks_left"),
+          .noticed = json.at("noticed"),
+          .report = json.at("report")};
+}
+
+/// Any text as JSON, also what is not UTF-8.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string too_few_ranks(int left, int least) {
+  return fmt::format("{} of at least {} ranks are left, so this was the last attempt", left, least);
+}
+
+/// A store of c10d that is gone throws what it likes.
+template <class Call>
+auto Nodes::asking_node_0(Call&& call) const {
+  const auto gone = [&](const std::string& why) {
+    return CommError(fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), why));
+  };
+  if (is_alone_) throw gone(why_alone_);
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw gone(first_line(error));
+  }
+}
+
+Nodes::Nodes(NodesOptions options, Hooks hooks) : options_(std::move(options)), hooks_(std::move(hooks)), store_(connect(options_)) {
+  ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
+  store_->setTimeout(options_.timeout);  // node 0 that does not answer for as long is lost, as any other
+  watcher_ = quiet_thread([this] { keep_in_touch(); });
+}
+
+Nodes::~Nodes() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  wake_.notify_all();
+  watcher_.join();
+}
+
+std::string Nodes::key(const std::string& topic) const {
+  return fmt::format("{}/{}", attempt_, topic);
+}
+
+std::string Nodes::key(const std::string& topic, int node) const {
+  return fmt::format("{}/{}", key(topic), node);
+}
+
+bool Nodes::is_there(const std::string& key) {
+  return asking_node_0([&] { return store_->check({key}); });
+}
+
+std::string Nodes::read(const std::string& key) {
+  return asking_node_0([&] { return store_->get_to_str(key); });
+}
+
+void Nodes::pause() const {
+  std::this_thread::sleep_for(kPoll);
+  hooks_.wait();
+}
+
+std::string Nodes::await(const std::string& key) {
+  while (!is_there(key)) pause();
+  return read(key);
+}
+
+/// Node 0 counts attempts. A launcher that was started again comes to the next one.
+void Nodes::find_attempt() {
+  if (decides()) {
+    attempt_++;
+    store_->set("nodes", std::to_string(options_.nodes));
+    store_->set("attempt", std::to_string(attempt_));
+    return;
+  }
+  if (const auto nodes = await("nodes"); nodes != std::to_string(options_.nodes)) {
+    throw ConfigError(fmt::format("--nnodes {} here, but {} on node 0; give all launchers the same", options_.nodes, nodes));
+  }
+  const int before = attempt_;
+  bool said = false;
+  for (;; pause()) {
+    attempt_ = std::stoi(await("attempt"));
+    if (attempt_ > before && !is_there(key("plan"))) return;
+    if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
+      throw ConfigError(fmt::format("the job runs already, and has no further attempt in which node {} could take part", options_.node));
+    if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
+  }
+}
+
+Share Nodes::meet(int ranks) {
+  find_attempt();
+  asking_node_0([&] {
+    if (store_->add(key("seen", options_.node), 1) != 1) {
+      throw ConfigError(fmt::format("there is a node {} already; give each launcher a --node-rank of its own", options_.node));
+    }
+    store_->set(key("here", options_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));
+  });
+  if (decides()) invite();
+  const auto plan = Json::parse(await(key("plan")));
+  if (plan.contains("refusal")) throw TimeoutError(plan["refusal"].get<std::string>());
+  Share share = {.attempt = attempt_,
+                 .ranks = 0,
+                 .world_size = plan.at("world"),
+                 .nodes = static_cast<int>(plan.at("members").size()),
+                 .host = options_.point.host,
+                 .port = plan.at("port"),
+                 .secret = plan.at("secret"),
+                 .run = plan.at("run"),
+                 .max_restarts = plan.at("max_restarts"),
+                 .min_ranks = plan.at("min_ranks")};
+  const std::lock_guard lock(mutex_);
+  members_.clear();
+  for (const auto& member : plan.at("members")) {
+    const int node = member.at("node");
+    if (node == options_.node) {
+      share.node = static_cast<int>(members_.size());
+      share.first_rank = member.at("first");
+      share.ranks = member.at("ranks");
+    }
+    members_[node] = {.host = member.at("host"), .id = member.at("id")};
+  }
+  if (share.ranks == 0) throw TimeoutError(fmt::format("the job went on without node {}, which came too late", options_.node));
+  told_ = false;
+  to_tell_ = kNothing;
+  beats_.clear();
+  lost_.clear();
+  runs_ = true;
+  return share;
+}
+
+/// Waits for the nodes and writes who has which ranks.
+void Nodes::invite() {
+  const auto begin = Clock::now();
+  const auto limit = attempt_ == 0 ? options_.start_limit : options_.timeout;
+  bool said = false;
+  std::set<int> missing;
+  for (int node = 1; node < options_.nodes; node++) missing.insert(node);
+  for (;; pause()) {
+    std::erase_if(missing, [&](int node) { return is_there(key("here", node)); });
+    const auto waited = Clock::now() - begin;
+    if (missing.empty() || waited > limit) break;
+    if (waited > kNotice && !std::exchange(said, true)) {
+      const auto left = std::chrono::ceil<std::chrono::seconds>(limit - waited).count();
+      hooks_.say(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), options_.nodes,
+                             address_of(options_.point), left));
+    }
+  }
+  Json members = Json::array();
+  int world_size = 0;
+  for (int node = 0; node < options_.nodes; node++) {
+    if (missing.contains(node)) continue;
+    const auto here = Json::parse(read(key("here", node)));
+    members.push_back(
+        {{"node", node}, {"first", world_size}, {"ranks", here.at("ranks")}, {"host", here.at("host")}, {"id", here.at("id")}});
+    world_size += here.at("ranks").get<int>();
+  }
+  Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", options_.max_restarts}, {"min_ranks", options_.min_ranks}};
+  const bool may_be_fewer = attempt_ > 0 && options_.min_ranks > 0;
+  if (!missing.empty() && (!may_be_fewer || world_size < options_.min_ranks)) {
+    plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes,
+                                  address_of(options_.point), limit.count());
+  } else if (world_size < options_.min_ranks) {
+    plan["refusal"] =
+        fmt::format("--min-ranks {} can't be kept: all nodes together have {}", options_.min_ranks, counted(world_size, "rank"));
+  }
+  plan["port"] = free_port();
+  plan["secret"] = random_secret();
+  plan["run"] = attempt_ == 0 ? run_name() : read("run");
+  if (attempt_ == 0) store_->set("run", plan["run"].get<std::string>());
+  store_->set(key("plan"), dump(plan));
+}
+
+void Nodes::tell(int signal) {
+  int nothing = kNothing;
+  if (to_tell_.compare_exchange_strong(nothing, signal)) wake_.notify_all();
+}
+
+/// In a thread of its own: the store may keep a call waiting, and ranks shall not wait for that.
+void Nodes::keep_in_touch() try {
+  const auto store = store_->clone();
+  auto next_beat = Clock::now();
+  int64_t beats = 0;
+  for (std::unique_lock lock(mutex_); !stop_; wake_.wait_for(lock, kPatience)) {
+    if (Clock::now() >= next_beat) {
+      store->set("beat/" + id_, std::to_string(beats++));
+      next_beat = Clock::now() + kBeat;
+    }
+    if (runs_) look(*store);
+  }
+} catch (const std::exception& error) {
+  why_alone_ = first_line(error);
+  is_alone_ = true;
+  wake_job(0);
+}
+
+void Nodes::look(c10d::Store& store) {
+  const auto stop = key("stop");
+  if (decides()) watch_others(store);
+  if (told_) return;
+  if (to_tell_ != kNothing) {
+    store.set(stop, std::to_string(to_tell_));
+  } else if (store.check({stop})) {
+    wake_job(std::stoi(store.get_to_str(stop)));
+  } else {
+    return;
+  }
+  told_ = true;
+}
+
+void Nodes::watch_others(c10d::Store& store) {
+  for (const auto& [node, member] : members_) {
+    if (node == 0 || lost_.contains(node) || store.check({key("end", node)})) continue;  // one that has ended need not live any more
+    const auto name = "beat/" + member.id;
+    auto beat = store.check({name}) ? store.get_to_str(name) : std::string();
+    const auto [entry, is_new] = beats_.try_emplace(node, beat, Clock::now());
+    if (is_new || entry->second.first != beat) {
+      entry->second = {std::move(beat), Clock::now()};
+    } else if (Clock::now() - entry->second.second > options_.timeout) {
+      lost_.insert(node);
+      tell(0);
+      wake_job(0);
+    }
+  }
+}
+
+void Nodes::wake_job(int signal) {
+  const auto byte = static_cast<char>(signal);
+  [[maybe_unused]] const auto written = ::write(news_.write.get(), &byte, 1);
+}
+
+bool Nodes::is_lost(int node) {
+  const std::lock_guard lock(mutex_);
+  return lost_.contains(node);
+}
+
+Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
+  asking_node_0([&] { store_->set(key("end", options_.node), dump(to_json(end))); });
+  if (decides()) {
+    const auto verdict = decide(may_restart);
+    store_->set(key("verdict"),
+                dump({{"status", verdict.status}, {"again", verdict.again}, {"words", verdict.words}, {"why_last", verdict.why_last}}));
+  }
+  const auto verdict = Json::parse(await(key("verdict")));
+  asking_node_0([&] { store_->add(key("read"), 1); });
+  {
+    const std::lock_guard lock(mutex_);
+    runs_ = false;
+  }
+  if (decides() && !verdict.at("again").get<bool>()) {
+    const auto last = Clock::now() + kFarewell;
+    const auto present = static_cast<int64_t>(members_.size() - lost_.size());
+    while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
+  }
+  char rest = 0;  // what came when all was over
+  while (::read(news_.read.get(), &rest, 1) == 1) {
+  }
+  return {.status = verdict.at("status"), .again = verdict.at("again"), .words = verdict.at("words"), .why_last = verdict.at("why_last")};
+}
+
+/// Node 0's part: it waits for the others, unless they are lost.
+Verdict Nodes::decide(bool may_restart) {
+  std::map<int, NodeEnd> ends;
+  std::set<int> lost;
+  for (const auto& [node, member] : members_) {
+    while (!is_there(key("end", node)) && !is_lost(node)) pause();
+    if (is_lost(node)) {  // perhaps it was only held up, and now says how the ranks ended that were stopped because of it
+      lost.insert(node);
+    } else {
+      ends[node] = end_from(Json::parse(read(key("end", node))));
+    }
+  }
+  Verdict verdict;
+  bool interrupted = false;
+  std::optional<int> blamed;
+  for (const auto& [node, end] : ends) {
+    interrupted |= end.interrupted;
+    if (end.status != 0 && verdict.status == 0) verdict.status = end.status;
+    // A node whose rank failed by itself comes before one that only noticed it.
+    if (end.failed && (!blamed || (ends[*blamed].noticed && !end.noticed))) blamed = node;
+  }
+  if (!lost.empty()) {
+    std::vector<std::string> hosts;
+    for (const int node : lost) hosts.push_back(members_[node].host);
+    verdict.words =
+        fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), options_.timeout.count());
+    if (verdict.status == 0) verdict.status = 1;
+  } else if (blamed) {
+    verdict.status = ends[*blamed].status;
+    verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
+  }
+  verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
+  if (verdict.again && lost.empty()) {  // those that are lost may come back
+    int left = 0;
+    for (const auto& [node, end] : ends) left += end.ranks_left;
+    if (left < options_.min_ranks) {
+      verdict.again = false;
+      verdict.why_last = too_few_ranks(left, options_.min_ranks);
+    }
+  }
+  return verdict;
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,126 @@
+// The launchers of several hosts that run one job together. They meet in a store that the one of node 0 serves, which also decides.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "tessera/base/launcher.h"
+#include "tessera/base/process.h"
+#include "tessera/cli/launch/ranks_here.h"
+#include "tessera/cli/launch/share.h"
+
+namespace c10d {
+class Store;
+}
+
+namespace tessera::cli {
+
+struct NodesOptions {
+  MeetingPoint point = {};
+  int nodes = 1, node = 0;
+  int max_restarts = 0;                                        // those of node 0 hold, as its min_ranks
+  int min_ranks = 0;                                           // with fewer there is no further attempt; 0: all are needed
+  std::chrono::seconds start_limit = std::chrono::minutes(5);  // until all nodes are there
+  std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
+};
+
+/// What a launcher tells the others of the end of an attempt.
+struct NodeEnd {
+  bool failed = false, interrupted = false;
+  int status = 0;
+  int ranks_left = 0;       // that a further attempt could have here
+  bool noticed = false;     // its rank failed because of one of another node
+  std::string report = {};  // what this launcher has printed of it
+};
+
+/// What becomes of the job.
+struct Verdict {
+  int status = 0;
+  bool again = false;         // there is another attempt
+  std::string words = {};     // what happened on other nodes; empty if there is nothing to say
+  std::string why_last = {};  // why there is no other attempt although one was allowed; empty if there is nothing to say
+};
+
+/// Why a job ends: it has fewer ranks than --min-ranks.
+std::string too_few_ranks(int left, int least);
+
+class Nodes {
+ public:
+  struct Hooks {
+    std::function<void(const std::string& words)> say;
+    std::function<void()> wait;  // called again and again while meet() and agree() wait; what it throws ends them
+  };
+
+  /// Connects to node 0. Throws an Error that names the way out.
+  Nodes(NodesOptions options, Hooks hooks);
+  Nodes(Nodes&&) = delete;
+  ~Nodes();
+
+  /// Waits for the others, which say how many ranks they will start. Throws an Error if not enough of them come.
+  Share meet(int ranks);
+
+  /// A byte can be read here when another node has failed (0), or was asked to end by a signal (its number).
+  int news() const { return news_.read.get(); }
+  /// Says the same of this node.
+  void tell(int signal);
+
+  /// Waits until all nodes have said how their ranks ended. `may_restart`: whether another attempt is allowed after a failure.
+  Verdict agree(const NodeEnd& end, bool may_restart);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool decides() const { return options_.node == 0; }
+  std::string key(const std::string& topic) const;
+  std::string key(const std::string& topic, int node) const;
+  bool is_there(const std::string& key);
+  std::string read(const std::string& key);
+  void pause() const;
+  std::string await(const std::string& key);
+  void find_attempt();
+  void invite();
+  Verdict decide(bool may_restart);
+  void keep_in_touch();
+  void look(c10d::Store& store);
+  void watch_others(c10d::Store& store);
+  void wake_job(int signal);
+  bool is_lost(int node);
+  template <class Call>
+  auto asking_node_0(Call&& call) const;
+
+  const NodesOptions options_;
+  const Hooks hooks_;
+  const std::string id_ = random_secret();
+  c10::intrusive_ptr<c10d::Store> store_;
+  int attempt_ = -1;
+  struct Member {
+    std::string host;
+    std::string id;  // of the launcher, which may be another one in the next attempt
+  };
+  std::map<int, Member> members_;  // of this attempt, by their nodes
+
+  Pipe news_;
+  static constexpr int kNothing = -1;
+  std::atomic<int> to_tell_ = kNothing;
+  std::string why_alone_;               // written before is_alone_
+  std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
+  std::mutex mutex_;  // of what follows, which the watcher works with while an attempt runs
+  std::condition_variable wake_;
+  bool stop_ = false, runs_ = false, told_ = false;
+  std::set<int> lost_;
+  std::map<int, std::pair<std::string, Clock::time_point>> beats_;  // the last of each node, and when it came
+  std::thread watcher_;
+};
+
+}  // namespace tessera::cli

@@ -1,0 +1,97 @@
+#include "tessera/cli/xla/apart.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <vector>
+
+#include "tessera/base/env.h"
+#include "tessera/base/error.h"
+#include "tessera/base/process.h"
+#include "tessera/base/words.h"
+
+namespace tessera::cli {
+namespace {
+
+constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
+constexpr int kNeverEnded = 124;  // as timeout(1) says it
+
+using Clock = std::chrono::steady_clock;
+
+/// Shows on a terminal how much time has passed, for as long as nothing comes.
+void wait_for(const Fd& stream, Clock::time_point start) {
+  if (::isatty(STDERR_FILENO) == 0) return;
+  bool is_shown = false;
+  for (pollfd waiting{.fd = stream.get(), .events = POLLIN, .revents = 0}; ::poll(&waiting, 1, 1000) == 0;) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
+    if (seconds < 3) continue;
+    fmt::print(stderr, "\rthe plugin is at work, {} s", seconds);
+    is_shown = true;
+  }
+  if (is_shown) fmt::print(stderr, "\r\033[K");
+}
+
+std::string all_of(const Fd& stream) {
+  const auto start = Clock::now();
+  std::string text;
+  char buffer[4096];
+  for (;;) {
+    wait_for(stream, start);
+    const auto count = ::read(stream.get(), buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+/// The command line of this process.
+std::vector<std::string> own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (words.empty()) throw IoError("the command line of this process can't be read from /proc/self/cmdline");
+  words[0] = this_program();
+  return words;
+}
+
+/// The line of a program that ends in which it says why: glog begins those with F.
+std::string last_words(const std::string& text) {
+  const auto fatal = text.rfind("\nF");
+  auto words = fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);
+  words.resize(std::min(words.find('\n'), words.size()));
+  return words.empty() ? "it has said nothing" : printable(words);
+}
+
+}  // namespace
+
+int run_apart(std::map<std::string, std::string> environment, const std::function<int()>& body) {
+  if (env(kStartedApart)) return body();
+  environment[kStartedApart] = "1";
+  Pipe err;
+  const Fd out(::memfd_create("output", MFD_CLOEXEC));  // shown when it is whole, so that it does not mix with the line of the time
+  if (!out) throw IoError("there is no memory for the output of a child");
+  Process child(own_command(), environment, Process::Output::Inherit, [&] {
+    ::dup2(out.get(), STDOUT_FILENO);
+    ::dup2(err.write.get(), STDERR_FILENO);
+  });
+  err.write = Fd();
+  const auto said = all_of(err.read);
+  const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);
+  ::lseek(out.get(), 0, SEEK_SET);
+  fmt::print("{}", all_of(out));
+  if (status == 0) return 0;
+  const auto own = said.rfind("tessera: ");
+  if (status > 3 || own == std::string::npos) {
+    throw Error(fmt::format("the plugin has ended its process, with status {}: {}", status, last_words(said)));
+  }
+  std::fputs(said.c_str() + own, stderr);
+  return status;
+}
+
+}  // namespace tessera::cli

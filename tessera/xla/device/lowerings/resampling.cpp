@@ -1,0 +1,287 @@
+#include "tessera/xla/device/lowerings/resampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "tessera/xla/device/dimensions.h"
+#include "tessera/xla/device/views.h"
+
+namespace tessera::xla {
+namespace {
+
+using hlo::fixed;
+using hlo::plus;
+using hlo::times;
+
+/// A weight for each place of a dimension, in the shape of `x`.
+Value weights_along(const Value& x, int64_t d, const std::vector<double>& weights) {
+  return hlo::broadcast(hlo::constants(weights, x.element()), x.sizes(), Sizes{d});
+}
+
+// --- interpolation ---
+
+/// How to go from places of the result to those of the argument. libtorch computes all of it in floats: in other types
+/// places would be rounded to other neighbours.
+struct Grid {
+  int64_t size, results;
+  bool corners_aligned;
+  float scale;
+  float source(int64_t i) const { return corners_aligned ? scale * static_cast<float>(i) : scale * (static_cast<float>(i) + 0.5F) - 0.5F; }
+};
+
+/// `given` is how much larger the result shall be, or 0.
+Grid grid_of(int64_t size, int64_t results, bool corners_aligned, double given) {
+  Grid grid{size, results, corners_aligned, 0};
+  if (corners_aligned) {
+    if (results > 1) grid.scale = static_cast<float>(size - 1) / static_cast<float>(results - 1);
+  } else {
+    grid.scale = given > 0 ? static_cast<float>(1 / given) : static_cast<float>(size) / static_cast<float>(results);
+  }
+  return grid;
+}
+
+Taps empty_taps(size_t count, int64_t results) {
+  const auto n = static_cast<size_t>(results);
+  return {std::vector(count, Sizes(n)), std::vector(count, std::vector<double>(n))};
+}
+
+using MakeTaps = Taps (*)(const Grid&);
+
+Taps nearest_by(const Grid& grid, float shift) {
+  Taps taps{{Sizes(static_cast<size_t>(grid.results))}, {}};
+  for (int64_t i = 0; i < grid.results; i++) {
+    const auto place = static_cast<int64_t>(std::floor((static_cast<float>(i) + shift) * grid.scale));
+    taps.places[0][static_cast<size_t>(i)] = std::min(place, grid.size - 1);
+  }
+  return taps;
+}
+Taps nearest(const Grid& grid) {
+  return nearest_by(grid, 0);
+}
+Taps nearest_exact(const Grid& grid) {
+  return nearest_by(grid, 0.5F);
+}
+
+Taps linear(const Grid& grid) {
+  auto taps = empty_taps(2, grid.results);
+  for (size_t i = 0; i < static_cast<size_t>(grid.results); i++) {
+    const auto source = std::max(grid.source(static_cast<int64_t>(i)), 0.0F);
+    const auto place = std::min(static_cast<int64_t>(source), grid.size - 1);
+    const auto rest = std::min(std::max(source - static_cast<float>(place), 0.0F), 1.0F);
+    taps.places[0][i] = place;
+    taps.places[1][i] = std::min(place + 1, grid.size - 1);
+    taps.weights[0][i] = 1 - rest;
+    taps.weights[1][i] = rest;
+  }
+  return taps;
+}
+
+/// Keys' cubic kernel.
+double cubic_kernel(double x, double a) {
+  x = std::abs(x);
+  if (x < 1) return ((a + 2) * x - (a + 3)) * x * x + 1;
+  if (x < 2) return (((x - 5) * x + 8) * x - 4) * a;
+  return 0;
+}
+
+Taps cubic(const Grid& grid) {
+  auto taps = empty_taps(4, grid.results);
+  for (size_t i = 0; i < static_cast<size_t>(grid.results); i++) {
+    const auto source = grid.source(static_cast<int64_t>(i));
+    const auto place = static_cast<int64_t>(std::floor(source));
+    for (size_t k = 0; k < 4; k++) {
+      const auto from = place - 1 + static_cast<int64_t>(k);
+      taps.places[k][i] = std::clamp<int64_t>(from, 0, grid.size - 1);
+      taps.weights[k][i] = cubic_kernel(static_cast<double>(source) - static_cast<double>(from), -0.75);
+    }
+  }
+  return taps;
+}
+
+/// With a kernel that grows with the step between places, so that no place of a larger argument is left out.
+Taps antialiased(const Grid& grid, double reach, double (*kernel)(double)) {
+  const auto scale = static_cast<double>(grid.scale), stretch = std::max(scale, 1.0), support = reach * stretch;
+  auto taps = empty_taps(static_cast<size_t>(std::ceil(support)) * 2 + 1, grid.results);
+  for (size_t i = 0; i < static_cast<size_t>(grid.results); i++) {
+    const auto centre = scale * (static_cast<double>(i) + 0.5);
+    const auto begin = std::max(static_cast<int64_t>(centre - support + 0.5), int64_t{0});
+    const auto end = std::min(static_cast<int64_t>(centre + support + 0.5), grid.size);
+    double total = 0;
+    for (size_t k = 0; k < taps.places.size(); k++) {
+      const auto from = begin + static_cast<int64_t>(k);
+      taps.places[k][i] = std::min(from, grid.size - 1);
+      if (from < end) total += taps.weights[k][i] = kernel((static_cast<double>(from) - centre + 0.5) / stretch);
+    }
+    for (auto& weights : taps.weights) weights[i] /= total;
+  }
+  return taps;
+}
+Taps linear_antialiased(const Grid& grid) {
+  return antialiased(grid, 1, [](double x) { return std::max(0.0, 1 - std::abs(x)); });
+}
+Taps cubic_antialiased(const Grid& grid) {
+  return antialiased(grid, 2, [](double x) { return cubic_kernel(x, -0.5); });
+}
+Taps lanczos_antialiased(const Grid& grid) {
+  return antialiased(grid, 3, [](double x) {
+    const auto sinc = [](double y) { return y == 0 ? 1.0 : std::sin(std::numbers::pi * y) / (std::numbers::pi * y); };
+    return std::abs(x) < 3 ? sinc(x) * sinc(x / 3) : 0.0;
+  });
+}
+
+enum class Corners : size_t { Never, MayBeAligned };
+
+/// Argument 1 has the result's sizes. From `after` on come whether corners are aligned, if the operator has that, and scales.
+template <class Apply>
+Value along_all(const Call& call, const Sizes& from_sizes, size_t after, Corners corners, MakeTaps make, const Apply& apply) {
+  auto x = call.wide_value(0);
+  if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
+    throw NotLowered();  // whole numbers round in their own way
+  const auto results = call.integers(1);
+  const bool may_be_aligned = corners == Corners::MayBeAligned;
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto d = x.rank() - static_cast<int64_t>(results.size() - i);
+    const auto scale = after + may_be_aligned + i;
+    const double given = call.has(scale) ? call.number(scale) : 0;
+    x = apply(x, d, make(grid_of(from_sizes[static_cast<size_t>(d)], results[i], may_be_aligned && call.flag(after), given)));
+  }
+  return hlo::convert(x, call.result_type());
+}
+
+Kernel upsampling(const char* name, Corners corners, MakeTaps make) {
+  return {name, [=](Call& call) { call.give(along_all(call, call.tensor(0).sizes().vec(), 2, corners, make, resampled)); }};
+}
+
+Kernel upsampling_gradient(const char* name, Corners corners, MakeTaps make) {
+  return {name, [=](Call& call) {
+            const auto sizes = call.integers(2);
+            call.give(along_all(call, sizes, 3, corners, make, [&](const Value& g, int64_t d, const Taps& taps) {
+              return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps);
+            }));
+          }};
+}
+
+// --- pads that repeat what is inside ---
+
+using Source = int64_t (*)(int64_t place, int64_t size);
+
+int64_t mirrored(int64_t place, int64_t size) {
+  return place < 0 ? -place : place >= size ? 2 * (size - 1) - place : place;
+}
+int64_t nearest_inside(int64_t place, int64_t size) {
+  return std::clamp<int64_t>(place, 0, size - 1);
+}
+
+/// For each padded dimension, from the last: its taps.
+template <class Apply>
+Value along_padded(const Call& call, Value x, size_t padding, Source source, const Sizes& sizes, const Apply& apply) {
+  const auto pads = call.integers(padding);
+  for (size_t i = 0; 2 * i < pads.size(); i++) {
+    const auto d = x.rank() - 1 - static_cast<int64_t>(i), size = sizes[static_cast<size_t>(d)];
+    Taps taps{{{}}, {}};
+    for (int64_t place = -pads[2 * i]; place < size + pads[2 * i + 1]; place++) taps.places[0].push_back(source(place, size));
+    x = apply(x, d, taps);
+  }
+  return x;
+}
+
+Kernel padding(const char* name, Source source) {
+  return {name, [=](Call& call) {
+            const auto x = call.value(0);
+            call.give(along_padded(call, x, 1, source, x.sizes(), resampled));
+          }};
+}
+
+Kernel padding_gradient(const char* name, Source source) {
+  return {name, [=](Call& call) {
+            const auto sizes = call.tensor(1).sizes().vec();
+            const auto gradient = along_padded(
+                call, call.wide_value(0), 2, source, sizes,
+                [&](const Value& g, int64_t d, const Taps& taps) { return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps); });
+            call.give(hlo::convert(gradient, call.result_type()));
+          }};
+}
+
+}  // namespace
+
+Value resampled(const Value& x, int64_t d, const Taps& taps) {
+  Value sum;
+  for (size_t k = 0; k < taps.places.size(); k++) {
+    auto part = hlo::take(x, hlo::constants(taps.places[k], at::kLong), d);
+    if (!taps.weights.empty()) part = times(part, weights_along(part, d, taps.weights[k]));
+    sum = k ? plus(sum, part) : part;
+  }
+  return sum;
+}
+
+Value put_along(const Value& values, int64_t dimension, int64_t size, const Value& places) {
+  auto order = all_dimensions(values.rank());
+  std::rotate(order.begin(), order.begin() + dimension, order.begin() + dimension + places.rank());
+  const auto turned = hlo::transpose(values, order);
+  Sizes sizes{size};
+  sizes.insert(sizes.end(), turned.sizes().begin() + places.rank(), turned.sizes().end());
+  const auto sum = hlo::put(hlo::broadcast(hlo::constant(int64_t{0}, values.element()), sizes, {}), places, turned, Combine::Add);
+  auto back = all_dimensions(sum.rank());
+  std::rotate(back.begin(), back.begin() + dimension, back.begin() + dimension + 1);
+  return hlo::transpose(sum, hlo::inverse(back));
+}
+
+Value resampled_gradient(const Value& gradient, int64_t d, int64_t size, const Taps& taps) {
+  Value sum;
+  for (size_t k = 0; k < taps.places.size(); k++) {
+    const auto weighted = taps.weights.empty() ? gradient : times(gradient, weights_along(gradient, d, taps.weights[k]));
+    const auto part = put_along(weighted, d, size, hlo::constants(taps.places[k], at::kLong));
+    sum = k ? plus(sum, part) : part;
+  }
+  return sum;
+}
+
+Taps adaptive_windows(int64_t size, int64_t results) {
+  const auto begin = [&](int64_t i) { return i * size / results; };
+  const auto end = [&](int64_t i) { return ((i + 1) * size + results - 1) / results; };
+  int64_t longest = 0;
+  for (int64_t i = 0; i < results; i++) longest = std::max(longest, end(i) - begin(i));
+  auto taps = empty_taps(static_cast<size_t>(longest), results);
+  for (int64_t i = 0; i < results; i++) {
+    for (int64_t k = 0; k < longest; k++) {
+      const auto place = begin(i) + k;
+      taps.places[static_cast<size_t>(k)][static_cast<size_t>(i)] = std::min(place, end(i) - 1);
+      taps.weights[static_cast<size_t>(k)][static_cast<size_t>(i)] = place < end(i) ? 1.0 / static_cast<double>(end(i) - begin(i)) : 0;
+    }
+  }
+  return taps;
+}
+
+void register_resampling() {
+  std::vector<Kernel> kernels;
+  const auto both_ways = [&](const char* name, const char* gradient, Corners corners, MakeTaps make) {
+    kernels.push_back(upsampling(name, corners, make));
+    kernels.push_back(upsampling_gradient(gradient, corners, make));
+  };
+  both_ways("upsample_nearest1d", "upsample_nearest1d_backward", Corners::Never, nearest);
+  both_ways("upsample_nearest2d", "upsample_nearest2d_backward", Corners::Never, nearest);
+  both_ways("upsample_nearest3d", "upsample_nearest3d_backward", Corners::Never, nearest);
+  both_ways("_upsample_nearest_exact1d", "_upsample_nearest_exact1d_backward", Corners::Never, nearest_exact);
+  both_ways("_upsample_nearest_exact2d", "_upsample_nearest_exact2d_backward", Corners::Never, nearest_exact);
+  both_ways("_upsample_nearest_exact3d", "_upsample_nearest_exact3d_backward", Corners::Never, nearest_exact);
+  both_ways("upsample_linear1d", "upsample_linear1d_backward", Corners::MayBeAligned, linear);
+  both_ways("upsample_bilinear2d", "upsample_bilinear2d_backward", Corners::MayBeAligned, linear);
+  both_ways("upsample_trilinear3d", "upsample_trilinear3d_backward", Corners::MayBeAligned, linear);
+  both_ways("upsample_bicubic2d", "upsample_bicubic2d_backward", Corners::MayBeAligned, cubic);
+  both_ways("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward", Corners::MayBeAligned, linear_antialiased);
+  both_ways("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward", Corners::MayBeAligned, cubic_antialiased);
+  both_ways("_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward", Corners::MayBeAligned, lanczos_antialiased);
+  for (const auto* const name : {"reflection_pad1d", "reflection_pad2d", "reflection_pad3d"}) kernels.push_back(padding(name, mirrored));
+  for (const auto* const name : {"replication_pad1d", "replication_pad2d", "replication_pad3d"})
+    kernels.push_back(padding(name, nearest_inside));
+  for (const auto* const name : {"reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"}) {
+    kernels.push_back(padding_gradient(name, mirrored));
+  }
+  for (const auto* const name : {"replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"}) {
+    kernels.push_back(padding_gradient(name, nearest_inside));
+  }
+  add_kernels(kernels);
+}
+
+}  // namespace tessera::xla
