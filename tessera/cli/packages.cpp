@@ -17,6 +17,10 @@ std::map<std::string, AddCommand>& commands() {
   return all;
 }
 
+std::string module_of(const std::string& package) {
+  return fmt::format("libtessera_cli_{}.so", package);
+}
+
 /// Why a package is not there; empty if it is.
 std::map<std::string, std::string>& faults() {
   static std::map<std::string, std::string> all = {{"models", {}}, {"xla", {}}};
@@ -32,15 +36,17 @@ AddedCommand::AddedCommand(const std::string& name, AddCommand add) {
 void load_packages() {
   for (auto& [package, fault] : faults()) {
     // By its name alone it is looked for where this program looks for the library.
-    if (dlopen(fmt::format("libtessera_cli_{}.so", package).c_str(), RTLD_NOW) == nullptr) fault = dlerror();
+    if (dlopen(module_of(package).c_str(), RTLD_NOW) == nullptr) fault = dlerror();
   }
 }
 
 void expect_package(const std::string& package, std::string_view what) {
   const auto& fault = faults().at(package);
   if (fault.empty()) return;
+  // Otherwise something that the module needs is missing or broken, and building it would not help.
+  const bool is_unbuilt = fault.starts_with(module_of(package) + ": cannot open");
   const auto remedy = package == "xla" ? why_none_of("xla") : fmt::format("cmake --build build --target tessera_cli_{} builds it", package);
-  throw ConfigError(fmt::format("{} needs Tessera's package {}, which is not here ({}); {}", what, package, fault, remedy));
+  throw ConfigError(fmt::format("{} needs Tessera's package {}, which is not here ({}){}", what, package, fault, is_unbuilt ? "; " + remedy : ""));
 }
 
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen) {
