@@ -4,6 +4,7 @@ cmake_policy(PUSH)
 cmake_policy(VERSION 3.25)  # scripts begin with none
 set(_waiting ${_umbrellas})
 if(NOT EXISTS "${_library}")
+  message(STATUS "The package ${_package} was not built, so it is not installed; cmake --build builds all packages")
   set(_waiting "")
 endif()
 set(_public "")

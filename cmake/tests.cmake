@@ -1,4 +1,4 @@
-# One test program for each room, such as tests/test_comm, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
+# One test program for each room of the core, such as tests/test_comm, one for each other package, and one test of ctest for each *_test.cpp, known by its path: "comm/mesh". Every
 # test ends within 20 s on two idle cores, or belongs under --long.
 find_package(GTest REQUIRED)
 set(_environment OMP_NUM_THREADS=1 TESSERA_POISON=1 TESSERA_XLA_CACHE=none)
@@ -139,7 +139,6 @@ foreach(_program IN LISTS _test_programs)
   add_dependencies(tests_of_${_package} test_${_program})
 endforeach()
 
-add_dependencies(tests_of_core tessera_cli)
 add_dependencies(test_cli tessera_cli tessera_cli_models)
 if(PJRT_INCLUDE_DIR)
   add_dependencies(test_cli tessera_cli_xla)
@@ -245,9 +244,13 @@ function(other_test name)
   add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} "-DSTATUS=${arg_STATUS}" "-DSAYS=${arg_SAYS}" -P "${PROJECT_SOURCE_DIR}/tests/expect.cmake"
     -- ${arg_COMMAND})
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${_environment};${arg_ENVIRONMENT}" TIMEOUT ${_limit})
+  if(name MATCHES "^(cli|xla)/")
+    set_tests_properties(${name} PROPERTIES LABELS ${CMAKE_MATCH_1})
+  endif()
 endfunction()
 
 if(TARGET xla_bridge)
+  add_dependencies(tests_of_xla xla_bridge)
   other_test(xla/operators SAYS " 0 failed" COMMAND ${_operators})
   if(_other_plugin AND TESSERA_LONG_TESTS)
     other_test(xla/operators_newer_plugin SAYS " 0 failed" ENVIRONMENT "TESSERA_PJRT_PLUGIN=${_other_plugin}" COMMAND ${_operators})

@@ -24,8 +24,6 @@
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engines.h"
 #include "tessera/config/settings.h"
-#ifdef TESSERA_XLA
-#endif
 
 namespace tessera::cli {
 namespace {

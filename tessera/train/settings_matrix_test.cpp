@@ -302,14 +302,14 @@ const std::vector<Row> kRows = {
 
 // What launch does, and the test in which it is observed.
 const std::map<std::string_view, const char*> kOfLaunch = {
-    {"num_processes", "so many ranks begin (`cli/launch`)"},
-    {"num_machines", "so many launchers wait for each other (`cli/nodes`)"},
-    {"machine_rank", "the ranks of this machine are numbered after those of machines before it (`cli/nodes`)"},
-    {"main_process_ip", "launchers and ranks meet there (`cli/nodes`)"},
-    {"main_process_port", "launchers meet there (`cli/nodes`)"},
-    {"gpu_ids", "ranks have it in `CUDA_VISIBLE_DEVICES` (`cli/restarts`)"},
-    {"enable_cpu_affinity", "each rank may use other processors (`cli/restarts`)"},
-    {"tessera_transport", "ranks talk over it (`cli/launch`)"},
+    {"num_processes", "so many ranks begin (`cli/launch/launch`)"},
+    {"num_machines", "so many launchers wait for each other (`cli/launch/nodes`)"},
+    {"machine_rank", "the ranks of this machine are numbered after those of machines before it (`cli/launch/nodes`)"},
+    {"main_process_ip", "launchers and ranks meet there (`cli/launch/nodes`)"},
+    {"main_process_port", "launchers meet there (`cli/launch/nodes`)"},
+    {"gpu_ids", "ranks have it in `CUDA_VISIBLE_DEVICES` (`cli/launch/restarts`)"},
+    {"enable_cpu_affinity", "each rank may use other processors (`cli/launch/restarts`)"},
+    {"tessera_transport", "ranks talk over it (`cli/launch/launch`)"},
     {"use_cpu", "ranks train on the CPU, whatever `TESSERA_DEVICE` says (`train/trainer`)"},
 };
 

@@ -1,4 +1,4 @@
-// The main function of all test programs. `test_shard` runs every test of its room, `test_shard unit/layout` those of
+// The main function of all test programs; those of a package other than the core are one. `test_shard` runs every test of its room, `test_shard unit/layout` those of
 // tessera/shard/unit/layout_test.cpp.
 #include <gtest/gtest.h>
 

@@ -13,6 +13,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
+#include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/cli/ckpt/places.h"
 #include "tessera/cli/help.h"
@@ -112,12 +114,12 @@ int run(ConvertCommand& convert, const CLI::App& command) try {
     of_models->convert_adapter(convert, place, target);
     return 0;
   }
-  if (!convert.base.empty()) {
-    expect_package("models", "--base");
+  const bool describes = options.to == Format::Hub && is_there(place / "config.json");
+  if (options.to == Format::Gguf || checkpoint::is_gguf_file(place) || is_there(place / checkpoint::kAdapterConfig) || describes)
+    expect_package("models", fmt::format("{} as {}", place.string(), convert.to));
+  if (!convert.base.empty())
     throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
-  }
   if (options.to == Format::Gguf) {
-    expect_package("models", "--to gguf");
     of_models->write_gguf(convert, place, target);
     return 0;
   }

@@ -43,7 +43,6 @@ struct XlaFlags {
   }
 };
 
-
 std::string gigabytes(int64_t bytes) { return train::short_bytes(static_cast<double>(bytes)); }
 pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!flags.plugin.empty()) return pjrt::Plugin::load(flags.plugin);
@@ -196,7 +195,6 @@ int compile(const XlaFlags& flags) {
   if (need.there && !flags.as_json) fmt::print("fits       {} of {}, were all of it alive at once\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }
-
 
 void add_places(CLI::App& command, XlaFlags& flags) {
   command.add_option("--plugin", flags.plugin, "cpu, tpu, cuda, or the path of a library; that of TESSERA_PJRT_PLUGIN or cpu unless given, of other topologies tpu")

@@ -51,7 +51,8 @@ int devices_here(c10::DeviceType type) {
 std::string why_none_of(std::string_view kind) {
   if (kind != "xla")
     return "the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA";
-  return "this build has no XLA devices; add the package xla-cpu-pjrt where libtorch is (build/python/bin/pip install --no-deps "
+  return "this program has no XLA devices; link it with tessera::xla, which is built where libtorch has the package xla-cpu-pjrt beside it "
+         "(build/python/bin/pip install --no-deps "
          "xla-cpu-pjrt), configure and build again (cmake --preset release && cmake --build build); ./check does all of it";
 }
 

@@ -1,5 +1,5 @@
 // Folders of torch.distributed.checkpoint: those that ranks of ours write, and damaged ones. What Python says of them is in
-// torch_python_test.cpp.
+// torch/python_test.cpp.
 #include "tessera/checkpoint/formats/dcp/dcp.h"
 
 #include <fmt/format.h>

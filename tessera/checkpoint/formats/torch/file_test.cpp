@@ -1,4 +1,4 @@
-// Files of torch.save: those that we write, and damaged, hostile and foreign ones. What Python says of them is in torch_python_test.cpp.
+// Files of torch.save: those that we write, and damaged, hostile and foreign ones. What Python says of them is in torch/python_test.cpp.
 #include "tessera/checkpoint/formats/torch/file.h"
 
 #include <fmt/format.h>
