@@ -219,5 +219,17 @@ TEST(CheckpointDamage, WithTwoThousandMillionRanksIsIncomplete) {
               HasSubstr("'rank-1-of-2000000000.safetensors' and 1999999998 more are missing"));
 }
 
+TEST(CheckpointDamage, InTheFileOfARankThatIsNotThereAnyMoreIsRefused) {
+  const Folder folder;
+  const auto file = folder / "a" / "rank-1-of-2.safetensors";
+  with_ranks(2, [&](const Communicator& world) { save(folder / "a", PictureRun(world)); });
+  auto bytes = read_file(file);
+  bytes[bytes.size() - 5] ^= 1;
+  write_file(file, bytes);
+  with_ranks(1, [&](const Communicator& world) {
+    EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", PictureRun(world)); }), HasSubstr("rank-1-of-2.safetensors"));
+  });
+}
+
 }  // namespace
 }  // namespace tessera::testing::damage_test

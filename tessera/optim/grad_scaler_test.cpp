@@ -213,5 +213,19 @@ TEST(GradScaler, SaysWhatIsCalledInTheWrongOrder) {
   EXPECT_THAT(message_of<UsageError>([] { GradScaler({.growth_factor = 0.5}); }), HasSubstr("growth_factor 0.5"));
 }
 
+TEST(GradScaler, GrowsOnlyIfTheGradientsOfAllOptimizersAreFinite) {
+  at::Tensor a = at::ones({2}).set_requires_grad(true), b = at::ones({2}).set_requires_grad(true);
+  optim::SGD first({a}, {.lr = 0.1}), second({b}, {.lr = 0.1});
+  for (const bool first_overflows : {true, false}) {
+    GradScaler scaler({.init_scale = 8});
+    a.mutable_grad() = at::full({2}, first_overflows ? kInf : 1);
+    b.mutable_grad() = at::full({2}, first_overflows ? 1 : kInf);
+    scaler.step(first);
+    scaler.step(second);
+    scaler.update();
+    EXPECT_EQ(scaler.get_scale(), 4);
+  }
+}
+
 }  // namespace
 }  // namespace tessera::testing::grad_scaler_test

@@ -109,6 +109,22 @@ TEST(Optimizers, UpdateUnitsAsTheyDoSingleParameters) {
   }
 }
 
+TEST(Optimizers, ForgetTheStateThatALoadedOneLacks) {
+  torch::nn::Linear net(2, 2);
+  optim::AdamW optimizer(net->parameters(), {});
+  net->weight.mutable_grad() = at::ones({2, 2});
+  optimizer.step();
+  std::map<std::string, optim::ParameterState> saved;
+  for (const auto& [name, state] : optimizer.state(*net)) {
+    for (const auto& [key, value] : state) saved[name][key] = value.clone();
+  }
+  net->bias.mutable_grad() = at::ones({2});
+  optimizer.step();
+  optimizer.load_state(*net, saved);
+  optimizer.step();
+  EXPECT_FLOAT_EQ(optimizer.state(*net).at("bias").at("exp_avg")[0].item<float>(), 0.1F) << "as after its first step";
+}
+
 TEST(Optimizers, GoOnFromTheirState) {
   run_world({.transport = "threads", .ranks = 3}, [](const Communicator& world) {
     auto net = sharded_net(world), twin = sharded_net(world);

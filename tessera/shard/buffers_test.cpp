@@ -26,6 +26,15 @@ TEST(Buffers, GetTheValuesThatTheCallerAsksFor) {
   });
 }
 
+TEST(Buffers, OfIntegersAreThoseOfTheFirstRankWhereOthersBecomeTheirMean) {
+  with_ranks(2, [](const Communicator& world) {
+    torch::nn::BatchNorm1d norm(2);
+    norm->num_batches_tracked.fill_(world.rank() + 5);
+    sync_buffers(*norm, world, BufferSync::Mean);
+    EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 5);
+  });
+}
+
 TEST(Buffers, ThatHaveNoValuesAreNamedOnAllRanks) {
   with_ranks(2, [](const Communicator& world) {
     const auto norm = deferred_init([] { return std::make_shared<torch::nn::BatchNorm1dImpl>(2); });
