@@ -105,6 +105,13 @@ void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool
   }
 }
 
+/// Whether something of this would be lost without that package: an adapter, a GGUF file, what describes a model.
+bool needs_models(const std::filesystem::path& place, Format to) {
+  if (to == Format::Gguf) return true;
+  if (!is_folder(place)) return is_there(place) && checkpoint::is_gguf_file(place);
+  return is_there(place / checkpoint::kAdapterConfig) || (to == Format::Hub && is_there(place / "config.json"));
+}
+
 int run(ConvertCommand& convert, const CLI::App& command) try {
   auto& options = convert.options;
   const auto place = resolve_checkpoint(convert.in);
@@ -114,9 +121,7 @@ int run(ConvertCommand& convert, const CLI::App& command) try {
     of_models->convert_adapter(convert, place, target);
     return 0;
   }
-  const bool describes = options.to == Format::Hub && is_there(place / "config.json");
-  if (options.to == Format::Gguf || checkpoint::is_gguf_file(place) || is_there(place / checkpoint::kAdapterConfig) || describes)
-    expect_package("models", fmt::format("{} as {}", place.string(), convert.to));
+  if (!of_models && needs_models(place, options.to)) expect_package("models", fmt::format("{} as {}", place.string(), convert.to));
   if (!convert.base.empty())
     throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
   if (options.to == Format::Gguf) {
