@@ -47,7 +47,6 @@ void add_command_of(const std::string& package, const std::string& name, CLI::Ap
   if (const auto known = commands().find(name); known != commands().end()) return known->second(parent, chosen);
   auto* missing = parent.add_subcommand(name, fmt::format("Needs the package {}, which is not here", package))->group("Commands");
   missing->prefix_command();
-  missing->footer(" ");
   const auto whole_name = fmt::format("tessera {}{}", parent.get_parent() == nullptr ? "" : parent.get_name() + " ", name);
   missing->callback([&chosen, package, whole_name] {
     chosen = [=] {
