@@ -147,7 +147,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert all(name.startswith("libtessera.so") for name in libraries), libraries
     core = next(prefix.glob("lib*/libtessera.so"))
     functions = run("nm", "-DC", "--defined-only", core)
-    others = sorted(set(re.findall(r" T (tessera::(?:lora|llm|models|xla|cli|data::Tokenizer|data::WordPiece|nn::quantize|nn::RmsNorm)[^(\n]*)", functions)))
+    others = sorted(set(re.findall(r" T (tessera::(?:lora::|llm::|models::|xla::|cli::|data::Tokenizer|data::WordPiece|nn::quantize|nn::RmsNorm)[^(\n]*)", functions)))
     assert not others and "tessera::fully_shard(" in functions, f"the core has functions of other packages: {others}"
     program = build("core", "core", "core", "tessera::core")
     assert "step 2 of 2 ranks" in two_ranks(program, folder / "run")
