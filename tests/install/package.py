@@ -60,9 +60,11 @@ endforeach()
 """
 CORE = """#include <tessera/tessera.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 using namespace tessera;
 int main(int, char** argv) {
   const auto world = init();
+  torch::manual_seed(1);
   torch::nn::Linear model(4, 2);
   fully_shard(model, {.mesh = world});
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
