@@ -20,7 +20,7 @@ struct AddedCommand {
   AddedCommand(const std::string& name, AddCommand add);
 };
 
-/// Loads the modules that are there.
+/// Loads the modules of the packages that were built.
 void load_packages();
 
 /// Throws ConfigError if a package is not there. `what` needs it: "tessera data".

@@ -1,4 +1,4 @@
-// What fuzz targets share with what drives them, libFuzzer or driver.cpp.
+// The interface between fuzz targets and their driver, libFuzzer or driver.cpp.
 #pragma once
 
 #include <cstddef>
