@@ -22,7 +22,6 @@
 #include "tessera/models/resnet50.h"
 #include "tessera/models/vit.h"
 #include "tessera/nn/attention.h"
-#include "tessera/nn/grouped_attention.h"
 #include "tessera/nn/layer_choice.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/linear_cross_entropy.h"

@@ -266,9 +266,9 @@ def unlisted(root):
     for section in (root / "docs/files.md").read_text().split("\n## Files of ")[1:]:
         room, listing = section.split("`")[1], section.split("```")[1]
         files = {path.stem for path in (root / "tessera" / room).rglob("*") if path.suffix in {".h", ".cpp"} and not path.name.endswith("_test.cpp")}
-        yield from (f"docs/files.md does not say what {file} of {room} does" for file in sorted(files - set(re.findall(r"\w+", listing))))
-        # Each line begins with its files: words with commas between, up to two spaces or a colon.
-        named = {name for names in re.findall(r"^ +([a-z_0-9]+(?:, [a-z_0-9]+)*)(?= {2}|:|$)", listing, re.M) for name in names.split(", ")}
+        # Each line begins with its files: words with commas between, up to two spaces or a colon. A folder may stand before them.
+        named = {name for names in re.findall(r"^ +(?:[a-z_]+/ +)?([a-z_0-9]+(?:, [a-z_0-9]+)*)(?= {2}|:|$)", listing, re.M) for name in names.split(", ")}
+        yield from (f"docs/files.md does not say what {file} of {room} does" for file in sorted(files - named))
         yield from (f"docs/files.md names {file}, which is not in {room}" for file in sorted(named - files))
 
 

@@ -58,7 +58,7 @@ void make_last(const fs::path& path) {
 
 /// What a link leads to. Throws IoError for what no file should replace, such as a device.
 fs::path target_of(fs::path path) {
-  if (stored(path)) return path;
+  if (object_path(path)) return path;
   std::error_code none;
   if (fs::is_symlink(path, none)) path = fs::weakly_canonical(path);
   const auto status = fs::status(path, none);
@@ -69,7 +69,7 @@ fs::path target_of(fs::path path) {
 }  // namespace
 
 fs::path unfinished_path(const fs::path& path) {
-  return stored(path) ? path : fs::path(path.string() + ".part");
+  return object_path(path) ? path : fs::path(path.string() + ".part");
 }
 
 /// Collects bytes until a part is full. The first part waits for the end.
@@ -119,7 +119,7 @@ class NewFile::Uploading {
 };
 
 NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfinished_path(path_)) {
-  if (const auto there = stored(path_)) {
+  if (const auto there = object_path(path_)) {
     uploading_ = std::make_unique<Uploading>(there->storage->create(there->name), path_);
     return;
   }
@@ -151,7 +151,7 @@ void NewFile::write(std::span<const std::byte> bytes) {
   }
 }
 
-void NewFile::leave_room(uint64_t bytes) {
+void NewFile::reserve(uint64_t bytes) {
   if (uploading_) uploading_->refuse("several ranks write into it");
   const auto end = ::lseek(fd_.get(), static_cast<off_t>(bytes), SEEK_CUR);
   if (end < 0 || ::ftruncate(fd_.get(), end) != 0) fail("write", part_);
@@ -195,7 +195,7 @@ void write_text(const fs::path& path, std::string_view text) {
   file.write(std::as_bytes(std::span(text)));
   file.commit();
   // Stores are not ours, so they are asked what they have taken.
-  if (stored(path) && InputFile(path).read_all() != text)
+  if (object_path(path) && InputFile(path).read_all() != text)
     throw IoError(fmt::format("{} was written, but the store gives other bytes back; save again", path.string()));
 }
 
@@ -214,7 +214,7 @@ void UnfinishedFile::close() {
 
 NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock)
     : path_(std::move(path)), part_(std::move(part)), lock_(std::move(lock)) {
-  if (stored(path_)) {
+  if (object_path(path_)) {
     if (is_there(path_)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
     return;
   }
@@ -239,7 +239,7 @@ NewFolder::~NewFolder() {
 }
 
 void NewFolder::commit() {
-  if (stored(path_)) {
+  if (object_path(path_)) {
     pending_ = false;
     return;
   }

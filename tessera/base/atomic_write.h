@@ -31,7 +31,7 @@ class NewFile {
   const std::filesystem::path& part() const { return part_; }
   void write(std::span<const std::byte> bytes);
   /// Leaves room for so many bytes, which are written through an UnfinishedFile.
-  void leave_room(uint64_t bytes);
+  void reserve(uint64_t bytes);
   /// Closes the file until overwrite() or commit(), because a process can't have many open at once. It has no lock from here on.
   void set_aside();
   /// Replaces bytes that have been written.

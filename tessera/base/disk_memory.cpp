@@ -14,16 +14,27 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <string>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
-#include "tessera/base/nameless_file.h"
+#include "tessera/base/fd.h"
 
 namespace tessera {
 namespace {
+
+/// A file that is gone when it is closed. Empty, and errno says why, if there can be none in the folder.
+Fd nameless_file(const std::filesystem::path& folder) {
+  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
+  auto name = (folder / "tessera-XXXXXX").string();  // a file system that makes no such files
+  file = Fd(::mkostemp(name.data(), O_CLOEXEC));
+  if (file) ::unlink(name.c_str());
+  return file;
+}
 
 uintptr_t page_size() {
   static const auto size = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));

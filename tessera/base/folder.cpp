@@ -26,11 +26,11 @@ void move_folder(const fs::path& from, const fs::path& to) {
   if (error) throw IoError(fmt::format("can't rename {} to {}: {}", from.string(), to.string(), error.message()));
 }
 
-std::string beginning(const Stored& folder) {
+std::string beginning(const ObjectPath& folder) {
   return folder.name.empty() ? "" : folder.name + '/';
 }
 
-std::optional<std::vector<std::string>> names_in(const Stored& folder, std::string_view begin) {
+std::optional<std::vector<std::string>> names_in(const ObjectPath& folder, std::string_view begin) {
   std::set<std::string> names;
   const auto start = beginning(folder);
   for (const auto& name : folder.storage->list(start + std::string(begin)))
@@ -42,7 +42,7 @@ std::optional<std::vector<std::string>> names_in(const Stored& folder, std::stri
 }  // namespace
 
 std::optional<std::vector<std::string>> names_in(const fs::path& folder, std::string_view start) {
-  if (const auto there = stored(folder)) return names_in(*there, start);
+  if (const auto there = object_path(folder)) return names_in(*there, start);
   std::error_code error;
   std::vector<std::string> names;
   fs::directory_iterator entry(folder, error);
@@ -88,27 +88,27 @@ std::string why_unwritable(int reason) {
 }
 
 void make_folder(const fs::path& folder) {
-  if (folder.empty() || stored(folder)) return;
+  if (folder.empty() || object_path(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), why_unwritable(error.value())));
 }
 
 bool is_folder(const fs::path& path) {
-  if (const auto there = stored(path)) return !there->storage->list(beginning(*there)).empty();
+  if (const auto there = object_path(path)) return !there->storage->list(beginning(*there)).empty();
   std::error_code unknown;
   return fs::is_directory(path, unknown);
 }
 
 std::optional<uint64_t> size_of_file(const fs::path& path) {
-  if (const auto there = stored(path)) return there->storage->size(there->name);
+  if (const auto there = object_path(path)) return there->storage->size(there->name);
   std::error_code none;
   const auto size = fs::file_size(path, none);
   return none ? std::nullopt : std::optional<uint64_t>(size);
 }
 
 void remove_tree(const fs::path& path) {
-  if (const auto there = stored(path)) {
+  if (const auto there = object_path(path)) {
     for (const auto& name : there->storage->list(beginning(*there))) there->storage->remove(name);
     if (there->storage->size(there->name)) there->storage->remove(there->name);
     return;
@@ -119,7 +119,7 @@ void remove_tree(const fs::path& path) {
 }
 
 bool is_there(const fs::path& path) {
-  if (const auto there = stored(path)) return there->storage->size(there->name) || is_folder(path);
+  if (const auto there = object_path(path)) return there->storage->size(there->name) || is_folder(path);
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) return false;
@@ -146,7 +146,7 @@ fs::path beside(fs::path path, const char* suffix) {
 }
 
 void replace_folder(const fs::path& folder, const fs::path& made) {
-  if (stored(folder))
+  if (object_path(folder))
     throw IoError(fmt::format("{} is in a store, where nothing can be renamed; save under a name of its own each time", folder.string()));
   recover_folder(folder);
   std::error_code unknown;

@@ -15,7 +15,7 @@
 namespace tessera {
 
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
-  if (const auto there = stored(path_)) {
+  if (const auto there = object_path(path_)) {
     const auto size = there->storage->size(there->name);
     if (!size) throw IoError(fmt::format("can't open {}: there is no such object", path_.string()));
     size_ = *size;

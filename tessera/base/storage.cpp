@@ -36,7 +36,7 @@ void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage) {
 }
 
 // std::filesystem makes "s3:/run" and "s3:" of "s3://run" and its parent.
-std::optional<Stored> stored(const std::filesystem::path& path) {
+std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
   const auto& text = path.native();
   const auto colon = text.find(':');
   if (colon == std::string::npos || (colon + 1 < text.size() && text[colon + 1] != '/')) return std::nullopt;
@@ -50,7 +50,7 @@ std::optional<Stored> stored(const std::filesystem::path& path) {
   }
   const auto begin = std::min(text.find_first_not_of('/', colon + 1), text.size());
   const auto end = text.find_last_not_of('/') + 1;
-  return Stored{.storage = found->second, .name = text.substr(begin, end > begin ? end - begin : 0)};
+  return ObjectPath{.storage = found->second, .name = text.substr(begin, end > begin ? end - begin : 0)};
 }
 
 }  // namespace tessera

@@ -47,11 +47,11 @@ class Storage {
 void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage);
 
 /// The storage of a path, and its name there.
-struct Stored {
+struct ObjectPath {
   std::shared_ptr<Storage> storage;
   std::string name;
 };
 /// Nothing for a path in the file system.
-std::optional<Stored> stored(const std::filesystem::path& path);
+std::optional<ObjectPath> object_path(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -91,7 +91,7 @@ void expect_writable_as(const fs::path& out, Format format) {
 }
 
 void expect_storable(const fs::path& out, Format format) {
-  if (format == Format::Tessera || !stored(out)) return;
+  if (format == Format::Tessera || !object_path(out)) return;
   throw UsageError(
       fmt::format("{} is in a store, which takes Tessera's format and not {}; write to another place", out.string(), name_of(format)));
 }

@@ -37,7 +37,7 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
 
 /// What is to be removed with a checkpoint: its folder, or a file, or several with one prefix.
 std::vector<fs::path> removable(const fs::path& checkpoint) {
-  if (stored(checkpoint))
+  if (object_path(checkpoint))
     throw UsageError(
         fmt::format("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint.string()));
   const auto format = format_of(checkpoint);

@@ -243,21 +243,21 @@ TEST(HubFolder, OfManyFilesIsWrittenWithFewOpenOnes) {
     EXPECT_LT(count_open(), before + 5);
   }
   one.close();
-  checkpoint::HubWriter rooms(folder / "rooms", entries, {}, 8);
-  for (const auto& room : rooms.leave_rooms()) {
-    UnfinishedFile file(room.file);
-    file.write(room.offset, {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
+  checkpoint::HubWriter reserved(folder / "reserved", entries, {}, 8);
+  for (const auto& bytes : reserved.reserve()) {
+    UnfinishedFile file(bytes.file);
+    file.write(bytes.offset, {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()});
     file.close();
     EXPECT_LT(count_open(), before + 5);
   }
-  rooms.close(
+  reserved.close(
       std::vector(100, checkpoint::Checksum::text(checkpoint::checksum_value({static_cast<const char*>(values.const_data_ptr()), 8}))));
-  for (const auto* name : {"one", "rooms"}) {
+  for (const auto* name : {"one", "reserved"}) {
     const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(folder / name));
     EXPECT_TRUE(at::equal(reader.read("w99"), values));
     EXPECT_EQ(names_in(folder / name)->size(), 102U);  // with the index, and the lock of the writer
   }
-  EXPECT_EQ(read_file(folder / "one/model-00100-of-00100.safetensors"), read_file(folder / "rooms/model-00100-of-00100.safetensors"));
+  EXPECT_EQ(read_file(folder / "one/model-00100-of-00100.safetensors"), read_file(folder / "reserved/model-00100-of-00100.safetensors"));
 }
 
 TEST(HubFolder, BelongsToOneJobAtATime) {

@@ -31,7 +31,7 @@ PrefixLock::PrefixLock(const fs::path& prefix, const Communicator& world) {
   step.attempt([&] {
     if (!world.is_first()) return;
     expect_usable(prefix);
-    if (stored(prefix))
+    if (object_path(prefix))
       return log(LogLevel::Warning,
                  fmt::format("{} is in a store, which can't be locked, so nothing keeps a second job from saving there", prefix.string()));
     lock_.emplace(take(prefix.string() + ".lock", prefix.string()));

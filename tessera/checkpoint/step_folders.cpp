@@ -41,12 +41,12 @@ fs::path latest_name(const fs::path& prefix) {
 
 /// Whether a store has the checkpoint, whatever names it lists: some list late what has just been written.
 bool is_listed_late(const fs::path& folder) {
-  return stored(folder) && is_there(folder / kManifestFile);
+  return object_path(folder) && is_there(folder / kManifestFile);
 }
 
 /// The folder that was saved last in a store.
 std::optional<StepFolder> last_stored(const fs::path& prefix) {
-  if (!stored(prefix) || !size_of_file(latest_name(prefix))) return {};
+  if (!object_path(prefix) || !size_of_file(latest_name(prefix))) return {};
   const auto folder = prefix.parent_path() / InputFile(latest_name(prefix)).read_all();
   const auto step = prefix_of(folder) == prefix ? step_of(folder) : std::nullopt;
   return step && is_listed_late(folder) ? std::optional(StepFolder{.step = *step, .folder = folder}) : std::nullopt;
@@ -151,7 +151,8 @@ std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world
 }
 
 void set_aside(const fs::path& folder, const std::string& why) {
-  if (stored(folder)) throw IoError(fmt::format("{} is in a store, where nothing can be renamed; remove it: {}", folder.string(), why));
+  if (object_path(folder))
+    throw IoError(fmt::format("{} is in a store, where nothing can be renamed; remove it: {}", folder.string(), why));
   auto aside = fs::path(folder.string() + ".damaged");
   for (int number = 2; is_there(aside); number++) aside = fmt::format("{}.damaged-{}", folder.string(), number);
   std::error_code error;
@@ -170,7 +171,7 @@ void expect_no_run(const fs::path& prefix) {
 
 void link_latest(const fs::path& folder) {
   const auto link = latest_name(prefix_of(folder).value());
-  if (stored(folder)) return write_text(link, folder.filename().string());  // where there are no links
+  if (object_path(folder)) return write_text(link, folder.filename().string());  // where there are no links
   const auto next = unfinished_path(link);
   std::error_code none;
   fs::remove(next, none);

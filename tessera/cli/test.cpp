@@ -48,14 +48,14 @@ struct TestFlags {
   }
 };
 
-struct Verdict {
+struct Checked {
   std::string operation;
   int checks = 0;
   int failures = 0;  // on all ranks
   std::chrono::duration<double> time{};
 };
 
-void print(const Verdict& verdict) {
+void print(const Checked& verdict) {
   fmt::print("  {:<16}{:<8}{:>4} checks{:>9.1f} ms\n", verdict.operation, verdict.failures == 0 ? "ok" : "FAILED", verdict.checks,
              verdict.time.count() * 1e3);
   std::fflush(stdout);
@@ -110,8 +110,8 @@ class HeldErrors {
 };
 
 /// Runs one operation's checks. Collective. Each rank prints the checks that failed on it.
-Verdict run_checks(const Communicator& world, const std::string& operation, std::span<const ConformanceCheck> checks) {
-  Verdict verdict{.operation = operation, .checks = static_cast<int>(checks.size())};
+Checked run_checks(const Communicator& world, const std::string& operation, std::span<const ConformanceCheck> checks) {
+  Checked verdict{.operation = operation, .checks = static_cast<int>(checks.size())};
   const auto start = std::chrono::steady_clock::now();
   for (const auto& check : checks) {
     try {

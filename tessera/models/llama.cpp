@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/grouped_attention.h"
+#include "tessera/nn/attention.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/swiglu.h"
 

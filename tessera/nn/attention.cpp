@@ -2,11 +2,75 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
 
 #include "tessera/base/error.h"
+#include "tessera/base/wide_products.h"
 #include "tessera/nn/linear.h"
 
 namespace tessera::nn {
+namespace {
+
+/// Each head of keys or values becomes a batch of its own, which all heads of queries of its group read where it is. Sizes as of the
+/// function in the header.
+at::Tensor unmasked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, bool causal, double dropout) {
+  const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
+  const auto shared = keys.size(1), groups = heads / shared;
+  const auto for_groups = [&](const at::Tensor& x) { return x.flatten(0, 1).unsqueeze(1).expand({-1, groups, -1, -1}); };
+  const auto mixed = at::scaled_dot_product_attention(queries.reshape({batch * shared, groups, length, size}), for_groups(keys),
+                                                      for_groups(values), {}, dropout, causal);
+  return mixed.view({batch, shared, groups, length, size}).permute({0, 3, 1, 2, 4}).reshape({batch, length, heads * size});
+}
+
+at::Tensor masked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const at::Tensor& mask, double dropout) {
+  const auto repeated = [&](const at::Tensor& x) { return x.repeat_interleave(queries.size(1) / x.size(1), 1); };
+  const auto mixed = at::scaled_dot_product_attention(queries, repeated(keys), repeated(values), mask.to(queries.scalar_type()), dropout);
+  return mixed.transpose(1, 2).flatten(2);
+}
+
+at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
+                       const std::vector<std::vector<int64_t>>& documents, double dropout) {
+  std::vector<at::Tensor> rows;
+  const auto of_rows = [](const at::Tensor& x) { return x.split(1, 0); };
+  const auto q = of_rows(queries), k = of_rows(keys), v = of_rows(values);
+  for (size_t row = 0; row < documents.size(); row++) {
+    const auto of_documents = [&](const at::Tensor& x) { return x.split_with_sizes(documents[row], 2); };
+    const auto own_q = of_documents(q[row]), own_k = of_documents(k[row]), own_v = of_documents(v[row]);
+    std::vector<at::Tensor> parts;
+    for (size_t i = 0; i < own_q.size(); i++) parts.push_back(unmasked(own_q[i], own_k[i], own_v[i], /*causal=*/true, dropout));
+    rows.push_back(at::cat(parts, 1));
+  }
+  return at::cat(rows, 0);
+}
+
+void expect_fit(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  const auto refuse = [](const std::string& what) { throw UsageError("grouped_attention: " + what); };
+  const bool fits = queries.dim() == 4 && keys.dim() == 4 && keys.sizes() == values.sizes() && keys.size(0) == queries.size(0) &&
+                    keys.size(1) > 0 && queries.size(1) % keys.size(1) == 0 && keys.size(3) == queries.size(3);
+  if (!fits)
+    refuse(fmt::format("queries of [{}], keys of [{}] and values of [{}] don't belong together", fmt::join(queries.sizes(), ", "),
+                       fmt::join(keys.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+  const auto* const documents = options.documents;
+  if (options.mask.defined() && (options.causal || documents != nullptr))
+    refuse(fmt::format("a mask says alone what queries see, so {} beside it has no place; put it into the mask",
+                       documents != nullptr ? "documents" : "causal"));
+  if (documents == nullptr) return;
+  if (std::ssize(*documents) != queries.size(0))
+    refuse(fmt::format("documents of {} rows for a batch of {}", documents->size(), queries.size(0)));
+  for (size_t row = 0; row < documents->size(); row++) {
+    const auto& lengths = (*documents)[row];
+    const auto all = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    if (all != queries.size(2) || all != keys.size(2) || std::ranges::any_of(lengths, [](int64_t length) { return length < 0; }))
+      refuse(fmt::format("row {} has documents of {} tokens, for {} queries and {} keys", row, fmt::join(lengths, " + "), queries.size(2),
+                         keys.size(2)));
+  }
+}
+
+}  // namespace
 
 SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& options) : options(options) {
   if (options.width <= 0 || options.heads <= 0 || options.width % options.heads != 0) {
@@ -22,6 +86,19 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& x) {
       linear(qkv, x).view({batch, length, 3, options.heads, options.width / options.heads}).permute({2, 0, 3, 1, 4}).unbind();
   const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, /*dropout_p=*/0.0, options.causal);
   return linear(out, mixed.transpose(1, 2).reshape({batch, length, options.width}));
+}
+
+at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  expect_fit(queries, keys, values, options);
+  if (queries.is_cpu() && multiplies_slowly(queries.scalar_type())) return wide_attention(queries, keys, values, options);
+  if (options.mask.defined()) return masked(queries, keys, values, options.mask, options.dropout);
+  if (options.documents != nullptr && queries.size(0) > 0) return by_document(queries, keys, values, *options.documents, options.dropout);
+  return unmasked(queries, keys, values, options.causal, options.dropout);
+}
+
+at::Tensor wide_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
+  const auto wide = [](const at::Tensor& x) { return x.to(at::kFloat); };
+  return grouped_attention(wide(queries), wide(keys), wide(values), options).to(queries.scalar_type());
 }
 
 }  // namespace tessera::nn

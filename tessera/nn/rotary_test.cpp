@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/grouped_attention.h"
+#include "tessera/nn/attention.h"
 #include "tessera/nn/swiglu.h"
 #include "tests/testing/transports.h"
 

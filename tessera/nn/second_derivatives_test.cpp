@@ -14,7 +14,6 @@
 #include "tessera/comm/self/self.h"
 #include "tessera/nn/attention.h"
 #include "tessera/nn/collectives.h"
-#include "tessera/nn/grouped_attention.h"
 #include "tessera/nn/linear.h"
 #include "tessera/nn/linear_cross_entropy.h"
 #include "tessera/nn/lora.h"

@@ -129,7 +129,7 @@ void Run::load(const std::filesystem::path& newest) {
     folder = *before;
   }
   // What is in a store keeps its name, and later folders have higher numbers.
-  const bool keeps_names = stored(newest).has_value();
+  const bool keeps_names = object_path(newest).has_value();
   all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
     if (!world.is_first()) return;
     for (const auto& [name, why] : damaged) {

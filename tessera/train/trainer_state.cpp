@@ -296,7 +296,7 @@ void Trainer::save_state(const fs::path& given) {
   expect_between_steps("save_state");
   if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
   const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
-  const bool is_stored = stored(folder).has_value();
+  const bool is_stored = object_path(folder).has_value();
   const auto made = is_stored ? folder : beside(folder, ".new");  // in a store nothing is replaced
   std::vector<checkpoint::Notes> notes;
   std::optional<NamedLock> lock;  // on the main process

@@ -5,7 +5,7 @@
 
 #include "idiom.h"
 #include "tessera/models/llama.h"
-#include "tessera/nn/grouped_attention.h"
+#include "tessera/nn/attention.h"
 #include "tessera/nn/linear_cross_entropy.h"
 #include "tessera/nn/rms_norm.h"
 #include "tessera/nn/rotary.h"

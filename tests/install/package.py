@@ -3,7 +3,6 @@ core alone trains, saves and resumes; each package adds itself; a program may ta
 
 package.py BUILD
 """
-import fnmatch
 import os
 import pathlib
 import re
@@ -11,6 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from check_rooms import files_of_packages, matches
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 
@@ -141,9 +143,8 @@ with tempfile.TemporaryDirectory() as folder:
     assert (f"loads libtorch from {torch}, so that folder must stay" in said) == torch.is_relative_to(source), said
     headers = check_headers(include, torch, compiler)
     assert {"tessera/tessera.h", "tessera/extending.h"} <= headers, headers
-    lists = re.findall(r"set\(TESSERA_\w+\s([^)]*)\)", (source / "cmake/packages.cmake").read_text())
-    patterns = [pattern for files in lists for pattern in re.sub("#.*", "", files).split()]
-    others = [name for name in headers if any(fnmatch.fnmatchcase(name, "tessera/" + pattern) for pattern in patterns)]
+    patterns = sum(files_of_packages(source).values(), [])
+    others = [name for name in headers if matches(name.removeprefix("tessera/"), patterns)]
     assert not others, f"the core has headers of other packages: {others}"
     libraries = [path.name for path in prefix.glob("lib*/lib*.so*")]
     assert all(name.startswith("libtessera.so") for name in libraries), libraries

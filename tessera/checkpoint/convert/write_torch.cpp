@@ -8,8 +8,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/checkpoint/convert/fill.h"
 #include "tessera/checkpoint/convert/python_run.h"
-#include "tessera/checkpoint/convert/rooms.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -69,7 +69,7 @@ TorchTree TreeFile::numbered_optimizer() {
 }
 
 void TreeFile::write(const fs::path& path, const TorchTree& tree, std::optional<uint64_t> save) {
-  write_rooms(source_, tensors_, DigestKind::Crc32, [&] {
+  write_reserved(source_, tensors_, DigestKind::Crc32, [&] {
     make_folder(path.parent_path());
     return std::make_unique<TorchFileWriter>(path, tree, save);
   });

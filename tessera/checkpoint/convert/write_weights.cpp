@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/convert/rooms.h"
+#include "tessera/checkpoint/convert/fill.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/formats/hub.h"
 
@@ -35,7 +35,7 @@ std::map<std::string, std::string> metadata_of(const RunSource& source) {
 
 std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
-  write_rooms(source, tensors, DigestKind::Xxh3, [&] {
+  write_reserved(source, tensors, DigestKind::Xxh3, [&] {
     make_folder(out.parent_path());
     return std::make_unique<SafetensorsWriter>(out, entries_of(tensors), metadata_of(source));
   });
@@ -44,7 +44,7 @@ std::vector<fs::path> write_safetensors(const RunSource& source, const fs::path&
 
 std::vector<fs::path> write_hub(const RunSource& source, const fs::path& out) {
   const auto tensors = by_width(source);
-  const auto writer = write_rooms(source, tensors, DigestKind::Xxh3, [&] {
+  const auto writer = write_reserved(source, tensors, DigestKind::Xxh3, [&] {
     return std::make_unique<HubWriter>(out, entries_of(tensors), metadata_of(source), source.options().max_shard_size);
   });
   return writer ? writer->files() : std::vector<fs::path>();

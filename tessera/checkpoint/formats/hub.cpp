@@ -150,7 +150,7 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
   if (shards_.size() == 1) metadata_.erase(kSaveKey);  // one file is mixed with none, and equal weights make equal files
-  if (!stored(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
+  if (!object_path(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
   before_ = files_before(folder_);
   const auto is_taken = [&](const std::string& name) { return std::ranges::find(before_, name) != before_.end(); };
   auto names = file_names(shards_.size(), 1);
@@ -189,14 +189,14 @@ void HubWriter::close_file(std::span<const std::string> checksums) {
   closed_++;
 }
 
-std::vector<Room> HubWriter::leave_rooms() {
-  std::vector<Room> rooms;
+std::vector<ReservedBytes> HubWriter::reserve() {
+  std::vector<ReservedBytes> reserved;
   while (writers_.size() < shards_.size()) {
     auto& writer = begin_file();
-    std::ranges::move(writer.leave_rooms(), std::back_inserter(rooms));
+    std::ranges::move(writer.reserve(), std::back_inserter(reserved));
     writer.set_aside();
   }
-  return rooms;
+  return reserved;
 }
 
 void HubWriter::write(const at::Tensor& tensor) {
@@ -246,7 +246,7 @@ void HubWriter::remove_others() const {
 
 void HubWriter::give_usual_names() {
   const auto names = file_names(files_.size(), 1);
-  if (files_.front() == folder_ / names.front() || stored(folder_)) return;
+  if (files_.front() == folder_ / names.front() || object_path(folder_)) return;
   const auto unusual = files_;
   std::vector<fs::path> usual;
   std::error_code none;

@@ -57,9 +57,9 @@ class HubWriter {
   /// The next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
   void close();
-  /// Instead of both: room for each tensor, which others fill.
-  std::vector<Room> leave_rooms();
-  /// When the rooms are filled: with the checksums of what is in them.
+  /// Instead of both: reserves bytes for each tensor, which others fill.
+  std::vector<ReservedBytes> reserve();
+  /// When they are filled: with the checksum of each.
   void close(std::span<const std::string> checksums);
   const std::vector<std::filesystem::path>& files() const { return files_; }
 

@@ -160,15 +160,15 @@ void SafetensorsWriter::append(const at::Tensor& values) {
   written_ = 0;
 }
 
-std::vector<Room> SafetensorsWriter::leave_rooms() {
-  std::vector<Room> rooms;
+std::vector<ReservedBytes> SafetensorsWriter::reserve() {
+  std::vector<ReservedBytes> reserved;
   uint64_t end = kLengthBytes + header_.text.size();
   for (; next_ < entries_.size(); next_++) {
-    rooms.push_back({.file = file_.part(), .offset = end});
+    reserved.push_back({.file = file_.part(), .offset = end});
     end += static_cast<uint64_t>(entries_[next_].bytes());
   }
-  file_.leave_room(end - kLengthBytes - header_.text.size());
-  return rooms;
+  file_.reserve(end - kLengthBytes - header_.text.size());
+  return reserved;
 }
 
 void SafetensorsWriter::close(std::span<const std::string> checksums) {
@@ -183,7 +183,7 @@ void SafetensorsWriter::close() {
   }
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
-  if (stored(path_)) expect_stored();
+  if (object_path(path_)) expect_stored();
 }
 
 void SafetensorsWriter::expect_stored() const {

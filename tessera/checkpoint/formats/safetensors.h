@@ -18,7 +18,7 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/checksum.h"
-#include "tessera/checkpoint/formats/room.h"
+#include "tessera/checkpoint/formats/reserved.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
 namespace tessera::checkpoint {
@@ -85,12 +85,12 @@ class SafetensorsWriter {
   void write(const at::Tensor& tensor);
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
-  /// Instead of all of these: room for each tensor, which others fill.
-  std::vector<Room> leave_rooms();
-  /// NewFile::set_aside(), for writers of many files with rooms.
+  /// Instead of all of these: reserves bytes for each tensor, which others fill.
+  std::vector<ReservedBytes> reserve();
+  /// NewFile::set_aside(), for writers of many files that others fill.
   void set_aside() { file_.set_aside(); }
   void close();
-  /// When the rooms are filled: with the checksums of what is in them.
+  /// When they are filled: with the checksum of each.
   void close(std::span<const std::string> checksums);
 
  private:

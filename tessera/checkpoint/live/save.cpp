@@ -40,7 +40,7 @@ bool is_of_a_save(const fs::path& folder) {
 
 /// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
-  if (stored(folder) && is_complete(folder))  // a store may not list it yet
+  if (object_path(folder) && is_complete(folder))  // a store may not list it yet
     throw IoError(fmt::format("there is a {} already; save under another name, or remove it", folder.string()));
   if (!is_folder(folder)) return;
   std::error_code unknown;
@@ -54,7 +54,7 @@ void make_way(const fs::path& folder, bool in_place) {
     remove_tree(folder);
     return;
   }
-  if (stored(folder))
+  if (object_path(folder))
     throw IoError(
         fmt::format("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder.string(), *why));
   set_aside(folder, *why);
@@ -98,7 +98,7 @@ class Staging {
 
 void write_rank_file(const fs::path& folder, const RankContents& rank, c10::function_ref<void()> moved) {
   const auto& record = rank.record;
-  if (!stored(folder) && !is_there(folder)) {
+  if (!object_path(folder) && !is_there(folder)) {
     throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
                               folder.string(), record.rank));
   }
@@ -141,7 +141,7 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
 /// "run/net/" is "run/net".
 fs::path lasting_name(const fs::path& folder) {
   const auto named = folder.has_filename() ? folder : folder.parent_path();
-  return named.empty() || stored(named) ? named : fs::absolute(named);
+  return named.empty() || object_path(named) ? named : fs::absolute(named);
 }
 
 uint64_t expect_savable(const fs::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
@@ -170,8 +170,8 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
       throw UsageError(fmt::format("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format)));
     if (!world.is_first()) return;
     std::optional<NamedLock> lock;
-    if (!stored(folder_)) lock.emplace(lock_place(folder_));
-    make_way(folder_, options.in_place || stored(folder_));
+    if (!object_path(folder_)) lock.emplace(lock_place(folder_));
+    make_way(folder_, options.in_place || object_path(folder_));
     made_.emplace(folder_, working_, std::move(lock));
   });
 }

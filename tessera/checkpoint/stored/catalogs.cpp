@@ -90,7 +90,7 @@ bool is_part(const fs::path& file) {
 }
 
 Format format_of(const fs::path& path) {
-  const bool in_folder = is_folder(path) || (stored(path) && is_there(path / kManifestFile));  // a store may list late
+  const bool in_folder = is_folder(path) || (object_path(path) && is_there(path / kManifestFile));  // a store may list late
   if (in_folder) {
     if (const auto format = format_of_folder(path)) return *format;
   }

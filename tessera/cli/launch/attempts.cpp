@@ -18,7 +18,6 @@
 #include "tessera/cli/launch/held_signals.h"
 #include "tessera/cli/launch/nodes.h"
 #include "tessera/cli/launch/ranks_here.h"
-#include "tessera/cli/launch/share.h"
 
 namespace tessera::cli {
 namespace {

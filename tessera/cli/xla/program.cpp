@@ -25,7 +25,7 @@
 namespace tessera::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
 
 constexpr const char* kVariable = "TESSERA_XLA_PROGRAMS";
 
@@ -45,29 +45,29 @@ std::optional<std::pair<int64_t, int64_t>> process_and_number(const std::string&
   return std::pair(process, number);
 }
 
-OrderedJson parsed(const std::filesystem::path& file) {
+Json parsed(const std::filesystem::path& file) {
   try {
-    return OrderedJson::parse(InputFile(file).read_all());
-  } catch (const OrderedJson::exception& error) {
+    return Json::parse(InputFile(file).read_all());
+  } catch (const Json::exception& error) {
     throw Error(fmt::format("{} is not what a run leaves in {}: {}", file.string(), kVariable, error.what()));
   }
 }
 
-std::vector<OrderedJson> programs_of(const OrderedJson& runs) {
-  std::vector<OrderedJson> all;
+std::vector<Json> programs_of(const Json& runs) {
+  std::vector<Json> all;
   for (const auto& run : runs) all.insert(all.end(), run.at("programs").begin(), run.at("programs").end());
   return all;
 }
 
 /// The one that was asked for, or the one that has run most often: a training step.
-void print_text(const std::vector<OrderedJson>& programs, int64_t number) {
+void print_text(const std::vector<Json>& programs, int64_t number) {
   if (number > std::ssize(programs)) throw Error(fmt::format("there is no program {}, only {}", number, counted(std::ssize(programs), "program")));
-  const auto executions = [](const OrderedJson& program) { return program.value("executions", int64_t{0}); };
+  const auto executions = [](const Json& program) { return program.value("executions", int64_t{0}); };
   const auto& chosen = number > 0 ? programs[static_cast<size_t>(number - 1)] : *std::ranges::max_element(programs, {}, executions);
   fmt::print("{}", InputFile(chosen.at("file").get<std::string>()).read_all());
 }
 
-void print_programs(const OrderedJson& runs, bool with_files) {
+void print_programs(const Json& runs, bool with_files) {
   int64_t number = 0;
   for (const auto& run : runs) {
     fmt::print("{}process    {}{}\n", number > 0 ? "\n" : "", run.at("process").get<int64_t>(),
@@ -91,7 +91,7 @@ void show(const std::filesystem::path& folder, const ProgramFlags& flags, bool w
   const auto programs = programs_of(runs);
   if (programs.empty()) throw Error(otherwise);
   if (flags.as_text) return print_text(programs, flags.number);
-  flags.as_json ? fmt::print("{}\n", OrderedJson{{"processes", runs}}.dump(2)) : print_programs(runs, with_files);
+  flags.as_json ? fmt::print("{}\n", Json{{"processes", runs}}.dump(2)) : print_programs(runs, with_files);
 }
 
 /// Runs the command to its end, or until it has run for long enough, and shows what it has compiled. What it prints goes to standard error.
@@ -113,33 +113,33 @@ int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
 
 }  // namespace
 
-OrderedJson runs_in(const std::filesystem::path& folder) {
+Json runs_in(const std::filesystem::path& folder) {
   std::map<std::pair<int64_t, int64_t>, std::string> texts;
   for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
     if (const auto which = process_and_number(name)) texts[*which] = name;
   }
-  OrderedJson runs = OrderedJson::array();
+  Json runs = Json::array();
   for (const auto& [which, name] : texts) {
     const auto& [process, number] = which;
     if (runs.empty() || runs.back().at("process") != process) {
       const auto file = folder / fmt::format("{}.json", process);
-      runs.push_back(is_there(file) ? parsed(file) : OrderedJson{{"process", process}, {"programs", OrderedJson::array()}});
+      runs.push_back(is_there(file) ? parsed(file) : Json{{"process", process}, {"programs", Json::array()}});
     }
     auto& programs = runs.back().at("programs");
-    while (std::ssize(programs) < number) programs.push_back(OrderedJson::object());  // its compiler has not come to an end
+    while (std::ssize(programs) < number) programs.push_back(Json::object());  // its compiler has not come to an end
     programs[static_cast<size_t>(number - 1)]["file"] = (folder / name).string();
   }
   return runs;
 }
 
-void print_cuts(const OrderedJson& run) {
+void print_cuts(const Json& run) {
   for (const auto& [what, key] : {std::pair("on the CPU", "fallbacks"), std::pair("cut by", "host_reads")}) {
-    const auto counts = run.value(key, OrderedJson::object());
+    const auto counts = run.value(key, Json::object());
     for (const auto& [name, times] : counts.items()) fmt::print("{:<10} {}, {}\n", what, name, counted(times.get<int64_t>(), "time"));
   }
 }
 
-void print_figures(const OrderedJson& figures) {
+void print_figures(const Json& figures) {
   if (!figures.contains("memory")) return;  // it was traced, and not compiled
   const auto& memory = figures.at("memory");
   const auto bytes = [&](const char* name) { return train::short_bytes(memory.at(name).get<double>()); };
@@ -149,7 +149,7 @@ void print_figures(const OrderedJson& figures) {
   const auto& cost = figures.at("cost");
   if (cost.contains("flops")) fmt::print("flops      {:.4g}\n", cost.at("flops").get<double>());
   if (cost.contains("bytes accessed")) fmt::print("accesses   {} of memory\n", train::short_bytes(cost.at("bytes accessed").get<double>()));
-  const auto collectives = figures.value("collectives", OrderedJson::object());
+  const auto collectives = figures.value("collectives", Json::object());
   for (const auto& [name, all] : collectives.items()) {
     fmt::print("{:<10} {}, {}\n", name, all.at("count").get<int>(), train::short_bytes(all.at("bytes").get<double>()));
   }

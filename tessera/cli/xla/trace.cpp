@@ -21,14 +21,14 @@
 namespace tessera::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
 
 constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part has then run twice
 
 /// The largest of the programs with a backward pass that were traced again, once one of them has been often enough, or at once if the run is
 /// over: the first step of a run makes moments and starting values, and is another program.
 std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_over) {
-  const OrderedJson *largest = nullptr, *of = nullptr;
+  const Json *largest = nullptr, *of = nullptr;
   int64_t most = 0;
   const auto runs = runs_in(folder);
   for (const auto& run : runs) {
@@ -36,13 +36,14 @@ std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_o
       if (!program.value("has_backward", false)) continue;
       const auto executions = program.value("executions", int64_t{0});
       most = std::max(most, executions);
-      const auto operators = [](const OrderedJson& each) { return each.value("operators", int64_t{0}); };
+      const auto operators = [](const Json& each) { return each.value("operators", int64_t{0}); };
       if (executions > 1 && (!largest || operators(program) > operators(*largest))) largest = &program, of = &run;
     }
   }
   if (!largest || (most < kRunsOfAStep && !is_over)) return std::nullopt;
-  return TracedStep{.text = InputFile(largest->at("file").get<std::string>()).read_all(),
-                    .cuts = {{"fallbacks", of->value("fallbacks", OrderedJson::object())}, {"host_reads", of->value("host_reads", OrderedJson::object())}}};
+  return TracedStep{
+      .text = InputFile(largest->at("file").get<std::string>()).read_all(),
+      .cuts = {{"fallbacks", of->value("fallbacks", Json::object())}, {"host_reads", of->value("host_reads", Json::object())}}};
 }
 
 }  // namespace

@@ -24,7 +24,7 @@
 namespace tessera::cli {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;
 
 constexpr int kDoesNotFit = 3;
 
@@ -56,14 +56,17 @@ pjrt::Plugin plugin_of(const XlaFlags& flags) {
                                 flags.topology, here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
 }
 
-OrderedJson json_of(const pjrt::Options& options) {
-  OrderedJson json = OrderedJson::object();
+Json json_of(const pjrt::Options& options) {
+  Json json = Json::object();
   for (const auto& [name, option] : options) std::visit([&, &key = name](const auto& value) { json[key] = value; }, option);
   return json;
 }
 
-OrderedJson json_of(const pjrt::DeviceDescription& device) {
-  return {{"id", device.id}, {"kind", device.kind}, {"memory", device.memory ? OrderedJson(*device.memory) : OrderedJson()}, {"attributes", json_of(device.attributes)}};
+Json json_of(const pjrt::DeviceDescription& device) {
+  return {{"id", device.id},
+          {"kind", device.kind},
+          {"memory", device.memory ? Json(*device.memory) : Json()},
+          {"attributes", json_of(device.attributes)}};
 }
 
 /// "8 of kind TPU v5p, 95.7 GB each"
@@ -104,14 +107,14 @@ int show_devices(const XlaFlags& flags) {
     devices = pjrt::Topology(plugin, flags.topology).devices();
   }
   if (flags.as_json) {
-    OrderedJson root = {{"plugin", plugin.file().string()}, {"pjrt", plugin.version()}, {"attributes", json_of(plugin.attributes())}};
+    Json root = {{"plugin", plugin.file().string()}, {"pjrt", plugin.version()}, {"attributes", json_of(plugin.attributes())}};
     if (flags.topology.empty()) {
       root["platform"] = platform;
     } else {
       root["topology"] = flags.topology;
       root["notes"] = advice_on(flags.topology);
     }
-    root["devices"] = OrderedJson::array();
+    root["devices"] = Json::array();
     for (const auto& device : devices) root["devices"].push_back(json_of(device));
     fmt::print("{}\n", root.dump(2));
     return 0;
@@ -132,7 +135,7 @@ TracedStep module_of(const XlaFlags& flags, int replicas) {
   const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
   if (runs) return traced_step(program, replicas, flags.plugin.empty() ? pjrt::Topology::plugin_for(flags.topology) : flags.plugin);
   if (program.size() > 1) throw ConfigError(fmt::format("{} is no program that can be run, so '{}' is too much", program[0], program[1]));
-  return {.text = file.read_all(), .cuts = OrderedJson::object()};
+  return {.text = file.read_all(), .cuts = Json::object()};
 }
 
 /// What a device needs for a compiled program, and what it has.
@@ -158,8 +161,8 @@ int compile(const XlaFlags& flags) {
   const auto step = module_of(flags, replicas);
   const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};
-  OrderedJson root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"notes", advice_on(flags.topology)}};
-  const bool is_cut = !step.cuts.value("host_reads", OrderedJson::object()).empty();
+  Json root = {{"topology", flags.topology}, {"devices", devices.size()}, {"replicas", replicas}, {"notes", advice_on(flags.topology)}};
+  const bool is_cut = !step.cuts.value("host_reads", Json::object()).empty();
   const std::string of_cut = "a step is cut: these are the figures of its largest part";
   if (is_cut) root["notes"].push_back(of_cut);
   std::optional<pjrt::CompiledProgram> compiled;
@@ -178,7 +181,9 @@ int compile(const XlaFlags& flags) {
   const auto figures = pjrt::figures_of(*compiled);
   const Need need{.needed = memory.arguments + memory.outputs - memory.aliased + memory.temporary, .there = devices.front().memory};
   if (flags.as_json) {
-    root.update({{"device_memory", need.there ? OrderedJson(*need.there) : OrderedJson()}, {"needed", need.needed}, {"fits", need.there ? OrderedJson(need.fits()) : OrderedJson()}});
+    root.update({{"device_memory", need.there ? Json(*need.there) : Json()},
+                 {"needed", need.needed},
+                 {"fits", need.there ? Json(need.fits()) : Json()}});
     root.update(step.cuts);
     root.update(figures);
     fmt::print("{}\n", root.dump(2));

@@ -25,14 +25,14 @@ at::Tensor as_tensor(ConstBytes bytes) {
 
 }  // namespace
 
-std::string Verdict::packed() const {
+std::string Failure::packed() const {
   return fmt::format("{} {}", culprit, reason);
 }
 
-Verdict Verdict::unpacked(const std::string& text) {
+Failure Failure::unpacked(const std::string& text) {
   const auto blank = text.find(' ');
   if (blank == std::string::npos) return {};
-  Verdict verdict{.reason = text.substr(blank + 1)};
+  Failure verdict{.reason = text.substr(blank + 1)};
   std::from_chars(text.data(), text.data() + blank, verdict.culprit);
   return verdict;
 }
@@ -63,21 +63,21 @@ void BackendHub::forget(std::span<const std::pair<int, BackendWork>> works) {
   for (const auto& entry : works) std::erase(receiving_, entry.second);
 }
 
-void BackendHub::abort(const Verdict& verdict) noexcept try {
+void BackendHub::abort(const Failure& verdict) noexcept try {
   publish(verdict);
   end(verdict);
 } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
 }
 
-std::optional<Verdict> BackendHub::verdict() {
+std::optional<Failure> BackendHub::verdict() {
   {
     std::lock_guard lock(mutex_);
     if (!verdict_.reason.empty()) return verdict_;
   }
-  if (!store_) return Verdict();
+  if (!store_) return Failure();
   try {
     const auto found = bounded(kVerdictLimit, [store = store_, key = key_] { return store->check({key}) ? store->get_to_str(key) : ""; });
-    return found ? std::optional(Verdict::unpacked(*found)) : std::nullopt;
+    return found ? std::optional(Failure::unpacked(*found)) : std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;
   }
@@ -88,7 +88,7 @@ void BackendHub::announce_verdict() noexcept try {
 } catch (const std::exception&) {  // the others then blame the rank that closes its connection
 }
 
-std::optional<Verdict> BackendHub::announced_verdict() {
+std::optional<Failure> BackendHub::announced_verdict() {
   const auto end = Clock::now() + kAnnounced;
   for (;;) {
     auto found = verdict();
@@ -122,7 +122,7 @@ void BackendHub::expect_running() const {
   if (!verdict_.reason.empty()) throw std::runtime_error(verdict_.reason);
 }
 
-void BackendHub::publish(const Verdict& verdict) {
+void BackendHub::publish(const Failure& verdict) {
   {
     std::lock_guard lock(mutex_);
     if (!verdict_.reason.empty() || !store_) return;
@@ -133,7 +133,7 @@ void BackendHub::publish(const Verdict& verdict) {
   }
 }
 
-void BackendHub::end(const Verdict& verdict) {
+void BackendHub::end(const Failure& verdict) {
   c10::intrusive_ptr<c10d::Backend> ended;  // destroyed after the lock is given back, because that waits for the backend's own threads
   std::lock_guard lock(mutex_);
   if (!verdict_.reason.empty()) return;

@@ -25,13 +25,13 @@ namespace tessera {
 using BackendWork = c10::intrusive_ptr<c10d::Work>;
 
 /// Why a group has failed, and because of which world rank.
-struct Verdict {
+struct Failure {
   std::string reason;  // empty as long as no rank has aborted
   int culprit = -1;
 
   /// The form in the store: the rank, a blank, the reason.
   std::string packed() const;
-  static Verdict unpacked(const std::string& text);
+  static Failure unpacked(const std::string& text);
 };
 
 /// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
@@ -53,15 +53,15 @@ class BackendHub {
 
   /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
   /// the reason. The first verdict of all ranks stays.
-  void abort(const Verdict& verdict) noexcept;
+  void abort(const Failure& verdict) noexcept;
 
   /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
-  std::optional<Verdict> verdict();
+  std::optional<Failure> verdict();
 
   /// A rank whose time is up has to find out who is missing, and its connections close meanwhile: the others shall wait for its verdict.
   void announce_verdict() noexcept;
   /// The verdict, also one that is announced and still to come.
-  std::optional<Verdict> announced_verdict();
+  std::optional<Failure> announced_verdict();
 
   /// A tag that none of these ranks has used with another of them.
   int32_t next_tag() const { return next_tag_; }
@@ -72,14 +72,14 @@ class BackendHub {
 
  private:
   void expect_running() const;
-  void publish(const Verdict& verdict);
-  void end(const Verdict& verdict);
+  void publish(const Failure& verdict);
+  void end(const Failure& verdict);
 
   const int rank_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<BackendWork> receiving_;
-  Verdict verdict_;
+  Failure verdict_;
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string key_;
   std::atomic<int32_t> next_tag_ = kFirstTag;

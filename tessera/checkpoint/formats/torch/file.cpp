@@ -153,10 +153,10 @@ Catalog read_torch_file(const std::filesystem::path& path) {
   return TorchFileReader(path, archive).take();
 }
 
-std::vector<Room> TorchFileWriter::leave_rooms() {
-  std::vector<Room> rooms;
-  for (const auto offset : archive_.leave_rooms()) rooms.push_back({.file = file_.part(), .offset = offset});
-  return rooms;
+std::vector<ReservedBytes> TorchFileWriter::reserve() {
+  std::vector<ReservedBytes> reserved;
+  for (const auto offset : archive_.reserve()) reserved.push_back({.file = file_.part(), .offset = offset});
+  return reserved;
 }
 
 void TorchFileWriter::close(std::span<const std::string> checksums) {

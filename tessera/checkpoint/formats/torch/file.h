@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <optional>
 
-#include "tessera/checkpoint/formats/room.h"
+#include "tessera/checkpoint/formats/reserved.h"
 #include "tessera/checkpoint/formats/torch/writer.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
@@ -31,7 +31,7 @@ class TorchFileWriter {
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
   void append(const at::Tensor& values) { archive_.append(values); }
   /// As those of SafetensorsWriter.
-  std::vector<Room> leave_rooms();
+  std::vector<ReservedBytes> reserve();
   void close(std::span<const std::string> checksums = {});
 
  private:

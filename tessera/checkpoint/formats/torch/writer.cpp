@@ -116,15 +116,15 @@ void TorchArchiveWriter::append(const at::Tensor& values) {
   written_ = 0;
 }
 
-std::vector<uint64_t> TorchArchiveWriter::leave_rooms() {
-  std::vector<uint64_t> rooms;
+std::vector<uint64_t> TorchArchiveWriter::reserve() {
+  std::vector<uint64_t> reserved;
   first_room_ = zip_.entries();
   for (; next_ < places_.size(); next_++) {
     const auto& tensor = *places_[next_].tensor;
     const auto bytes = static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(tensor.dtype);
-    rooms.push_back(zip_.leave_room(entry_name(next_), bytes));
+    reserved.push_back(zip_.reserve(entry_name(next_), bytes));
   }
-  return rooms;
+  return reserved;
 }
 
 uint64_t TorchArchiveWriter::close(std::span<const uint32_t> checksums) {

@@ -54,10 +54,10 @@ class TorchArchiveWriter {
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
   /// Instead of all of these: where in the file each tensor is to be written by others.
-  std::vector<uint64_t> leave_rooms();
+  std::vector<uint64_t> reserve();
   /// Returns the length of the archive in bytes. Throws UsageError if tensors are missing.
   uint64_t close();
-  /// When the rooms are filled: with the CRC-32 of what is in them.
+  /// When they are filled: with the CRC-32 of each.
   uint64_t close(std::span<const uint32_t> checksums);
   /// ZipArchive::checksum, of what is closed.
   const std::string& checksum() const { return zip_.checksum(); }

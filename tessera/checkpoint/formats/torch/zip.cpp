@@ -233,10 +233,10 @@ void ZipWriter::append(std::span<const std::byte> piece) {
   write(piece);
 }
 
-uint64_t ZipWriter::leave_room(std::string name, uint64_t bytes) {
+uint64_t ZipWriter::reserve(std::string name, uint64_t bytes) {
   write_header({.name = std::move(name), .bytes = bytes});
   const auto begin = end_;
-  file_.leave_room(bytes);
+  file_.reserve(bytes);
   end_ += bytes;
   return begin;
 }

@@ -53,8 +53,8 @@ class ZipWriter {
   void begin(std::string name, uint64_t bytes);
   void append(std::span<const std::byte> piece);
   void end() { set_checksum(entries_.size() - 1, entries_.back().crc32); }
-  /// The same for an entry that is written by others (see NewFile::leave_room). Returns where in the file it begins.
-  uint64_t leave_room(std::string name, uint64_t bytes);
+  /// The same for an entry that is written by others (see NewFile::reserve). Returns where in the file it begins.
+  uint64_t reserve(std::string name, uint64_t bytes);
   /// Of an entry, by its number.
   void set_checksum(size_t entry, uint32_t crc32);
   size_t entries() const { return entries_.size(); }

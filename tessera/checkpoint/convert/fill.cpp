@@ -1,4 +1,4 @@
-#include "tessera/checkpoint/convert/rooms.h"
+#include "tessera/checkpoint/convert/fill.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -37,19 +37,19 @@ void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::functio
 }
 
 /// Paths may hold any bytes but zero.
-std::string to_text(const std::vector<Room>& rooms) {
+std::string to_text(const std::vector<ReservedBytes>& reserved) {
   std::string text;
-  for (const auto& room : rooms) text += fmt::format("{} {}", room.offset, room.file.string()) + '\0';
+  for (const auto& bytes : reserved) text += fmt::format("{} {}", bytes.offset, bytes.file.string()) + '\0';
   return text;
 }
 
-std::vector<Room> from_text(const std::string& text) {
-  std::vector<Room> rooms;
+std::vector<ReservedBytes> from_text(const std::string& text) {
+  std::vector<ReservedBytes> reserved;
   for (size_t begin = 0, end; (end = text.find('\0', begin)) != std::string::npos; begin = end + 1) {
     const auto space = text.find(' ', begin);
-    rooms.push_back({.file = text.substr(space + 1, end - space - 1), .offset = std::stoull(text.substr(begin, space - begin))});
+    reserved.push_back({.file = text.substr(space + 1, end - space - 1), .offset = std::stoull(text.substr(begin, space - begin))});
   }
-  return rooms;
+  return reserved;
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& values) {
@@ -91,8 +91,8 @@ std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t,
 /// What one process does.
 class Filling {
  public:
-  Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms, DigestKind kind)
-      : source_(source), tensors_(tensors), rooms_(rooms), kind_(kind) {}
+  Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<ReservedBytes>& reserved, DigestKind kind)
+      : source_(source), tensors_(tensors), reserved_(reserved), kind_(kind) {}
 
   /// Writes its boxes.
   Told write() {
@@ -115,22 +115,22 @@ class Filling {
 
   /// Of a tensor that several have written.
   std::string digest(size_t i) const {
-    return digest_of(InputFile(rooms_[i].file), rooms_[i].offset, static_cast<uint64_t>(tensors_[i].bytes()), kind_);
+    return digest_of(InputFile(reserved_[i].file), reserved_[i].offset, static_cast<uint64_t>(tensors_[i].bytes()), kind_);
   }
 
  private:
   /// Tensors of one file come one after the other.
   UnfinishedFile& file_of(size_t i) {
-    if (file_ && opened_ == rooms_[i].file) return *file_;
+    if (file_ && opened_ == reserved_[i].file) return *file_;
     if (file_) file_->close();
-    file_.emplace(opened_ = rooms_[i].file);
+    file_.emplace(opened_ = reserved_[i].file);
     return *file_;
   }
 
   void write(size_t i, const TensorSlice& piece, const at::Tensor& values, std::vector<Part>& parts) {
     auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
-      file.write(rooms_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
+      file.write(reserved_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
       // Of parts that don't begin with the tensor, only CRCs can be put together.
       const bool goes_on = !parts.empty() && parts.back().begin + parts.back().numel == begin;
       if (parts.size() > kMostParts || (kind_ != DigestKind::Crc32 && (goes_on ? parts.size() > 1 : begin > 0))) return;
@@ -142,7 +142,7 @@ class Filling {
 
   const RunSource& source_;
   const std::vector<SourceTensor>& tensors_;
-  const std::vector<Room>& rooms_;
+  const std::vector<ReservedBytes>& reserved_;
   const DigestKind kind_;
   std::filesystem::path opened_;
   std::optional<UnfinishedFile> file_;
@@ -150,14 +150,14 @@ class Filling {
 
 }  // namespace
 
-std::vector<std::string> fill_rooms(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<Room>& rooms,
-                                    DigestKind kind) {
-  const auto plan = from_text(source.texts(to_text(rooms)).front());
+std::vector<std::string> fill_reserved(const RunSource& source, const std::vector<SourceTensor>& tensors,
+                                       const std::vector<ReservedBytes>& reserved, DigestKind kind) {
+  const auto plan = from_text(source.texts(to_text(reserved)).front());
   Filling filling(source, tensors, plan, kind);
   Told told;
   source.on_each([&] {
     std::set<std::filesystem::path> files;
-    for (const auto& room : plan) files.insert(room.file);
+    for (const auto& bytes : plan) files.insert(bytes.file);
     for (const auto& file : files) source.expect_seen(file);
     told = filling.write();
   });

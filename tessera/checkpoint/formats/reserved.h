@@ -1,4 +1,4 @@
-// Room that a file has for the values of a tensor before they are there, so that several processes can write them.
+// Bytes of a file that are reserved for the values of a tensor, so that several processes can write them.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace tessera::checkpoint {
 
 /// The values will lie behind each other in row-major order.
-struct Room {
+struct ReservedBytes {
   std::filesystem::path file;  // NewFile::part()
   uint64_t offset = 0;         // in bytes
 };
