@@ -10,6 +10,8 @@
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
 #include <tessera/models/resnet50.h>
+#include <tessera/nn/lora.h>
+#include <tessera/nn/quantize.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
