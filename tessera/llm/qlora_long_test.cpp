@@ -22,7 +22,7 @@
 namespace tessera::testing::qlora_long_test {
 namespace {
 
-constexpr int64_t kLength = 256;
+constexpr int64_t kLength = 64;
 const models::LlamaConfig kConfig{.vocab_size = 128256,
                                   .hidden_size = 4096,
                                   .intermediate_size = 14336,
