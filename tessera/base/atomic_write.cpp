@@ -1,7 +1,6 @@
 #include "tessera/base/atomic_write.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void fail(const char* what, const fs::path& path) {
-  throw IoError(fmt::format("can't {} {}: {}", what, path.string(), why_unwritable(errno)));
+  throw IoError("can't {} {}: {}", what, path, why_unwritable(errno));
 }
 
 /// Syncs the entries of the folder to disk: what was created, renamed or removed in it.
@@ -52,7 +51,7 @@ void make_last(const fs::path& path) {
   try {
     sync_folder(path.parent_path());
   } catch (const IoError& error) {
-    throw IoError(fmt::format("{}; {} is there, but may not outlast a loss of power", error.what(), path.string()));
+    throw IoError("{}; {} is there, but may not outlast a loss of power", error.what(), path);
   }
 }
 
@@ -63,7 +62,7 @@ fs::path target_of(fs::path path) {
   if (fs::is_symlink(path, none)) path = fs::weakly_canonical(path);
   const auto status = fs::status(path, none);
   if (!fs::exists(status) || fs::is_regular_file(status)) return path;
-  throw IoError(fmt::format("{} is no file that could be replaced", path.string()));
+  throw IoError("{} is no file that could be replaced", path);
 }
 
 }  // namespace
@@ -101,8 +100,7 @@ class NewFile::Uploading {
   }
 
   [[noreturn]] void refuse(const char* why) const {
-    throw IoError(
-        fmt::format("{} can't be in such a store, because {}; save in Tessera's format there, or on a disk", path_.string(), why));
+    throw IoError("{} can't be in such a store, because {}; save in Tessera's format there, or on a disk", path_, why);
   }
 
  private:
@@ -127,7 +125,7 @@ NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfin
   if (!part.file) fail("create", path_);
   // Where there are no locks, nothing is lost but this warning.
   if (part.state == LockedFile::State::Held) {
-    throw IoError(fmt::format("somebody else is writing {} now; if all ranks came here, call it on one rank", path_.string()));
+    throw IoError("somebody else is writing {} now; if all ranks came here, call it on one rank", path_);
   }
   fd_ = std::move(part.file);
   if (::ftruncate(fd_.get(), 0) == 0) return;
@@ -183,7 +181,7 @@ void NewFile::commit() {
   if (::fsync(fd_.get()) != 0) fail("write", part_);
   if (!is_at(fd_, part_)) {
     fd_ = Fd();
-    throw IoError(fmt::format("{} is not the file that was written: somebody has removed it, or writes there, too", part_.string()));
+    throw IoError("{} is not the file that was written: somebody has removed it, or writes there, too", part_);
   }
   give_name(part_, path_);
   fd_ = Fd();
@@ -196,7 +194,7 @@ void write_text(const fs::path& path, std::string_view text) {
   file.commit();
   // Stores are not ours, so they are asked what they have taken.
   if (object_path(path) && InputFile(path).read_all() != text)
-    throw IoError(fmt::format("{} was written, but the store gives other bytes back; save again", path.string()));
+    throw IoError("{} was written, but the store gives other bytes back; save again", path);
 }
 
 UnfinishedFile::UnfinishedFile(fs::path part) : part_(std::move(part)), fd_(::open(part_.c_str(), O_WRONLY | O_CLOEXEC)) {
@@ -215,18 +213,18 @@ void UnfinishedFile::close() {
 NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock)
     : path_(std::move(path)), part_(std::move(part)), lock_(std::move(lock)) {
   if (object_path(path_)) {
-    if (is_there(path_)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
+    if (is_there(path_)) throw IoError("there is a {} already; save under another name, or remove it", path_);
     return;
   }
   if (!lock_) lock_.emplace(lock_place(path_));
   std::error_code error;
   const auto status = fs::symlink_status(path_, error);
-  if (fs::exists(status)) throw IoError(fmt::format("there is a {} already; save under another name, or remove it", path_.string()));
-  if (status.type() != fs::file_type::not_found) throw IoError(fmt::format("can't look at {}: {}", path_.string(), error.message()));
+  if (fs::exists(status)) throw IoError("there is a {} already; save under another name, or remove it", path_);
+  if (status.type() != fs::file_type::not_found) throw IoError("can't look at {}: {}", path_, error.message());
   error.clear();
   fs::remove_all(part_, error);
   if (!error) fs::create_directories(part_, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", path_.string(), why_unwritable(error.value())));
+  if (error) throw IoError("can't create the folder {}: {}", path_, why_unwritable(error.value()));
   made_ = Fd(::open(part_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!made_) fail("open the folder", part_);
 }
@@ -244,8 +242,7 @@ void NewFolder::commit() {
     return;
   }
   if (!is_at(made_, part_)) {
-    throw IoError(fmt::format("{} is not the folder that this save has made: somebody has removed it, or another job writes there, too",
-                              part_.string()));
+    throw IoError("{} is not the folder that this save has made: somebody has removed it, or another job writes there, too", part_);
   }
   sync_folder(part_);
   if (part_ != path_) give_name(part_, path_);

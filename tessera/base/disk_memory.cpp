@@ -1,7 +1,6 @@
 #include "tessera/base/disk_memory.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/vfs.h>
@@ -85,7 +84,7 @@ class Region {
  public:
   Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder, std::string_view what) : bytes_(bytes) {
     const auto fail = [&](int error) {
-      throw IoError(fmt::format("can't keep {} in a file of {} bytes in {}: {}", what, on_disk, folder.string(), std::strerror(error)));
+      throw IoError("can't keep {} in a file of {} bytes in {}: {}", what, on_disk, folder, std::strerror(error));
     };
     const auto file = nameless_file(folder);
     if (!file) fail(errno);
@@ -122,14 +121,13 @@ std::filesystem::path folder_of(const DiskMemoryOptions& options) {
 
 void expect_sensible(const DiskMemoryOptions& options) {
   if (!(options.fraction >= 0 && options.fraction <= 1))
-    throw ConfigError(fmt::format("the fraction to keep on disk is {}; it lies between 0 and 1", options.fraction));
+    throw ConfigError("the fraction to keep on disk is {}; it lies between 0 and 1", options.fraction);
   const auto folder = folder_of(options);
   struct statfs status = {};
   if (::statfs(folder.c_str(), &status) != 0)
-    throw ConfigError(fmt::format("the folder {} for what is kept on disk can't be used: {}", folder.string(), std::strerror(errno)));
+    throw ConfigError("the folder {} for what is kept on disk can't be used: {}", folder, std::strerror(errno));
   if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC) {
-    throw ConfigError(fmt::format(
-        "the folder {} lies in memory (tmpfs), so nothing would be gained there; name one on a disk, or set TMPDIR", folder.string()));
+    throw ConfigError("the folder {} lies in memory (tmpfs), so nothing would be gained there; name one on a disk, or set TMPDIR", folder);
   }
 }
 

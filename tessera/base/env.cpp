@@ -1,8 +1,5 @@
 #include "tessera/base/env.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -14,7 +11,7 @@ namespace tessera {
 
 std::optional<std::string> env(const char* name) {
   if (!is_known_env(name)) {
-    throw Error(fmt::format("environment variable {} is not in the table of tessera/base/env_table.cpp; add it there", name));
+    throw Error("environment variable {} is not in the table of tessera/base/env_table.cpp; add it there", name);
   }
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;
@@ -27,7 +24,7 @@ std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
   int64_t value = 0;
   const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (failure != std::errc{} || end != text->data() + text->size() || value < low || value > high) {
-    throw ConfigError(fmt::format("environment variable {}='{}' is not a whole number from {} to {}", name, *text, low, high));
+    throw ConfigError("environment variable {}='{}' is not a whole number from {} to {}", name, *text, low, high);
   }
   return value;
 }
@@ -37,7 +34,7 @@ std::optional<size_t> env_choice(const char* name, std::span<const std::string_v
   if (!text) return std::nullopt;
   const auto found = std::ranges::find(choices, *text);
   if (found == choices.end()) {
-    throw ConfigError(fmt::format("environment variable {}='{}' is unknown; choose one of {}", name, *text, fmt::join(choices, ", ")));
+    throw ConfigError("environment variable {}='{}' is unknown; choose one of {}", name, *text, joined(choices));
   }
   return static_cast<size_t>(found - choices.begin());
 }

@@ -5,12 +5,18 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/base/format.h"
+
 namespace tessera {
 
 /// Root of all errors that Tessera throws. The message names the thing that failed and the way out.
 class Error : public std::exception {
  public:
   explicit Error(std::string message);
+  /// UsageError("there is no parameter {} in {}", name, folder)
+  template <class... Values>
+  requires(sizeof...(Values) > 0) explicit Error(Format<sizeof...(Values)> message, const Values&... values)
+      : Error(formatted(message, values...)) {}
 
   const char* what() const noexcept override { return message_.c_str(); }
 

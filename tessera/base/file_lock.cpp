@@ -63,7 +63,7 @@ bool is_at(const Fd& file, const std::filesystem::path& path) {
 
 NamedLock::NamedLock(std::filesystem::path path) : path_(std::move(path)) {
   auto [file, state] = open_locked(path_, O_RDWR | O_NOFOLLOW);
-  if (!file) throw IoError(fmt::format("can't create {}: {}", path_.string(), why_unwritable(errno)));
+  if (!file) throw IoError("can't create {}: {}", path_, why_unwritable(errno));
   state_ = state;
   if (state == LockedFile::State::Held) {
     owner_ = owner_in(file);
@@ -73,7 +73,7 @@ NamedLock::NamedLock(std::filesystem::path path) : path_(std::move(path)) {
   if (::ftruncate(file.get(), 0) != 0 || ::pwrite(file.get(), owner_.data(), owner_.size(), 0) != static_cast<ssize_t>(owner_.size())) {
     const int reason = errno;
     ::unlink(path_.c_str());
-    throw IoError(fmt::format("can't write {}: {}", path_.string(), std::strerror(reason)));
+    throw IoError("can't write {}: {}", path_, std::strerror(reason));
   }
   file_ = std::move(file);
 }
@@ -86,13 +86,13 @@ NamedLock lock_place(const std::filesystem::path& path) {
   const std::filesystem::path file = path.string() + ".lock";
   std::error_code error;
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
-  if (error) throw IoError(fmt::format("can't create {}: {}", path.string(), why_unwritable(error.value())));
+  if (error) throw IoError("can't create {}: {}", path, why_unwritable(error.value()));
   NamedLock lock(file);
   if (lock.state() == LockedFile::State::Held) {
     throw IoError(
-        fmt::format("another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks came "
-                    "here, call it on one rank",
-                    path.string(), lock.owner(), file.string()));
+        "another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks came "
+        "here, call it on one rank",
+        path, lock.owner(), file);
   }
   return lock;
 }

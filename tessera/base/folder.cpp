@@ -23,7 +23,7 @@ namespace {
 void move_folder(const fs::path& from, const fs::path& to) {
   std::error_code error;
   fs::rename(from, to, error);
-  if (error) throw IoError(fmt::format("can't rename {} to {}: {}", from.string(), to.string(), error.message()));
+  if (error) throw IoError("can't rename {} to {}: {}", from, to, error.message());
 }
 
 std::string beginning(const ObjectPath& folder) {
@@ -50,7 +50,7 @@ std::optional<std::vector<std::string>> names_in(const fs::path& folder, std::st
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     if (auto name = entry->path().filename().string(); name.starts_with(start)) names.push_back(std::move(name));
   }
-  if (error) throw IoError(fmt::format("can't read the folder {}: {}", folder.string(), error.message()));
+  if (error) throw IoError("can't read the folder {}: {}", folder, error.message());
   std::ranges::sort(names);
   return names;
 }
@@ -58,7 +58,7 @@ std::optional<std::vector<std::string>> names_in(const fs::path& folder, std::st
 TemporaryFolder::TemporaryFolder(const std::string& name) {
   const auto among = std::filesystem::temp_directory_path();
   auto made = (among / (name + "-XXXXXX")).string();
-  if (::mkdtemp(made.data()) == nullptr) throw IoError(fmt::format("can't make a folder in {}: {}", among.string(), std::strerror(errno)));
+  if (::mkdtemp(made.data()) == nullptr) throw IoError("can't make a folder in {}: {}", among, std::strerror(errno));
   path_ = made;
 }
 
@@ -91,7 +91,7 @@ void make_folder(const fs::path& folder) {
   if (folder.empty() || object_path(folder)) return;
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw IoError(fmt::format("can't create the folder {}: {}", folder.string(), why_unwritable(error.value())));
+  if (error) throw IoError("can't create the folder {}: {}", folder, why_unwritable(error.value()));
 }
 
 bool is_folder(const fs::path& path) {
@@ -115,7 +115,7 @@ void remove_tree(const fs::path& path) {
   }
   std::error_code error;
   fs::remove_all(path, error);
-  if (error) throw IoError(fmt::format("can't remove {}: {}", path.string(), error.message()));
+  if (error) throw IoError("can't remove {}: {}", path, error.message());
 }
 
 bool is_there(const fs::path& path) {
@@ -123,7 +123,7 @@ bool is_there(const fs::path& path) {
   std::error_code error;
   const auto status = fs::status(path, error);
   if (status.type() == fs::file_type::not_found) return false;
-  if (error) throw IoError(fmt::format("can't look at {}: {}", path.string(), error.message()));
+  if (error) throw IoError("can't look at {}: {}", path, error.message());
   return true;
 }
 
@@ -146,8 +146,7 @@ fs::path beside(fs::path path, const char* suffix) {
 }
 
 void replace_folder(const fs::path& folder, const fs::path& made) {
-  if (object_path(folder))
-    throw IoError(fmt::format("{} is in a store, where nothing can be renamed; save under a name of its own each time", folder.string()));
+  if (object_path(folder)) throw IoError("{} is in a store, where nothing can be renamed; save under a name of its own each time", folder);
   recover_folder(folder);
   std::error_code unknown;
   if (!is_there(folder)) return move_folder(made, folder);

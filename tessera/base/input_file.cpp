@@ -1,7 +1,6 @@
 #include "tessera/base/input_file.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,7 +16,7 @@ namespace tessera {
 InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   if (const auto there = object_path(path_)) {
     const auto size = there->storage->size(there->name);
-    if (!size) throw IoError(fmt::format("can't open {}: there is no such object", path_.string()));
+    if (!size) throw IoError("can't open {}: there is no such object", path_);
     size_ = *size;
     read_ = [there = *there](void* to, uint64_t count, uint64_t offset) {
       there.storage->read(there.name, offset, {static_cast<std::byte*>(to), count});
@@ -27,9 +26,8 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   // Without O_NONBLOCK, a pipe without a writer would keep us waiting.
   fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
-  if (!fd_ || ::fstat(fd_.get(), &status) != 0)
-    throw IoError(fmt::format("can't open {}: {}", path_.string(), why_not_opened(path_, errno)));
-  if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("{} is no file", path_.string()));
+  if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError("can't open {}: {}", path_, why_not_opened(path_, errno));
+  if (!S_ISREG(status.st_mode)) throw IoError("{} is no file", path_);
   size_ = static_cast<uint64_t>(status.st_size);
 }
 
@@ -39,8 +37,8 @@ void InputFile::read(void* to, uint64_t count, uint64_t offset) const {
   while (count > 0) {
     const auto got = ::pread(fd_.get(), next, count, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw IoError(fmt::format("can't read {}: {}", path_.string(), std::strerror(errno)));
-    if (got == 0) throw IoError(fmt::format("{} has become shorter while it was read: it ends at byte {}", path_.string(), offset));
+    if (got < 0) throw IoError("can't read {}: {}", path_, std::strerror(errno));
+    if (got == 0) throw IoError("{} has become shorter while it was read: it ends at byte {}", path_, offset);
     next += got;
     count -= static_cast<uint64_t>(got);
     offset += static_cast<uint64_t>(got);

@@ -36,13 +36,13 @@ std::optional<Identity> identity_by(const Launcher& launcher) {
   const auto size = env_int(launcher.size, 1, kMost);
   if (!rank && !size) return std::nullopt;
   if (!rank || !size) {
-    throw ConfigError(fmt::format("{} is set but {} is not; set both, or neither for a lone process; tessera launch sets them by itself",
-                                  rank ? launcher.rank : launcher.size, rank ? launcher.size : launcher.rank));
+    throw ConfigError("{} is set but {} is not; set both, or neither for a lone process; tessera launch sets them by itself",
+                      rank ? launcher.rank : launcher.size, rank ? launcher.size : launcher.rank);
   }
   if (*rank >= *size) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{}={} does not exist in a world of {}={}, whose ranks are 0 to {}; unset both, and start the program with tessera launch -n {}",
-        launcher.rank, *rank, launcher.size, *size, *size - 1, *size));
+        launcher.rank, *rank, launcher.size, *size, *size - 1, *size);
   }
   return Identity{.rank = static_cast<int>(*rank), .world_size = static_cast<int>(*size)};
 }
@@ -52,8 +52,8 @@ std::string describe(const Launcher& launcher, const Identity& identity) {
 }
 
 ConfigError contradiction(const Launcher& one, const Launcher& other) {
-  return ConfigError(fmt::format("the environment describes this process twice: {}, but {}; unset the variables that are left over",
-                                 describe(one, *identity_by(one)), describe(other, *identity_by(other))));
+  return ConfigError("the environment describes this process twice: {}, but {}; unset the variables that are left over",
+                     describe(one, *identity_by(one)), describe(other, *identity_by(other)));
 }
 
 bool agree(const Launcher& one, const Launcher& other) {
@@ -110,8 +110,8 @@ const Launcher* launcher_of_this_process() {
   // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
   if (plain != nullptr && (outer == nullptr || env("TORCHELASTIC_RUN_ID"))) return plain;
   if (outer == nullptr && env(kPmix.rank)) {
-    throw ConfigError(fmt::format("{}={} says that this process is one of several, but nothing says of how many; set {}", kPmix.rank,
-                                  *env(kPmix.rank), kPmix.size));
+    throw ConfigError("{}={} says that this process is one of several, but nothing says of how many; set {}", kPmix.rank, *env(kPmix.rank),
+                      kPmix.size);
   }
   if (outer != nullptr && plain != nullptr && !agree(*plain, *outer)) throw contradiction(*plain, *outer);
   return outer;
@@ -172,7 +172,7 @@ int restart_count() {
 }
 
 std::string first_host(const std::string& list) {
-  const auto refuse = [&] { return ConfigError(fmt::format("'{}' is no list of hosts as Slurm writes it; set MASTER_ADDR", list)); };
+  const auto refuse = [&] { return ConfigError("'{}' is no list of hosts as Slurm writes it; set MASTER_ADDR", list); };
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ','; i++) {
     if (list[i] != '[') {

@@ -4,6 +4,8 @@
 #include <functional>
 #include <string_view>
 
+#include "tessera/base/format.h"
+
 namespace tessera {
 
 enum class LogLevel { Debug, Info, Warning, Error };
@@ -30,5 +32,9 @@ LogLevel set_log_level(LogLevel level);
 void set_log_rank(int rank);
 
 void log(LogLevel level, std::string_view text);
+template <class... Values>
+requires(sizeof...(Values) > 0) void log(LogLevel level, Format<sizeof...(Values)> text, const Values&... values) {
+  log(level, formatted(text, values...));
+}
 
 }  // namespace tessera

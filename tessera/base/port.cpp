@@ -1,6 +1,5 @@
 #include "tessera/base/port.h"
 
-#include <fmt/format.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
@@ -20,7 +19,7 @@ int free_port() {
   socklen_t length = sizeof address;
   auto* const generic = reinterpret_cast<sockaddr*>(&address);
   if (!socket || ::bind(socket.get(), generic, length) != 0 || ::getsockname(socket.get(), generic, &length) != 0) {
-    throw IoError(fmt::format("no free port on this host: {}", std::strerror(errno)));
+    throw IoError("no free port on this host: {}", std::strerror(errno));
   }
   return ntohs(address.sin_port);
 }

@@ -1,7 +1,6 @@
 #include "tessera/base/process.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -54,7 +53,7 @@ std::string why_not_started(const std::string& program, int reason) {
 
 Pipe::Pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError(fmt::format("no pipe for a child process: {}", std::strerror(errno)));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError("no pipe for a child process: {}", std::strerror(errno));
   read = Fd(ends[0]);
   write = Fd(ends[1]);
 }
@@ -71,7 +70,7 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
 
   const pid_t parent = ::getpid();
   pid_ = ::fork();
-  if (pid_ < 0) throw IoError(fmt::format("can't start '{}': {}", command.front(), std::strerror(errno)));
+  if (pid_ < 0) throw IoError("can't start '{}': {}", command.front(), std::strerror(errno));
   if (pid_ == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);  // the parent died before the line above
@@ -92,7 +91,7 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
   while (told < 0 && errno == EINTR);
   if (told == sizeof reason) {
     wait(std::chrono::seconds(5));
-    throw IoError(fmt::format("can't start '{}': {}", command.front(), why_not_started(command.front(), reason)));
+    throw IoError("can't start '{}': {}", command.front(), why_not_started(command.front(), reason));
   }
   if (captured) output_ = ::fcntl(captured->read.get(), F_DUPFD_CLOEXEC, 0);
 }
@@ -113,7 +112,7 @@ std::optional<int> Process::wait(std::chrono::milliseconds limit) {
     if (reaped == pid_) {
       status_ = WIFSIGNALED(raw) ? 128 + WTERMSIG(raw) : WEXITSTATUS(raw);
     } else if (reaped < 0 && errno != EINTR) {
-      throw IoError(fmt::format("can't wait for process {}: {}", pid_, std::strerror(errno)));
+      throw IoError("can't wait for process {}: {}", pid_, std::strerror(errno));
     } else if (std::chrono::steady_clock::now() >= end) {
       return std::nullopt;
     } else {

@@ -61,8 +61,7 @@ TensorSlice whole_slice(at::IntArrayRef shape) {
 
 std::optional<TensorSlice> intersection(const TensorSlice& one, const TensorSlice& other) {
   if (one.shape != other.shape) {
-    throw UsageError(fmt::format("slices of tensors of different shapes, [{}] and [{}], can't be compared", fmt::join(one.shape, ", "),
-                                 fmt::join(other.shape, ", ")));
+    throw UsageError("slices of tensors of different shapes, [{}] and [{}], can't be compared", joined(one.shape), joined(other.shape));
   }
   auto result = one;
   for (size_t d = 0; d < one.shape.size(); d++) {
@@ -95,8 +94,7 @@ std::vector<TensorSlice> difference(const TensorSlice& slice, const TensorSlice&
 
 at::Tensor view_of(const at::Tensor& whole, const TensorSlice& slice) {
   if (whole.sizes() != at::IntArrayRef(slice.shape)) {
-    throw UsageError(fmt::format("a slice of a tensor of shape [{}] does not fit a tensor of shape [{}]", fmt::join(slice.shape, ", "),
-                                 fmt::join(whole.sizes(), ", ")));
+    throw UsageError("a slice of a tensor of shape [{}] does not fit a tensor of shape [{}]", joined(slice.shape), joined(whole.sizes()));
   }
   auto view = whole;
   for (size_t d = 0; d < slice.shape.size(); d++) view = view.narrow(static_cast<int64_t>(d), slice.offsets[d], slice.sizes[d]);
@@ -105,7 +103,7 @@ at::Tensor view_of(const at::Tensor& whole, const TensorSlice& slice) {
 
 std::vector<TensorSlice> slices_of_range(at::IntArrayRef shape, int64_t begin, int64_t numel) {
   if (const auto all = c10::multiply_integers(shape); begin < 0 || numel < 0 || begin > all || numel > all - begin) {
-    throw UsageError(fmt::format("a tensor of shape [{}] does not have {} values from index {} on", fmt::join(shape, ", "), numel, begin));
+    throw UsageError("a tensor of shape [{}] does not have {} values from index {} on", joined(shape), numel, begin);
   }
   std::vector<TensorSlice> result;
   for (int64_t taken = 0; numel > 0; begin += taken, numel -= taken) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <chrono>
@@ -117,9 +116,9 @@ class AsyncSaver::UnderWay {
     if (is_stuck_) {
       step.attempt([&] {
         throw IoError(
-            fmt::format("nothing was written for {} s, so its disk, store or device does not answer; what is written of {} is left "
-                        "there, and is no checkpoint",
-                        std::chrono::duration<double>(world.limit()).count(), work_->save.folder().string()));
+            "nothing was written for {} s, so its disk, store or device does not answer; what is written of {} is left "
+            "there, and is no checkpoint",
+            std::chrono::duration<double>(world.limit()).count(), work_->save.folder());
       });
     } else {
       step = work_->step;
@@ -149,8 +148,7 @@ class AsyncSaver::UnderWay {
         moves++;
         if (stop.stop_requested()) return;
         if (Clock::now() > last_look.load()) {
-          throw IoError(fmt::format("all ranks have written, but rank 0 does not see {}; save where all ranks see the same files",
-                                    missing->string()));
+          throw IoError("all ranks have written, but rank 0 does not see {}; save where all ranks see the same files", missing->string());
         }
         std::this_thread::sleep_for(kBetweenLooks);
       }

@@ -52,12 +52,12 @@ uint64_t checksum_of_own(ConstModuleRef model, const LocalValues& values, const 
 void expect_unchanged(ConstModuleRef model, const Base& base) {
   const BelowPaging below;
   if (checksum_of_own(model, local_values(*model), base.parameters) == base.own) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "what is frozen in the model has changed since checkpoint::base_of(model, \"{}\"), or was sharded since, so a checkpoint that "
       "refers to it would be of other weights; call base_of when the weights are in their places, and leave them (merged adapters that are "
       "taken out "
       "again change them, too)",
-      base.name));
+      base.name);
 }
 
 Base base_of(ConstModuleRef model, std::string name) {

@@ -39,9 +39,8 @@ Converted consolidate(const std::filesystem::path& checkpoint, const std::filesy
   });
   together([&] {
     if (is_there(save_path)) return;
-    throw IoError(fmt::format(
-        "{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
-        save_path.string()));
+    throw IoError("{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
+                  save_path);
   });
   const auto options = at::TensorOptions(world.traits().device).dtype(at::kLong);
   const auto numbers = at::tensor({result.parameters, result.tensors, result.bytes}, options);

@@ -40,8 +40,7 @@ void expect_used(const ConvertOptions& options) {
   const auto to = options.to;
   const ConvertOptions plain;
   const auto refuse = [&](const char* option) {
-    throw UsageError(
-        fmt::format("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : ""));
+    throw UsageError("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : "");
   };
   if (to == Format::TorchXla) {
     if (options.dtype) refuse("dtype");
@@ -59,12 +58,12 @@ void expect_sound(const fs::path& checkpoint, const fs::path& out, const Convert
   expect_storable(out, options.to);
   expect_writable_as(out, options.to);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
-    throw UsageError(fmt::format("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype)));
+    throw UsageError("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype));
   }
   expect_used(options);
   if (options.world < 1 || options.world > kMostRanks)
-    throw UsageError(fmt::format("a checkpoint can't be for {} ranks; {} are the most", options.world, kMostRanks));
-  if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
+    throw UsageError("a checkpoint can't be for {} ranks; {} are the most", options.world, kMostRanks);
+  if (options.memory < 1) throw UsageError("{} bytes of memory hold no tensor", options.memory);
 }
 
 Manifest model_only(const fs::path& checkpoint) {
@@ -92,16 +91,15 @@ void expect_writable_as(const fs::path& out, Format format) {
 
 void expect_storable(const fs::path& out, Format format) {
   if (format == Format::Tessera || !object_path(out)) return;
-  throw UsageError(
-      fmt::format("{} is in a store, which takes Tessera's format and not {}; write to another place", out.string(), name_of(format)));
+  throw UsageError("{} is in a store, which takes Tessera's format and not {}; write to another place", out, name_of(format));
 }
 
 void expect_no_blocks(const Manifest& run) {
   if (!run.optimizer.ends_with("AdamW8bit")) return;
   throw UsageError(
-      fmt::format("the state of {} is in eight bits, and only checkpoints of Tessera's format have that; convert the weights only "
-                  "(.weights_only = true)",
-                  run.optimizer));
+      "the state of {} is in eight bits, and only checkpoints of Tessera's format have that; convert the weights only "
+      "(.weights_only = true)",
+      run.optimizer);
 }
 
 void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
@@ -119,22 +117,21 @@ void expect_ending_of(const fs::path& out, Format format) {
   const bool is_torch = has_torch_extension(out), is_safetensors = extension == ".safetensors", is_gguf = extension == ".gguf";
   if (format != Format::Torch && format != Format::Safetensors && format != Format::Gguf) {
     if (!is_torch && !is_safetensors && !is_gguf) return;
-    throw UsageError(fmt::format("{} is the name of a file, but {} is a folder; leave '{}' out", out.string(), name_of(format), extension));
+    throw UsageError("{} is the name of a file, but {} is a folder; leave '{}' out", out, name_of(format), extension);
   }
   if (format == Format::Torch ? is_torch : format == Format::Gguf ? is_gguf : is_safetensors) return;
   // What begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = extension.size() < 2 || std::isdigit(static_cast<unsigned char>(extension[1])) != 0;
   if (is_none) return;
   throw UsageError(
-      fmt::format("{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
-                  "and those of GGUF in .gguf",
-                  out.string()));
+      "{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
+      "and those of GGUF in .gguf",
+      out);
 }
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {
   if (!is_inside(out, checkpoint)) return;
-  throw UsageError(
-      fmt::format("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out.string(), checkpoint.string()));
+  throw UsageError("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out, checkpoint);
 }
 
 std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
@@ -163,11 +160,10 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   expect_sound(checkpoint, out, options);
   Converted result{.from = format_of(checkpoint)};
   if (options.from && *options.from != result.from) {
-    throw UsageError(fmt::format("{} is {}, not {}", checkpoint.string(), name_of(result.from), name_of(*options.from)));
+    throw UsageError("{} is {}, not {}", checkpoint, name_of(result.from), name_of(*options.from));
   }
   if (result.from == Format::Gguf && GgufFile(checkpoint).is_adapter())
-    throw UsageError(fmt::format("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` makes a folder of peft of it",
-                                 checkpoint.string(), checkpoint.string()));
+    throw UsageError("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` makes a folder of peft of it", checkpoint, checkpoint);
   const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
   if (options.to != Format::Tessera) {
@@ -175,9 +171,9 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
     const auto base = result.from == Format::Tessera ? read_manifest(checkpoint).base : BaseRecord();
     if (!base.parameters.empty()) {
       throw UsageError(
-          fmt::format("{} holds what trains alone, of a model that is otherwise {}; go on with the run, and write its adapter "
-                      "(checkpoint::save_adapter, or --resume --adapter FOLDER), of which `tessera ckpt merge-adapter` makes a model",
-                      checkpoint.string(), base.name));
+          "{} holds what trains alone, of a model that is otherwise {}; go on with the run, and write its adapter "
+          "(checkpoint::save_adapter, or --resume --adapter FOLDER), of which `tessera ckpt merge-adapter` makes a model",
+          checkpoint, base.name);
     }
   }
   for (const auto& file : run.catalog.files) expect_outside(out, file);
@@ -188,7 +184,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
                             "only Tessera's format has it, and only its device can give more ranks generators of their own");
   const RunSource source(std::move(run), options);
   if (source.model().empty()) {
-    throw IoError(fmt::format("{} has no tensors of a model{}", checkpoint.string(), folder_of_model(checkpoint)));
+    throw IoError("{} has no tensors of a model{}", checkpoint, folder_of_model(checkpoint));
   }
   result.tensors = std::ssize(source.model()) + std::ssize(source.state()) + std::ssize(source.beside());
   result.bytes = source.bytes();

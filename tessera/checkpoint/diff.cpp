@@ -80,7 +80,7 @@ void compare(const at::Tensor& one, const at::Tensor& other, TensorDifference& r
 }  // namespace
 
 Difference diff(const fs::path& one_path, const fs::path& other_path, const DiffOptions& options) {
-  if (options.memory < 1) throw UsageError(fmt::format("{} bytes of memory hold no tensor", options.memory));
+  if (options.memory < 1) throw UsageError("{} bytes of memory hold no tensor", options.memory);
   Side one(one_path), other(other_path);
   one.take_names(other.run.optimizer);
   other.take_names(one.run.optimizer);

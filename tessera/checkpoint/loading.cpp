@@ -83,22 +83,21 @@ struct Saved {
     if (base.parameters.empty()) return base.parameters;
     const auto needs =
         fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
-    if (!contents.base) throw UsageError(fmt::format("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs));
+    if (!contents.base) throw UsageError("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs);
     expect_unchanged(*contents.model, *contents.base);
     for (const auto& [name, parameter] : named_parameters(*contents.model)) {
       const bool trains = parameter.requires_grad();
       if (trains != base.parameters.contains(name) || (!trains && !contents.base->parameters.contains(name))) continue;
-      throw UsageError(fmt::format("{}, but '{}', which {} in that run, {} here", needs, name, trains ? "is frozen" : "trains",
-                                   trains ? "trains" : "is frozen"));
+      throw UsageError("{}, but '{}', which {} in that run, {} here", needs, name, trains ? "is frozen" : "trains",
+                       trains ? "trains" : "is frozen");
     }
     if (contents.base->forms != base.forms) {
       const auto held = [](const std::string& forms) { return forms.empty() ? "as they are" : "as " + forms; };
-      throw UsageError(
-          fmt::format("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms)));
+      throw UsageError("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms));
     }
     if (contents.base->checksum != base.checksum) {
-      throw UsageError(fmt::format("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,
-                                   contents.base->name, contents.base->checksum));
+      throw UsageError("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,
+                       contents.base->name, contents.base->checksum);
     }
     return base.parameters;
   }
@@ -108,8 +107,7 @@ struct Saved {
     const bool may_differ = there.empty() ? !options.may_be_missing.empty() : here.empty() && !options.may_be_unknown.empty();
     if (here == there || may_differ) return;
     const auto named = [](const std::string& adapters) { return adapters.empty() ? "none" : adapters; };
-    throw UsageError(
-        fmt::format("the checkpoint {} has these adapters: {}; and the model here: {}", folder.string(), named(there), named(here)));
+    throw UsageError("the checkpoint {} has these adapters: {}; and the model here: {}", folder, named(there), named(here));
   }
 
   void expect_class(const fs::path& folder, const OptimizerRef& here) const {
@@ -120,7 +118,7 @@ struct Saved {
       what = "has state of an optimizer that can't be used, because " + state->second;
     if (const auto around = folder.parent_path(); there.empty() && is_accelerate_folder(around))
       what += fmt::format(" (did you mean {}?)", around.string());
-    throw UsageError(fmt::format("the checkpoint {} {}, but is loaded into a {}", folder.string(), what, here.class_name()));
+    throw UsageError("the checkpoint {} {}, but is loaded into a {}", folder, what, here.class_name());
   }
 
   Manifest manifest;
@@ -135,10 +133,10 @@ struct Saved {
 /// Throws DisagreementError on all ranks unless all of them have opened the same save.
 void expect_one_save(const Manifest& manifest, const fs::path& folder, const Communicator& world) {
   if (same_on_all(world, manifest.save, {.unit = "checkpoint"})) return;
-  throw DisagreementError(fmt::format(
+  throw DisagreementError(
       "ranks load different checkpoints, this one {}; give all of them the same folder, and keep it where all see the same files. "
       "Nothing was changed",
-      folder.string()));
+      folder);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "tessera/checkpoint/merge.h"
 
-#include <fmt/format.h>
-
 #include <set>
 
 #include "tessera/base/error.h"
@@ -28,9 +26,9 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
       expect_only_parts(path, parts, is_accelerates);
     } else if (!is_part(name) && !(is_accelerates && is_accelerate_file(name)) && !parts.contains(fs::weakly_canonical(path, unknown))) {
       throw UsageError(
-          fmt::format("{} is no part of the checkpoint, with which it would be removed; put it elsewhere, or leave the checkpoint where it "
-                      "is. Nothing was written",
-                      path.string()));
+          "{} is no part of the checkpoint, with which it would be removed; put it elsewhere, or leave the checkpoint where it "
+          "is. Nothing was written",
+          path);
     }
   }
 }
@@ -38,8 +36,7 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
 /// What is to be removed with a checkpoint: its folder, or a file, or several with one prefix.
 std::vector<fs::path> removable(const fs::path& checkpoint) {
   if (object_path(checkpoint))
-    throw UsageError(
-        fmt::format("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint.string()));
+    throw UsageError("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint);
   const auto format = format_of(checkpoint);
   const auto files = read_catalog(checkpoint).files;
   std::error_code unknown;
@@ -58,7 +55,7 @@ void remove(const std::vector<fs::path>& all) {
   for (const auto& each : all) {
     std::error_code error;
     fs::remove_all(each, error);
-    if (error) throw IoError(fmt::format("all is written, but {} can't be removed: {}", each.string(), error.message()));
+    if (error) throw IoError("all is written, but {} can't be removed: {}", each, error.message());
     if (const auto prefix = prefix_of(each)) mend_latest(*prefix);
   }
 }
@@ -67,9 +64,9 @@ void remove(const std::vector<fs::path>& all) {
 void expect_no_safetensors(const fs::path& out) {
   if (!is_hub_folder(out, kHubSafetensors)) return;
   throw UsageError(
-      fmt::format("{} has a model in safetensors already, which programs would take in place of pytorch_model.bin; remove it, or "
-                  "write elsewhere",
-                  out.string()));
+      "{} has a model in safetensors already, which programs would take in place of pytorch_model.bin; remove it, or "
+      "write elsewhere",
+      out);
 }
 
 }  // namespace

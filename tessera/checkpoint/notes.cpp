@@ -9,7 +9,7 @@
 namespace tessera::checkpoint {
 
 void Note::refuse(std::string_view why) const {
-  throw UsageError(fmt::format("the note{} is '{}': {}", name_.empty() ? "" : fmt::format(" '{}'", name_), text_, why));
+  throw UsageError("the note{} is '{}': {}", name_.empty() ? "" : fmt::format(" '{}'", name_), text_, why);
 }
 
 Note Notes::at(const std::string& name) const {
@@ -17,7 +17,7 @@ Note Notes::at(const std::string& name) const {
   if (found == notes_.end()) {
     std::vector<std::string> names;
     for (const auto& [known, note] : notes_) names.push_back(known);
-    throw UsageError(fmt::format("there is no note '{}'; {}", name, names.empty() ? "there are none" : "there are " + some_of(names)));
+    throw UsageError("there is no note '{}'; {}", name, names.empty() ? "there are none" : "there are " + some_of(names));
   }
   auto note = found->second;
   note.name_ = name;

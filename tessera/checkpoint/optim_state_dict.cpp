@@ -62,10 +62,10 @@ struct OwnState {
     if (own == state.end()) return;
     for (const auto& [key, tensor] : own->second) {
       if (tensor.dim() == 0 || tensor.sizes() == part.shard.sizes()) continue;
-      throw UsageError(fmt::format(
+      throw UsageError(
           "the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
           "it as it is",
-          key, own->first));
+          key, own->first);
     }
   }
 
@@ -122,7 +122,7 @@ class StateLoader {
     if (!unknown.empty()) faults.push_back("the model has no " + some_of({unknown.begin(), unknown.end()}));
     if (!unknown.empty()) faults.emplace_back("what may differ can be named in may_be_unknown of the options");
     faults.insert(faults.end(), misfits.begin(), misfits.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits), 5));
-    if (!faults.empty()) throw UsageError(fmt::format("the state dict is of another optimizer: {}", fmt::join(faults, "; ")));
+    if (!faults.empty()) throw UsageError("the state dict is of another optimizer: {}", joined(faults, "; "));
   }
 
   /// Throws UsageError if the source lacks values that this rank needs.
@@ -259,9 +259,9 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
   all_or_none(world, kStateDict, "can't make the state dict of its optimizer", [&] { own.emplace(optimizer, model); });
   if (!same_on_all(world, checksum_value(own->description()), kStateDict)) {
     throw DisagreementError(
-        fmt::format("the optimizers of the ranks have state for different parameters, this one for {}; some ranks may have left out steps "
-                    "that others took. checkpoint::save keeps what each rank has",
-                    own->state.size()));
+        "the optimizers of the ranks have state for different parameters, this one for {}; some ranks may have left out steps "
+        "that others took. checkpoint::save keeps what each rank has",
+        own->state.size());
   }
   expect_all_on_each(own->values, world, "the state dict of an optimizer");
   const bool wanted = !options.rank0_only || world.is_first();

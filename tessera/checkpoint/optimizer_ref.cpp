@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/optimizer_ref.h"
 
 #include <c10/util/Type.h>
-#include <fmt/format.h>
 #include <torch/optim/optimizer.h>
 
 #include <nlohmann/json.hpp>
@@ -84,9 +83,8 @@ OptimizerRef::OptimizerRef(std::initializer_list<OptimizerRef> optimizers) {
   for (const auto& optimizer : optimizers) all_.insert(all_.end(), optimizer.all_.begin(), optimizer.all_.end());
   for (const auto& one : all_) {
     if (class_of(one) == class_name()) continue;
-    throw UsageError(
-        fmt::format("a checkpoint holds the state of one class of optimizers, but was given a {} and a {}; save them under two prefixes",
-                    class_name(), class_of(one)));
+    throw UsageError("a checkpoint holds the state of one class of optimizers, but was given a {} and a {}; save them under two prefixes",
+                     class_name(), class_of(one));
   }
 }
 
@@ -99,7 +97,7 @@ States OptimizerRef::state(const torch::nn::Module& model) const {
   for (const auto& one : all_) {
     for (auto& [name, state] : std::visit([&](auto* optimizer) { return state_of(*optimizer, model); }, one)) {
       if (result.emplace(name, std::move(state)).second) continue;
-      throw UsageError(fmt::format("two optimizers have a state of the parameter '{}'; a checkpoint has room for one", name));
+      throw UsageError("two optimizers have a state of the parameter '{}'; a checkpoint has room for one", name);
     }
   }
   return result;

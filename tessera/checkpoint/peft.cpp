@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/peft.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -174,24 +173,22 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
 
 void expect_no_model(const fs::path& folder) {
   if (is_complete(folder))
-    throw UsageError(
-        fmt::format("{} is a checkpoint, and an adapter there would stand before it; write to another folder", folder.string()));
+    throw UsageError("{} is a checkpoint, and an adapter there would stand before it; write to another folder", folder);
   if (!is_hub_folder(folder) && !is_there(folder / "config.json")) return;
-  throw UsageError(
-      fmt::format("{} has a model, over which programs would put an adapter that is there, too; write to another folder", folder.string()));
+  throw UsageError("{} has a model, over which programs would put an adapter that is there, too; write to another folder", folder);
 }
 
 lora::Options read_adapter_config(const fs::path& folder) {
   const auto path = folder / kAdapterConfig;
   if (!is_there(path)) {
     const bool is_gguf = is_there(folder) && !is_folder(folder) && is_gguf_file(folder);
-    throw UsageError(fmt::format("{} is no folder of peft, which has {}{}", folder.string(), kAdapterConfig,
-                                 is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` makes one of a GGUF file" : ""));
+    throw UsageError("{} is no folder of peft, which has {}{}", folder, kAdapterConfig,
+                     is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` makes one of a GGUF file" : "");
   }
   const auto json = Json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", path.string()));
+  if (!json.is_object()) throw IoError("{} is damaged: it is no JSON object", path);
   const auto refuse = [&](const std::string& key) {
-    throw ConfigError(fmt::format("{}: {}: {} is not read here", path.string(), key, json.value(key, Json()).dump()));
+    throw ConfigError("{}: {}: {} is not read here", path, key, json.value(key, Json()).dump());
   };
   std::string at_key;
   const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
@@ -210,8 +207,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
       at_key = key;
       const auto r = value.get<double>();
       if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
-      throw ConfigError(fmt::format("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path.string(), key,
-                                    value.dump(), lora::kMostRank));
+      throw ConfigError("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path, key, value.dump(), lora::kMostRank);
     };
     options.r = rank_in("r", json.value(at_key = "r", Json(options.r)));
     take("lora_alpha", options.lora_alpha), take("use_rslora", options.use_rslora);
@@ -240,7 +236,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
     options.bias = *bias;
     return options;
   } catch (const Json::exception&) {
-    throw IoError(fmt::format("{} is damaged: {} is missing, or of another form", path.string(), at_key));
+    throw IoError("{} is damaged: {} is missing, or of another form", path, at_key);
   }
 }
 
@@ -254,25 +250,24 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
     const auto own = lora::scaling_of(lora::options_of(model, adapter), layer.name), there = lora::scaling_of(theirs, layer.name);
     if (own != there) {
       throw UsageError(
-          fmt::format("the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
-                      "checkpoint::read_adapter_config",
-                      folder.string(), there, layer.name, adapter, own));
+          "the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
+          "checkpoint::read_adapter_config",
+          folder, there, layer.name, adapter, own);
     }
   }
   const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };
   if (is_pissa(theirs) != is_pissa(lora::options_of(model, adapter))) {
     throw UsageError(
-        fmt::format("the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
-                    "(PiSSA); apply it with checkpoint::read_adapter_config",
-                    folder.string(), adapter));
+        "the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
+        "(PiSSA); apply it with checkpoint::read_adapter_config",
+        folder, adapter);
   }
   const auto stored = read_model(adapter_weights(folder)).tensors;
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
     // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
     if (in_file.find(".lora_") != std::string::npos || stored.contains(in_file)) continue;
     if (!stored.contains(kPrefix + name))
-      throw UsageError(
-          fmt::format("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder.string(), in_file, adapter));
+      throw UsageError("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder, in_file, adapter);
   }
 }
 
@@ -309,19 +304,18 @@ PlainAdapter read_adapter(const fs::path& folder) {
   }
   for (auto& [layer, weights] : adapter.layers) {
     if (!weights.a.defined() || !weights.b.defined())
-      throw IoError(fmt::format("{} is damaged: it has one matrix of '{}' without the other", path.string(), layer));
+      throw IoError("{} is damaged: it has one matrix of '{}' without the other", path, layer);
     if (adapter.options.use_dora && !weights.magnitude.defined())
-      throw IoError(fmt::format("{} is damaged: it is a DoRA without the magnitudes of '{}'", path.string(), layer));
+      throw IoError("{} is damaged: it is a DoRA without the magnitudes of '{}'", path, layer);
     if (!adapter.options.use_dora && weights.magnitude.defined())
-      throw IoError(fmt::format("{} is damaged: it has the magnitudes of a DoRA for '{}', and {} says that it is none (use_dora)",
-                                path.string(), layer, kAdapterConfig));
+      throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', and {} says that it is none (use_dora)", path, layer,
+                    kAdapterConfig);
     weights.scaling = lora::scaling_of(adapter.options, layer);
     auto as_stored = adapter.options;
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
     as_stored.rank_pattern.clear();
     if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
-      throw IoError(fmt::format("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", path.string(), layer,
-                                as_stored.r, kAdapterConfig));
+      throw IoError("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", path, layer, as_stored.r, kAdapterConfig);
     }
   }
   return adapter;
@@ -329,10 +323,10 @@ PlainAdapter read_adapter(const fs::path& folder) {
 
 void expect_on_whole_base(const PlainAdapter& adapter, const fs::path& folder) {
   if (adapter.options.init_lora_weights != lora::Init::Pissa) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and merge there, by "
       "lora::merge",
-      folder.string()));
+      folder);
 }
 
 void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const AdapterFile& about) {
@@ -364,9 +358,7 @@ class StoredAdapter {
     if (const auto whole = name_of_whole(name); !whole.empty()) {
       left_.erase(whole);
       const auto& there = file_.info(whole).shape;
-      if (sizes != there)
-        throw UsageError(
-            fmt::format("'{}' is [{}] in the model, and [{}] in the adapter", name, fmt::join(sizes, ", "), fmt::join(there, ", ")));
+      if (sizes != there) throw UsageError("'{}' is [{}] in the model, and [{}] in the adapter", name, joined(sizes), joined(there));
     }
     const auto* const weights = weights_of(name);
     if (weights == nullptr) return;
@@ -376,8 +368,8 @@ class StoredAdapter {
     if (is_matrix && b.size(0) * a.flatten(1).size(1) == c10::multiply_integers(sizes) && b.numel() == b.size(0) * a.size(0) &&
         b.size(0) == sizes[weights->of_embedding ? 1 : 0])
       return;
-    throw UsageError(fmt::format("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name,
-                                 fmt::join(sizes, ", "), fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", ")));
+    throw UsageError("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name, joined(sizes),
+                     joined(a.sizes()), joined(b.sizes()));
   }
   bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
   /// An embedding, or the output layer.
@@ -446,8 +438,7 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   for (const auto& file : model.catalog().files) {
     std::error_code unknown;
     if (!is_hub_file(file.filename().string()) || !fs::equivalent(fs::absolute(file).parent_path(), out, unknown)) continue;
-    throw UsageError(fmt::format(
-        "the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere", out.string()));
+    throw UsageError("the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere", out);
   }
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors)
@@ -455,18 +446,18 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
   for (const auto& entry : entries) stored.expect_fit(entry.name, entry.sizes);
   if (!stored.left().empty()) {
-    throw UsageError(fmt::format("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter.string(),
-                                 base.string(), some_of({stored.left().begin(), stored.left().end()})));
+    throw UsageError("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter, base,
+                     some_of({stored.left().begin(), stored.left().end()}));
   }
   for (const auto& entry : entries) {
     if (stored.changes(entry.name) && !is_plain(entry.dtype))
-      throw UsageError(fmt::format("'{}' is {}, so {} is quantised, and can't take an adapter in; merge into the model that it was made of",
-                                   entry.name, c10::toString(entry.dtype), base.string()));
+      throw UsageError("'{}' is {}, so {} is quantised, and can't take an adapter in; merge into the model that it was made of", entry.name,
+                       c10::toString(entry.dtype), base);
     if (!stored.changes_end(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
     throw UsageError(
-        fmt::format("'{}' is both the embeddings and the output layer, of which the adapter changes one: in the weight it would "
-                    "change both; use the adapter beside the model",
-                    entry.name));
+        "'{}' is both the embeddings and the output layer, of which the adapter changes one: in the weight it would "
+        "change both; use the adapter beside the model",
+        entry.name);
   }
   auto metadata = model.catalog().aliases;
   metadata["format"] = "pt";

@@ -16,11 +16,11 @@ namespace fs = std::filesystem;
 NamedLock take(const fs::path& path, const std::string& prefix) {
   NamedLock lock(path);
   if (lock.state() == LockedFile::State::Held) {
-    throw ConfigError(fmt::format("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one",
-                                  prefix, lock.owner(), path.string()));
+    throw ConfigError("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,
+                      lock.owner(), path);
   }
   if (lock.state() == LockedFile::State::NotPossible)
-    log(LogLevel::Warning, fmt::format("{} can't be locked, so nothing keeps a second job from saving there", path.string()));
+    log(LogLevel::Warning, "{} can't be locked, so nothing keeps a second job from saving there", path);
   return lock;
 }
 

@@ -23,7 +23,7 @@ double metric_of(const fs::path& folder, const std::string& name) {
   const auto manifest = read_manifest(folder);
   const auto& notes = manifest.notes.front();
   const auto found = notes.find(name);
-  if (found == notes.end()) throw UsageError(fmt::format("{} has no note '{}' by which it could be kept", folder.string(), name));
+  if (found == notes.end()) throw UsageError("{} has no note '{}' by which it could be kept", folder, name);
   Notes named;
   named[name] = found->second;
   return named.at(name).as<double>();
@@ -37,7 +37,7 @@ void remove_checkpoint(const fs::path& folder) {
 }  // namespace
 
 void expect_sensible(const Keep& keep) {
-  if (keep.last < 1) throw UsageError(fmt::format("Keep::last is {}, but the newest checkpoint always stays: give 1 or more", keep.last));
+  if (keep.last < 1) throw UsageError("Keep::last is {}, but the newest checkpoint always stays: give 1 or more", keep.last);
   if (keep.every < 0 || keep.best < 0) throw UsageError("Keep::every and Keep::best can't be negative");
   if (keep.best > 0 && keep.metric.empty()) throw UsageError("Keep::best needs a metric: the name of a note that is a number");
 }

@@ -33,25 +33,25 @@ void expect_place(const fs::path& path, const Contents& contents, const SaveOpti
   if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
   if (options.format == Format::Gguf)
     throw UsageError("a GGUF file is made of a folder of the Hugging Face Hub: save that, and give it to llm::write_gguf");
-  if (contents.base) throw UsageError(fmt::format("a checkpoint that refers to a base is of Tessera's format, not of {}", format));
+  if (contents.base) throw UsageError("a checkpoint that refers to a base is of Tessera's format, not of {}", format);
   if (options.format == Format::TorchXla) throw UsageError("rank files of torch_xla are saved by save_torch_xla");
   if (options.keep || options.in_place)
-    throw UsageError(fmt::format("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format));
+    throw UsageError("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format);
   const bool has_tensors = !contents.tensors.empty() || !contents.tensors_by_rank.empty();
   if (options.format == Format::Hub || options.format == Format::Safetensors) {
     if (contents.optimizer || has_tensors || contents.notes.begin() != contents.notes.end())
-      throw UsageError(fmt::format("{} holds the model alone; leave the optimizer, notes and tensors beside the model out", format));
+      throw UsageError("{} holds the model alone; leave the optimizer, notes and tensors beside the model out", format);
   } else if (options.format == Format::Accelerate && has_tensors) {
     const auto& tensors = contents.tensors.empty() ? contents.tensors_by_rank : contents.tensors;
-    throw UsageError(fmt::format("Accelerate's folders have no place for the tensor '{}' beside the model; save it in another format",
-                                 tensors.begin()->first));
+    throw UsageError("Accelerate's folders have no place for the tensor '{}' beside the model; save it in another format",
+                     tensors.begin()->first);
   }
 }
 
 void expect_replaceable(const fs::path& folder) {
   if (!is_there(folder) || is_accelerate_folder(folder)) return;
   if (const auto names = names_in(folder); names && names->empty()) return;
-  throw UsageError(fmt::format("{} is there already, and no folder of Accelerate's; save under another name", folder.string()));
+  throw UsageError("{} is there already, and no folder of Accelerate's; save under another name", folder);
 }
 
 /// Throws UsageError for what readers of a format for whole models would take for something else.
@@ -59,14 +59,14 @@ void expect_whole_model(ConstModuleRef model, Format format) {
   if (format != Format::Hub && format != Format::Safetensors) return;
   if (!adapters().describe(model).empty()) {
     throw UsageError(
-        fmt::format("the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
-                    "in its weights by checkpoint::merge_adapter",
-                    name_of(format)));
+        "the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
+        "in its weights by checkpoint::merge_adapter",
+        name_of(format));
   }
   const auto forms = local_values(*model).forms;
   if (forms.empty()) return;
-  throw UsageError(fmt::format("'{}' is held as {}, for which {} has no place; save it in Tessera's format", forms.begin()->first,
-                               forms.begin()->second->name, name_of(format)));
+  throw UsageError("'{}' is held as {}, for which {} has no place; save it in Tessera's format", forms.begin()->first,
+                   forms.begin()->second->name, name_of(format));
 }
 
 /// In another format than ours.
@@ -113,8 +113,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   write_run(source, out, left_out);
   source.end_on_first([&] {
     if (out != path) replace_folder(path, out);
-    for (const auto& [name, why] : left_out)
-      log(LogLevel::Warning, fmt::format("{} is saved without the note '{}': {}", path.string(), printable(name), why));
+    for (const auto& [name, why] : left_out) log(LogLevel::Warning, "{} is saved without the note '{}': {}", path, printable(name), why);
   });
 }
 

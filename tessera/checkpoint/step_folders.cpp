@@ -114,7 +114,7 @@ std::optional<StepFolder> newest(const fs::path& prefix, Check check, std::optio
       if (const auto faults = verify(each->folder).faults; !faults.empty()) why = faults.front();
     }
     if (!why) return *each;
-    log(LogLevel::Warning, fmt::format("passing over a checkpoint that can't be loaded: {}", *why));
+    log(LogLevel::Warning, "passing over a checkpoint that can't be loaded: {}", *why);
   }
   return {};
 }
@@ -143,30 +143,27 @@ std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world
     }
     if (const auto named = step_folder(prefix, step); !found && is_listed_late(named)) found = {.step = step, .folder = named};
     if (found) return;
-    throw IoError(
-        fmt::format("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
-                    step_folder(prefix, step).string()));
+    throw IoError("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
+                  step_folder(prefix, step).string());
   });
   return found->folder;
 }
 
 void set_aside(const fs::path& folder, const std::string& why) {
-  if (object_path(folder))
-    throw IoError(fmt::format("{} is in a store, where nothing can be renamed; remove it: {}", folder.string(), why));
+  if (object_path(folder)) throw IoError("{} is in a store, where nothing can be renamed; remove it: {}", folder, why);
   auto aside = fs::path(folder.string() + ".damaged");
   for (int number = 2; is_there(aside); number++) aside = fmt::format("{}.damaged-{}", folder.string(), number);
   std::error_code error;
   fs::rename(folder, aside, error);
-  if (error) throw IoError(fmt::format("can't set {} aside ({}): {}", folder.string(), why, error.message()));
-  log(LogLevel::Warning, fmt::format("set aside as {}: {}", aside.string(), why));
+  if (error) throw IoError("can't set {} aside ({}): {}", folder, why, error.message());
+  log(LogLevel::Warning, "set aside as {}: {}", aside, why);
 }
 
 void expect_no_run(const fs::path& prefix) {
   const auto name = prefix.has_filename() ? prefix : prefix.parent_path();
   const auto folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
   if (!is_there(folder) || step_folders(name).empty()) return;
-  throw UsageError(
-      fmt::format("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name.string()));
+  throw UsageError("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name);
 }
 
 void link_latest(const fs::path& folder) {
@@ -190,7 +187,7 @@ void mend_latest(const fs::path& prefix) {
 
 void expect_usable(const fs::path& prefix) {
   if (!prefix.has_filename()) {
-    throw UsageError(fmt::format("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix.string()));
+    throw UsageError("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix);
   }
   const NewFolder trial(fmt::format("{}-trial-{:08x}", prefix.string(), std::random_device()()));
 }

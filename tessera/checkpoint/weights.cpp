@@ -28,7 +28,7 @@ class Renames {
       try {
         pairs_.emplace_back(std::regex(pattern), replacement);
       } catch (const std::regex_error& error) {
-        throw UsageError(fmt::format("'{}' in the option renamed is no regular expression: {}", pattern, error.what()));
+        throw UsageError("'{}' in the option renamed is no regular expression: {}", pattern, error.what());
       }
     }
   }
@@ -46,7 +46,7 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
   decltype(catalog.tensors) tensors;
   for (auto& [name, tensor] : catalog.tensors) {
     if (!tensors.try_emplace(renames(name), std::move(tensor)).second)
-      throw UsageError(fmt::format("the option renamed makes '{}' of '{}' and of another tensor", renames(name), name));
+      throw UsageError("the option renamed makes '{}' of '{}' and of another tensor", renames(name), name);
   }
   decltype(catalog.aliases) aliases;
   for (const auto& [alias, first] : catalog.aliases) aliases[renames(alias)] = renames(first);

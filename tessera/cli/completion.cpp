@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 
+#include "tessera/base/format.h"
 #include "tessera/cli/command_tree.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/help.h"
@@ -18,10 +19,6 @@ namespace {
 /// In single quotes of a shell. `quote` is how it writes one of these inside.
 std::string in_quotes(const std::string& text, const std::string& quote = R"('\'')") {
   return "'" + CLI::detail::find_and_replace(text, "'", quote) + "'";
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  return fmt::format("{}", fmt::join(words, " "));
 }
 
 // --- bash ------------------------------------------------------------------------------------------------------------------------------
@@ -92,11 +89,11 @@ std::string for_bash(const CommandWords& top) {
       std::vector<std::string> patterns;
       for (const auto& name : flag.names) patterns.push_back(in_quotes(command->path + " " + name));
       values += fmt::format("    {}) rest={} choices={} ;;\n", fmt::join(patterns, " | "), bash_kind(flag.value),
-                            in_quotes(joined(flag.choices)));
+                            in_quotes(joined(flag.choices, " ")));
     }
     commands += fmt::format("    {})\n      commands={}\n      flags={}\n      valued={}\n      rest={} choices={} ;;\n",
-                            in_quotes(command->path), in_quotes(joined(names)), in_quotes(joined(flags)), in_quotes(joined(valued)),
-                            bash_kind(command->rest), in_quotes(joined(command->choices)));
+                            in_quotes(command->path), in_quotes(joined(names, " ")), in_quotes(joined(flags, " ")),
+                            in_quotes(joined(valued, " ")), bash_kind(command->rest), in_quotes(joined(command->choices, " ")));
   }
   return fmt::format(
              "# Completion of tessera for bash. In ~/.bashrc: source <(tessera completion bash)\n\n"
@@ -127,14 +124,14 @@ std::string escaped(std::string text, const std::string& letters) {
 }
 
 std::string zsh_action(Words words, const std::vector<std::string>& choices) {
-  return words == Words::Choices ? "(" + joined(choices) + ")" : words == Words::Paths ? "_files" : " ";
+  return words == Words::Choices ? "(" + joined(choices, " ") + ")" : words == Words::Paths ? "_files" : " ";
 }
 
 /// '(-n --ranks)-n[How many]:value: '. One line for each name.
 std::string zsh_flag(const FlagWords& flag) {
   std::string lines;
   for (const auto& name : flag.names) {
-    auto spec = fmt::format("({}){}", joined(flag.names), name);
+    auto spec = fmt::format("({}){}", joined(flag.names, " "), name);
     if (flag.value != Words::None) spec += name.starts_with("--") ? "=" : "+";
     spec += "[" + escaped(flag.description, "[]\\:") + "]";
     if (flag.value != Words::None) spec += ":value:" + zsh_action(flag.value, flag.choices);
@@ -187,10 +184,10 @@ std::string for_fish(const CommandWords& top) {
       for (const auto& name : flag.names) lines += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
       if (flag.value == Words::Paths) lines += " -r -F";
       if (flag.value == Words::Any) lines += " -x";
-      if (flag.value == Words::Choices) lines += " -x -a " + quoted_here(joined(flag.choices));
+      if (flag.value == Words::Choices) lines += " -x -a " + quoted_here(joined(flag.choices, " "));
       lines += " -d " + quoted_here(flag.description) + "\n";
     }
-    if (command->rest == Words::Choices) lines += fmt::format("{} -a {}\n", here, quoted_here(joined(command->choices)));
+    if (command->rest == Words::Choices) lines += fmt::format("{} -a {}\n", here, quoted_here(joined(command->choices, " ")));
     if (command->rest == Words::Paths) lines += here + " -F\n";
     if (command->rest == Words::Program) lines += here + " -x -a '(__fish_complete_subcommand --fcs-skip=2)'\n" + here + " -F\n";
   }

@@ -38,9 +38,10 @@ void load_packages() {
 void expect_package(const std::string& package, std::string_view what) {
   const auto& fault = faults().at(package);
   if (fault.empty()) return;
-  throw ConfigError(fmt::format("{} needs Tessera's package {}, which is not here ({}); in Tessera's folder, build all of it (cmake --build build){}, and install it "
-                                "again if this is an installation",
-                                what, package, fault, package == "xla" ? " where the wheel xla-cpu-pjrt is beside libtorch" : ""));
+  throw ConfigError(
+      "{} needs Tessera's package {}, which is not here ({}); in Tessera's folder, build all of it (cmake --build build){}, and install it "
+      "again if this is an installation",
+      what, package, fault, package == "xla" ? " where the wheel xla-cpu-pjrt is beside libtorch" : "");
 }
 
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen) {

@@ -2,7 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -251,7 +250,7 @@ void expect_one_master(bool has_choice) {
         "and --transport out, or start the command by itself");
   }
   if (const auto given = env("TESSERA_TRANSPORT")) {
-    throw ConfigError(fmt::format("TESSERA_TRANSPORT='{}' is set, but this command goes by --transport; unset it", *given));
+    throw ConfigError("TESSERA_TRANSPORT='{}' is set, but this command goes by --transport; unset it", *given);
   }
 }
 

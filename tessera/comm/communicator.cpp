@@ -18,19 +18,19 @@ namespace {
 /// The shards of a parameter hold different values on each rank, so all_reduce and broadcast would mix them.
 void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same "
       "places. Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
-      operation));
+      operation);
 }
 
 /// Autograd records no collective, so the gradient of what this one reads, or of what it writes over, would be wrong without a word.
 void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
   if (!c10::GradMode::is_enabled() || !tensor.defined() || !tensor.requires_grad()) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} was given a tensor that requires a gradient, and autograd would not know of it; call tessera::nn::{}(tensor, world) of "
       "tessera/nn/collectives.h, which has a gradient, or if none is to flow, pass tensor.detach()",
-      operation, operation));
+      operation, operation);
 }
 
 void expect_no_graph(std::span<const Piece> pieces, std::string_view operation) {
@@ -49,14 +49,14 @@ void note_write(const at::Tensor& tensor) {
 
 Communicator::Communicator(std::shared_ptr<Group> group, std::chrono::milliseconds limit) : group_(std::move(group)), limit_(limit) {
   if (limit_ <= std::chrono::milliseconds::zero()) {
-    throw UsageError(fmt::format("a time limit of {} ms leaves no time for any operation; give a positive one", limit_.count()));
+    throw UsageError("a time limit of {} ms leaves no time for any operation; give a positive one", limit_.count());
   }
 }
 
 int Communicator::rank() const {
   const auto& ranks = local_ranks();
   if (ranks.size() != 1) {
-    throw UsageError(fmt::format("this process stands for all {} ranks of '{}'; ask for local_ranks()", ranks.size(), traits().name));
+    throw UsageError("this process stands for all {} ranks of '{}'; ask for local_ranks()", ranks.size(), traits().name);
   }
   return ranks.front();
 }
@@ -128,7 +128,7 @@ SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
-  if (flat.dim() != 1) throw UsageError(fmt::format("own_chunk takes flat tensors; this one has {} dimensions", flat.dim()));
+  if (flat.dim() != 1) throw UsageError("own_chunk takes flat tensors; this one has {} dimensions", flat.dim());
   const int64_t chunk = (flat.numel() + size() - 1) / size();
   std::vector<at::Tensor> parts;
   if (std::ssize(local_ranks()) > 1) {  // views of one tensor, so that an engine can take each rank's from there
@@ -163,7 +163,7 @@ at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
   const auto ranks = std::ssize(local_ranks());
   if (!rows.defined() || rows.dim() == 0 || rows.size(0) % ranks != 0) {
     const auto what = rows.defined() ? fmt::format("a tensor with sizes [{}]", fmt::join(rows.sizes(), ", ")) : std::string("an undefined tensor");
-    throw UsageError(fmt::format("{} has no equal parts for the {} ranks that this process stands for", what, ranks));
+    throw UsageError("{} has no equal parts for the {} ranks that this process stands for", what, ranks);
   }
   return from_replicas(rows.chunk(ranks)).to(traits().device);
 }

@@ -54,7 +54,7 @@ at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype
 void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
   if (actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type() && at::equal(actual, expected)) return;
   const auto wrong = actual.sizes() == expected.sizes() ? actual.ne(expected).sum().item<int64_t>() : int64_t{-1};
-  throw Error(fmt::format("{} of {} values are wrong", wrong, expected.numel()));
+  throw Error("{} of {} values are wrong", wrong, expected.numel());
 }
 
 void expect_equal(const Communicator& world, const at::Tensor& actual, const OfRank& expected) {
@@ -96,7 +96,7 @@ void expect_error(const std::function<void()>& act, std::string_view words) {
     act();
   } catch (const E& error) {
     if (std::string_view(error.what()).find(words) != std::string_view::npos) return;
-    throw Error(fmt::format("the error does not say '{}': {}", words, error.what()));
+    throw Error("the error does not say '{}': {}", words, error.what());
   }
   throw Error("an error was due, but none came");
 }
@@ -149,7 +149,7 @@ void check_split(const Communicator& world) {
   for (int r = 0; r < world.size(); r++) colors.push_back(r % 2);
   const auto half = world.split(colors);
   const int first = world.local_ranks().front(), first_of_half = half.local_ranks().front();
-  if (first_of_half != first / 2) throw Error(fmt::format("rank {} became {} among every second", first, first_of_half));
+  if (first_of_half != first / 2) throw Error("rank {} became {} among every second", first, first_of_half);
   const auto sum = given(world, [&](int rank) { return at::full({1}, int64_t{sender(world, rank)}, at::kLong); });
   half.all_reduce(sum).wait();
   expect_equal(world, sum, [&](int rank) {

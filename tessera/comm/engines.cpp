@@ -1,8 +1,5 @@
 #include "tessera/comm/engines.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <ranges>
 #include <vector>
@@ -65,8 +62,7 @@ AddedEngine::AddedEngine(const Engine& engine) {
 const Engine& engine_named(std::string_view name) {
   const auto found = std::ranges::find(engines(), name, &Engine::name);
   if (found != engines().end()) return *found;
-  throw UsageError(
-      fmt::format("no transport is called '{}'; there are {}", name, fmt::join(engines() | std::views::transform(&Engine::name), ", ")));
+  throw UsageError("no transport is called '{}'; there are {}", name, joined(engines() | std::views::transform(&Engine::name)));
 }
 
 }  // namespace tessera

@@ -2,7 +2,6 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -52,8 +51,7 @@ std::string chosen_transport(const InitOptions& options) {
     return std::string(given ? names[*given] : kAuto);
   }
   if (std::ranges::find(names, options.transport) != names.end()) return options.transport;
-  throw UsageError(
-      fmt::format("no transport of a launched program is called '{}'; there are {}", options.transport, fmt::join(names, ", ")));
+  throw UsageError("no transport of a launched program is called '{}'; there are {}", options.transport, joined(names));
 }
 
 /// Numbers hosts by their names.
@@ -68,7 +66,7 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
   try {
     return topology_of(all_gather_texts(link, host_id(), Clock::now() + limit));
   } catch (const LinkFailure& failure) {
-    throw CommError(fmt::format("rank {} can't start: {}", link.rank(), why_not_started(failure)));
+    throw CommError("rank {} can't start: {}", link.rank(), why_not_started(failure));
   }
 }
 
@@ -103,13 +101,12 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
   for (size_t rank = 0; rank < ranks.size(); rank++) {
     const auto& other = ranks[rank];
     if (other.transport != one.transport) {
-      throw ConfigError(fmt::format("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport,
-                                    rank, other.transport));
+      throw ConfigError("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport, rank,
+                        other.transport);
     }
     if (other.device.type() != one.device.type()) {
-      throw ConfigError(
-          fmt::format("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
-                      one.device.str(), rank, other.device.str()));
+      throw ConfigError("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
+                        one.device.str(), rank, other.device.str());
     }
   }
   return ranks;
@@ -139,8 +136,8 @@ void warn_of_threads(int rank, int ranks_here) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   const int threads = at::get_num_threads();
   if (rank != 0 || ranks_here == 1 || threads == 1 || env("OMP_NUM_THREADS") || threads * ranks_here <= cores) return;
-  log(LogLevel::Warning, fmt::format("each of the {} ranks here computes with {} threads, on {} cores; OMP_NUM_THREADS={} would be faster",
-                                     ranks_here, threads, cores, std::max(1, cores / ranks_here)));
+  log(LogLevel::Warning, "each of the {} ranks here computes with {} threads, on {} cores; OMP_NUM_THREADS={} would be faster", ranks_here,
+      threads, cores, std::max(1, cores / ranks_here));
 }
 
 /// Sets the rank of log lines. Rank 0 warns of unknown environment variables, once, for all ranks.
@@ -168,8 +165,8 @@ std::optional<Communicator> world_of_this_process(const InitOptions& options) {
 Communicator lone_world(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   if (transport != kAuto && engine_named(transport).reach != Engine::Reach::OneRank) {
-    throw ConfigError(
-        fmt::format("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun", transport));
+    throw ConfigError("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
+                      transport);
   }
   start_log(0);
   return self_world(0, device_of(options, transport, 0)).with_limit(options.operation_limit);
@@ -274,7 +271,7 @@ Communicator init(const InitOptions& options) {
 Communicator init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, const InitOptions& options) {
   if (!store) throw UsageError("init needs a store to meet in; this one is null");
   if (world_size < 1 || rank < 0 || rank >= world_size) {
-    throw UsageError(fmt::format("there is no rank {} in a world of {}", rank, world_size));
+    throw UsageError("there is no rank {} in a world of {}", rank, world_size);
   }
   start_log(rank);
   return join(store, {.rank = rank, .world_size = world_size}, options, start_wait(options, "in the store of the program"));
@@ -286,7 +283,7 @@ Communicator init(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Ini
   try {
     backend = group->getBackend(c10::DeviceType::CPU);
   } catch (const std::exception& error) {
-    throw UsageError(fmt::format("the process group has no backend that moves host memory: {}", error.what()));
+    throw UsageError("the process group has no backend that moves host memory: {}", error.what());
   }
   start_log(backend->getRank());
   auto link = backend_link(backend, group->getStore(), options.start_limit);

@@ -22,7 +22,7 @@ std::string text_of(const std::vector<MeshAxis>& axes) {
 /// The axes with their sizes, the one that was left open filled in.
 std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> axes) {
   const auto refuse = [&](std::string_view why) {
-    throw UsageError(fmt::format("a mesh of the axes {} {}", axes.empty() ? "(none)" : text_of(axes), why));
+    throw UsageError("a mesh of the axes {} {}", axes.empty() ? "(none)" : text_of(axes), why);
   };
   if (axes.empty()) refuse("has no place for a rank; give at least one, such as {\"shard\", -1}");
   int64_t known = 1;
@@ -113,7 +113,7 @@ Mesh::Mesh(Communicator world, std::vector<MeshAxis> axes)
 
 Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<int>>& groups) {
   const auto refuse = [&](const std::string& why) {
-    throw UsageError(fmt::format("groups {} {}; every rank from 0 to {} is in exactly one", groups, why, world.size() - 1));
+    throw UsageError("groups {} {}; every rank from 0 to {} is in exactly one", fmt::format("{}", groups), why, world.size() - 1);
   };
   std::vector<int> colors(static_cast<size_t>(world.size()), -1);
   for (size_t i = 0; i < groups.size(); i++) {
@@ -148,9 +148,9 @@ Mesh Mesh::by_host(const Communicator& world) {
   }
   if (!is_even) {
     throw UsageError(
-        fmt::format("a mesh by hosts needs the same number of ranks on each, but {}; start as many on each, or give the mesh by hand, "
-                    "as Mesh(world, {{.replicate = 2, .shard = -1}})",
-                    fmt::join(hosts, ", ")));
+        "a mesh by hosts needs the same number of ranks on each, but {}; start as many on each, or give the mesh by hand, "
+        "as Mesh(world, {{.replicate = 2, .shard = -1}})",
+        joined(hosts));
   }
   std::vector<MeshAxis> axes = {{.name = "replicate", .size = topology.hosts()}, {.name = "shard", .size = static_cast<int>(per_host)}};
   auto groups = groups_along(world, axes, places);
@@ -158,7 +158,7 @@ Mesh Mesh::by_host(const Communicator& world) {
 }
 
 Mesh Mesh::sub(const std::vector<std::string>& axes) const {
-  if (axes.empty()) throw UsageError(fmt::format("a part of the mesh {} needs at least one of its axes", text_of(axes_)));
+  if (axes.empty()) throw UsageError("a part of the mesh {} needs at least one of its axes", text_of(axes_));
   std::vector<size_t> along;
   std::vector<MeshAxis> kept;
   std::vector<Communicator> groups;
@@ -168,8 +168,7 @@ Mesh Mesh::sub(const std::vector<std::string>& axes) const {
     groups.push_back(groups_[along.back()]);
   }
   if (std::ranges::adjacent_find(along, std::greater_equal<>()) != along.end()) {
-    throw UsageError(
-        fmt::format("axes of a part come once each, in the order of the mesh, {}; given were {}", text_of(axes_), fmt::join(axes, ", ")));
+    throw UsageError("axes of a part come once each, in the order of the mesh, {}; given were {}", text_of(axes_), joined(axes));
   }
   if (kept.size() == axes_.size()) return *this;
   const auto colors = tessera::colors(axes_, places_, along);
@@ -188,14 +187,14 @@ Mesh Mesh::sub(const std::vector<std::string>& axes) const {
 size_t Mesh::index_of(std::string_view axis) const {
   const auto found = std::ranges::find(axes_, axis, &MeshAxis::name);
   if (found != axes_.end()) return static_cast<size_t>(found - axes_.begin());
-  throw UsageError(fmt::format("the mesh has no axis '{}'; it is {}", axis, text_of(axes_)));
+  throw UsageError("the mesh has no axis '{}'; it is {}", axis, text_of(axes_));
 }
 
 void Mesh::refuse() const {
   throw UsageError(
-      fmt::format("a mesh of {} has too many axes to shard a model over: take one that shards, or one that replicates and one that shards, "
-                  "as mesh.sub({{\"{}\", \"{}\"}})",
-                  text_of(axes_), axes_[axes_.size() - 2].name, axes_.back().name));
+      "a mesh of {} has too many axes to shard a model over: take one that shards, or one that replicates and one that shards, "
+      "as mesh.sub({{\"{}\", \"{}\"}})",
+      text_of(axes_), axes_[axes_.size() - 2].name, axes_.back().name);
 }
 
 }  // namespace tessera

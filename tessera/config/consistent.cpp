@@ -34,8 +34,8 @@ std::string valued(const Settings& settings, std::string_view key) {
 }
 
 [[noreturn]] void contradict(const Settings& settings, std::string_view key, std::string_view other) {
-  throw ConfigError(fmt::format("{}: {} contradicts {} ({}); leave one of them out", place_of(settings, key), valued(settings, key),
-                                valued(settings, other), place_of(settings, other)));
+  throw ConfigError("{}: {} contradicts {} ({}); leave one of them out", place_of(settings, key), valued(settings, key),
+                    valued(settings, other), place_of(settings, other));
 }
 
 /// Two values that can't hold together. Without a value, any but the usual one is meant.
@@ -78,8 +78,8 @@ bool is_usual(const Settings& settings, std::string_view key) {
 void expect_need(const Settings& settings, const Need& need) {
   const auto& [key, other, value] = need;
   if (is_usual(settings, key) || settings.text(other) == value) return;
-  throw ConfigError(fmt::format("{}: {} needs {} {}; it is {} ({})", place_of(settings, key), valued(settings, key), other, value,
-                                settings.text(other), place_of(settings, other)));
+  throw ConfigError("{}: {} needs {} {}; it is {} ({})", place_of(settings, key), valued(settings, key), other, value, settings.text(other),
+                    place_of(settings, other));
 }
 
 void expect_no_exclusion(const Settings& settings, const Exclusion& pair) {
@@ -140,17 +140,17 @@ void expect_own_keys(const Settings& settings) {
 void expect_gpu_ids(const Setting& ids) {
   const auto is_fine = [](char letter) { return (letter >= '0' && letter <= '9') || letter == ','; };
   if (ids.value == "all" || (std::ranges::all_of(ids.value, is_fine) && to_integer(ids.value.substr(0, 1)))) return;
-  throw ConfigError(
-      fmt::format("{}: gpu_ids '{}' is neither all nor numbers with commas between them, such as 0,1", ids.where, printable(ids.value)));
+  throw ConfigError("{}: gpu_ids '{}' is neither all nor numbers with commas between them, such as 0,1", ids.where, printable(ids.value));
 }
 
 void expect_classes(const Setting& classes) {
   for (size_t begin = 0; begin < classes.value.size(); begin = std::min(classes.value.find(',', begin), classes.value.size() - 1) + 1) {
     const auto first = static_cast<unsigned char>(classes.value[std::min(classes.value.find_first_not_of(' ', begin), classes.value.size() - 1)]);
     if (std::isalpha(first) != 0 || first == '_' || first >= 0x80) continue;
-    throw ConfigError(fmt::format("{}: fsdp_transformer_layer_cls_to_wrap '{}' is not the names of classes with commas between, such as "
-                                  "BertLayer,T5Block",
-                                  classes.where, printable(classes.value)));
+    throw ConfigError(
+        "{}: fsdp_transformer_layer_cls_to_wrap '{}' is not the names of classes with commas between, such as "
+        "BertLayer,T5Block",
+        classes.where, printable(classes.value));
   }
 }
 
@@ -159,8 +159,7 @@ void expect_pattern(const Setting& pattern) {
   try {
     const std::regex compiled(pattern.value);
   } catch (const std::regex_error& error) {
-    throw ConfigError(
-        fmt::format("{}: fsdp_ignored_modules '{}' is no regular expression: {}", pattern.where, printable(pattern.value), error.what()));
+    throw ConfigError("{}: fsdp_ignored_modules '{}' is no regular expression: {}", pattern.where, printable(pattern.value), error.what());
   }
 }
 
@@ -168,14 +167,14 @@ void expect_machines_that_fit(const Settings& settings) {
   const auto machines = settings.integer("num_machines"), machine = settings.integer("machine_rank"),
              ranks = settings.integer("num_processes");
   if (machine >= machines) {
-    throw ConfigError(fmt::format("{}: machine_rank {} is not below num_machines {}; machines are counted from 0",
-                                  settings.setting("machine_rank").where, machine, machines));
+    throw ConfigError("{}: machine_rank {} is not below num_machines {}; machines are counted from 0",
+                      settings.setting("machine_rank").where, machine, machines);
   }
   if (!settings.is_set("num_processes")) return;
   const auto& where = settings.setting("num_processes").where;
   if (ranks % machines != 0) {
-    throw ConfigError(fmt::format("{}: num_processes {} can't be divided among num_machines {}; it is the number of ranks on all machines",
-                                  where, ranks, machines));
+    throw ConfigError("{}: num_processes {} can't be divided among num_machines {}; it is the number of ranks on all machines", where,
+                      ranks, machines);
   }
   settings.expect_sizes_for(ranks);
 }
@@ -210,9 +209,8 @@ Settings Settings::settled() const {
 void Settings::expect_sizes_for(int64_t ranks) const {
   const auto copies = integer("parallelism_config_dp_replicate_size"), shards = integer("parallelism_config_dp_shard_size");
   if (!has_sizes() || copies * shards == ranks) return;
-  throw ConfigError(
-      fmt::format("{}: parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {} is {}, but there are {} ranks",
-                  place_of(*this, key_of_sizes(*this)), copies, shards, copies * shards, ranks));
+  throw ConfigError("{}: parallelism_config_dp_replicate_size {} times parallelism_config_dp_shard_size {} is {}, but there are {} ranks",
+                    place_of(*this, key_of_sizes(*this)), copies, shards, copies * shards, ranks);
 }
 
 std::string Settings::sharding_strategy() const {
@@ -232,8 +230,8 @@ void Settings::expect_consistent() const {
   expect_classes(setting("fsdp_transformer_layer_cls_to_wrap"));
   expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {
-    throw ConfigError(
-        fmt::format("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; leave it out", setting("fsdp_state_dict_type").where));
+    throw ConfigError("{}: fsdp_state_dict_type LOCAL_STATE_DICT is of fsdp_version 1; leave it out",
+                      setting("fsdp_state_dict_type").where);
   }
   expect_gpu_ids(setting("gpu_ids"));
   expect_own_keys(*this);

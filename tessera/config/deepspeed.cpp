@@ -26,7 +26,7 @@ class DeepSpeedFile {
     const auto* file = section.find("deepspeed_config_file");
     if (file != nullptr && file->text != "none") {
       const auto root = read_yaml(file->text);
-      if (!is_deepspeed(root)) throw ConfigError(fmt::format("{}: {} is no configuration of DeepSpeed", file->where, file->text));
+      if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
       return deepspeed_entries(root);
     }
     stage_ = 2;  // unless the section says otherwise
@@ -89,9 +89,8 @@ class DeepSpeedFile {
       // Values of Accelerate's own questions that mean the same as leaving them out.
       const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
       if (name == section_name(Section::Tessera)) {
-        throw ConfigError(
-            fmt::format("{}: {} has no place in a file of DeepSpeed; write a YAML file with `tessera config update` and put it there",
-                        value.where, name));
+        throw ConfigError("{}: {} has no place in a file of DeepSpeed; write a YAML file with `tessera config update` and put it there",
+                          value.where, name);
       }
       if (value.text == "auto") {
         remark(value, fmt::format("{} auto is left to the program", name));
@@ -100,7 +99,7 @@ class DeepSpeedFile {
       } else if (const auto take = taker_of(name)) {
         (this->*take)(name, value);
       } else if (const auto meant = above.empty() ? name_like(name) : ""; !meant.empty()) {
-        throw ConfigError(fmt::format("{}: DeepSpeed has no key '{}' (did you mean {}?)", value.where, name, meant));
+        throw ConfigError("{}: DeepSpeed has no key '{}' (did you mean {}?)", value.where, name, meant);
       } else if (!is_none) {
         remark(value, fmt::format("{} of DeepSpeed has no counterpart here", name));
       }
@@ -119,7 +118,7 @@ class DeepSpeedFile {
   void take_stage(Name /*name*/, Value value) {
     const auto stage = to_integer(value.text);
     if (!stage || *stage < 0 || *stage > 3) {
-      throw ConfigError(fmt::format("{}: the stage '{}' of ZeRO is not 0, 1, 2 or 3", value.where, printable(value.text)));
+      throw ConfigError("{}: the stage '{}' of ZeRO is not 0, 1, 2 or 3", value.where, printable(value.text));
     }
     stage_ = *stage;
     stage_where_ = value.where;
@@ -130,7 +129,7 @@ class DeepSpeedFile {
   void take_partition(Name /*name*/, Value value) {
     const auto ranks = to_integer(value.text);
     if (!ranks || *ranks < 1)
-      throw ConfigError(fmt::format("{}: zero_hpz_partition_size '{}' is no number of ranks", value.where, printable(value.text)));
+      throw ConfigError("{}: zero_hpz_partition_size '{}' is no number of ranks", value.where, printable(value.text));
     is_hybrid_ = *ranks > 1;
     if (is_hybrid_)
       remark(value, fmt::format("zero_hpz_partition_size {} becomes HYBRID_SHARD: parameters are sharded within each machine", *ranks));
@@ -139,7 +138,7 @@ class DeepSpeedFile {
   void take_offload(Name name, Value device) {
     if (device.text == "none") return;
     if (device.text != "cpu" && device.text != "nvme") {
-      throw ConfigError(fmt::format("{}: {} '{}' is not none, cpu or nvme", device.where, name, printable(device.text)));
+      throw ConfigError("{}: {} '{}' is not none, cpu or nvme", device.where, name, printable(device.text));
     }
     if (device.text == "nvme")
       remark(device,
@@ -151,17 +150,16 @@ class DeepSpeedFile {
 
   void take_precision(Name name, Value enabled) {
     const auto is_enabled = to_bool(enabled.text);
-    if (!is_enabled) throw ConfigError(fmt::format("{}: {} '{}' is not true or false", enabled.where, name, printable(enabled.text)));
+    if (!is_enabled) throw ConfigError("{}: {} '{}' is not true or false", enabled.where, name, printable(enabled.text));
     if (!*is_enabled) return;
-    if (!precision_where_.empty())
-      throw ConfigError(fmt::format("{}: both fp16 and bf16 are enabled ({})", enabled.where, precision_where_));
+    if (!precision_where_.empty()) throw ConfigError("{}: both fp16 and bf16 are enabled ({})", enabled.where, precision_where_);
     precision_where_ = enabled.where;
     result_.add("mixed_precision", name.starts_with("fp16") ? "fp16" : "bf16", enabled.where);
   }
 
   void finish(const YamlValue& root) {
     constexpr std::array<std::string_view, 4> kStrategies = {"NO_SHARD", "SHARD_GRAD_OP", "SHARD_GRAD_OP", "FULL_SHARD"};
-    if (is_hybrid_ && stage_ != 3) throw ConfigError(fmt::format("{}: zero_hpz_partition_size needs stage 3 of ZeRO", root.where));
+    if (is_hybrid_ && stage_ != 3) throw ConfigError("{}: zero_hpz_partition_size needs stage 3 of ZeRO", root.where);
     const auto& where = stage_where_.empty() ? root.where : stage_where_;
     result_.add("fsdp_sharding_strategy", is_hybrid_ ? "HYBRID_SHARD" : kStrategies.at(static_cast<size_t>(stage_)), where);
     if (!offload_where_.empty()) result_.add("fsdp_offload_params", "true", offload_where_);

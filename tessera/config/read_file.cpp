@@ -18,14 +18,14 @@ using Shape = YamlValue::Shape;
 std::string text_of(const Key& key, const YamlValue& value) {
   if (value.shape == Shape::Scalar) return value.text;
   if (key.kind != Kind::Text || (value.shape == Shape::Map && key.effect != Effect::Refused)) {
-    throw ConfigError(fmt::format("{}: {} has several values; it is {}", value.where, key.name, describe_values(key)));
+    throw ConfigError("{}: {} has several values; it is {}", value.where, key.name, describe_values(key));
   }
   if (value.shape == Shape::Map) return value.values.empty() ? "" : "{...}";
   std::string text;
   for (const auto& each : value.values) {
-    if (each.shape != Shape::Scalar) throw ConfigError(fmt::format("{}: {} is not a list of texts", value.where, key.name));
+    if (each.shape != Shape::Scalar) throw ConfigError("{}: {} is not a list of texts", value.where, key.name);
     if (each.text.find(',') != std::string::npos)
-      throw ConfigError(fmt::format("{}: '{}' in the list {} has a comma, which would end it", each.where, printable(each.text), key.name));
+      throw ConfigError("{}: '{}' in the list {} has a comma, which would end it", each.where, printable(each.text), key.name);
     text += (text.empty() ? "" : ",") + each.text;
   }
   return text;
@@ -66,12 +66,12 @@ class AccelerateFile {
   void expect_lost_indentation(const Key& key, const YamlValue& value) const {
     const auto name = section_name(key.section);
     const auto* section = root_.find(name);
-    if (section == nullptr || !section->is_empty()) throw ConfigError(fmt::format("{}: {} belongs under {}", value.where, key.name, name));
+    if (section == nullptr || !section->is_empty()) throw ConfigError("{}: {} belongs under {}", value.where, key.name, name);
   }
 
   void read_section(Section section, const YamlValue& value) {
     if (value.shape != Shape::Map && !value.is_empty()) {
-      throw ConfigError(fmt::format("{}: {} is not a section of keys", value.where, section_name(section)));
+      throw ConfigError("{}: {} is not a section of keys", value.where, section_name(section));
     }
     const auto prefix = section_prefix(section);
     for (size_t i = 0; i < value.names.size(); i++) {
@@ -79,7 +79,7 @@ class AccelerateFile {
       const auto full = name.starts_with(prefix) ? name : std::string(prefix) + name;
       const auto* key = find_key(full);
       if (key != nullptr && key->section != section) {
-        throw ConfigError(fmt::format("{}: {} does not belong under {}", value.values[i].where, name, section_name(section)));
+        throw ConfigError("{}: {} does not belong under {}", value.values[i].where, name, section_name(section));
       }
       if (key == nullptr) refuse(name, full, value.values[i]);
       add(full, value.values[i]);
@@ -89,8 +89,7 @@ class AccelerateFile {
   /// There is no key `name`, which would be `full` by the section it is in.
   [[noreturn]] static void refuse(const std::string& name, const std::string& full, const YamlValue& value) {
     const auto elsewhere = places_of(name);
-    throw ConfigError(
-        fmt::format("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere));
+    throw ConfigError("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere);
   }
 
   void add(const std::string& name, const YamlValue& value) {
@@ -98,13 +97,13 @@ class AccelerateFile {
     if (key == nullptr) refuse(name, name, value);
     const auto is_same = [&](const FileEntry& entry) { return entry.key == key->name; };
     const auto other = std::ranges::find_if(result_.entries, is_same);
-    if (other != result_.entries.end()) throw ConfigError(fmt::format("{}: {} is there already: {}", value.where, name, other->where));
+    if (other != result_.entries.end()) throw ConfigError("{}: {} is there already: {}", value.where, name, other->where);
     if (value.shape != Shape::Null) result_.add(key->name, text_of(*key, value), value.where);
   }
 
   void read_fp16(const YamlValue& value) {
     const auto is_fp16 = to_bool(value.text);
-    if (!is_fp16) throw ConfigError(fmt::format("{}: fp16 '{}' is not true or false", value.where, printable(value.text)));
+    if (!is_fp16) throw ConfigError("{}: fp16 '{}' is not true or false", value.where, printable(value.text));
     if (root_.find("mixed_precision") == nullptr) result_.add("mixed_precision", *is_fp16 ? "fp16" : "no", value.where);
   }
 
@@ -161,7 +160,7 @@ bool is_deepspeed_file(const std::filesystem::path& file) {
 
 void Settings::read_file(const std::filesystem::path& file) {
   const auto root = read_yaml(file);
-  if (root.shape != Shape::Map || root.values.empty()) throw ConfigError(fmt::format("{} has no keys", file.string()));
+  if (root.shape != Shape::Map || root.values.empty()) throw ConfigError("{} has no keys", file);
   const auto found = is_deepspeed(root) ? deepspeed_entries(root) : accelerate_entries(root);
   for (const auto& entry : found.entries) set(entry.key, entry.value, Origin::File, entry.where);
   for (const auto& remark : found.remarks) add_remark(remark);

@@ -24,7 +24,7 @@ constexpr std::string_view kUseFsdp = "ACCELERATE_USE_FSDP";
 std::string from_variable(const Key& key, const std::string& value) {
   if (key.variable != kUseFsdp) return value;
   const auto uses_fsdp = to_bool(value);
-  if (!uses_fsdp) throw ConfigError(fmt::format("{}: '{}' is not true or false", key.variable, printable(value)));
+  if (!uses_fsdp) throw ConfigError("{}: '{}' is not true or false", key.variable, printable(value));
   return *uses_fsdp ? "FSDP" : "NO";
 }
 
@@ -98,7 +98,7 @@ Settings::Settings() {
 
 void Settings::set(std::string_view key, std::string_view value, Origin origin, std::string where) try {
   const auto* known = find_key(key);
-  if (known == nullptr) throw ConfigError(fmt::format("there is no key '{}'{}", printable(key), suggestion(key)));
+  if (known == nullptr) throw ConfigError("there is no key '{}'{}", printable(key), suggestion(key));
   auto spelled = to_value(*known, value);
   auto& now = values_.find(known->name)->second;
   if (now.origin > origin) return;
@@ -106,7 +106,7 @@ void Settings::set(std::string_view key, std::string_view value, Origin origin, 
     add_remark(fmt::format("{}: {} {} has no effect: {}", where, known->name, spelled, known->reason));
   now = {.value = std::move(spelled), .origin = origin, .where = where};
 } catch (const ConfigError& error) {
-  throw ConfigError(fmt::format("{}: {}", where, error.what()));
+  throw ConfigError("{}: {}", where, error.what());
 }
 
 void Settings::read_environment() {
@@ -128,7 +128,7 @@ void Settings::read_environment() {
 
 const Setting& Settings::setting(std::string_view key) const {
   const auto* known = find_key(key);
-  if (known == nullptr) throw UsageError(fmt::format("there is no key '{}'{}", key, suggestion(key)));
+  if (known == nullptr) throw UsageError("there is no key '{}'{}", key, suggestion(key));
   return values_.find(known->name)->second;
 }
 
@@ -138,7 +138,7 @@ bool Settings::is_true(std::string_view key) const {
 
 int64_t Settings::integer(std::string_view key) const {
   const auto value = to_integer(text(key));
-  if (!value) throw UsageError(fmt::format("{} '{}' is not a whole number", key, text(key)));
+  if (!value) throw UsageError("{} '{}' is not a whole number", key, text(key));
   return *value;
 }
 

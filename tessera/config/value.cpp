@@ -101,11 +101,11 @@ std::string to_value(const Key& key, std::string_view text) {
   const auto shown = fmt::format("{} '{}'", key.name, printable(text));
   if (!value) {
     const bool has_reason = key.kind == Kind::Choice && !key.reason.empty() && (key.refused.empty() || lower(key.refused) == lower(text));
-    throw ConfigError(fmt::format("{} is not {}{}{}", shown, describe_values(key), has_reason ? ": " : "", has_reason ? key.reason : ""));
+    throw ConfigError("{} is not {}{}{}", shown, describe_values(key), has_reason ? ": " : "", has_reason ? key.reason : "");
   }
-  if (key.effect == Effect::Refused && *value != key.otherwise) throw ConfigError(fmt::format("{} is refused: {}", shown, key.reason));
+  if (key.effect == Effect::Refused && *value != key.otherwise) throw ConfigError("{} is refused: {}", shown, key.reason);
   if (std::ranges::any_of(*value, [](unsigned char letter) { return letter < ' '; })) {
-    throw ConfigError(fmt::format("{} has a control character", shown));
+    throw ConfigError("{} has a control character", shown);
   }
   return *value;
 }

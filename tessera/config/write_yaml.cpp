@@ -51,8 +51,8 @@ bool is_written(const Settings& settings, const Key& key) {
 
 json to_json_value(const Key& key, const std::string& value) {
   if (!is_utf8(value)) {
-    throw ConfigError(fmt::format("{} is '{}', which is no UTF-8, as YAML and JSON have to be; write it in UTF-8, or leave it out",
-                                  key.name, printable(value)));
+    throw ConfigError("{} is '{}', which is no UTF-8, as YAML and JSON have to be; write it in UTF-8, or leave it out", key.name,
+                      printable(value));
   }
   if (key.name == "tpu_env") return json::array();
   if (key.kind == Kind::Text) return value;

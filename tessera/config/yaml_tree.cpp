@@ -42,15 +42,14 @@ void expect_plain_tag(const YAML::Node& node, const std::string& where) {
   if (tag.empty() || tag == "?" || tag == "!") return;
   if (tag.starts_with(kTags) && std::ranges::find(kKnown, tag.substr(kTags.size())) != kKnown.end()) return;
   const auto shown = tag.starts_with(kTags) ? fmt::format("!!{}", tag.substr(kTags.size())) : std::string(tag);
-  throw ConfigError(fmt::format("{}: the tag {} is refused; a configuration has plain values", where, printable(shown)));
+  throw ConfigError("{}: the tag {} is refused; a configuration has plain values", where, printable(shown));
 }
 
 /// Throws ConfigError for a number that YAML 1.1 reads, but not as its digits say: 010 is 8 there, 1_0 is 10, and 1:30 is 90.
 void expect_decimal(const std::string& text, const std::string& where) {
   static const std::regex kOthers("[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|[0-9][0-9_]*_[0-9_.]*|[0-9]+(:[0-5]?[0-9])+(\\.[0-9]*)?)");
   if (std::regex_match(text, kOthers))
-    throw ConfigError(
-        fmt::format("{}: {} is a number that is not written in decimal; write its value so, or a text in quotes", where, text));
+    throw ConfigError("{}: {} is a number that is not written in decimal; write its value so, or a text in quotes", where, text);
 }
 
 class TreeMaker {
@@ -60,11 +59,11 @@ class TreeMaker {
   std::string place(const YAML::Mark& mark) const { return fmt::format("{}:{}", file_, mark.line + 1); }
 
   YamlValue make(const YAML::Node& node, int depth = 0) {
-    if (depth > kMostDepth || ++values_ > kMostValues) throw ConfigError(fmt::format("{} holds too much for a configuration", file_));
+    if (depth > kMostDepth || ++values_ > kMostValues) throw ConfigError("{} holds too much for a configuration", file_);
     YamlValue value{.where = place(node.Mark())};
     expect_plain_tag(node, value.where);
     if (std::ranges::any_of(around_, [&](const YAML::Node& other) { return other.is(node); }))
-      throw ConfigError(fmt::format("{}: a value contains itself", value.where));
+      throw ConfigError("{}: a value contains itself", value.where);
     around_.push_back(node);
     switch (node.Type()) {
       case YAML::NodeType::Undefined:
@@ -106,7 +105,7 @@ class TreeMaker {
       } else if (other.is_map()) {
         take_over(map, other);
       } else {
-        throw ConfigError(fmt::format("{}: behind << stands a map or a list of maps", other.where));
+        throw ConfigError("{}: behind << stands a map or a list of maps", other.where);
       }
     }
   }
@@ -121,9 +120,8 @@ class TreeMaker {
 
   void add(YamlValue& map, const YAML::Node& name, YamlValue value) const {
     const auto where = place(name.Mark());
-    if (!name.IsScalar()) throw ConfigError(fmt::format("{}: a key is not a text", where));
-    if (map.find(name.Scalar()) != nullptr)
-      throw ConfigError(fmt::format("{}: the key '{}' is there twice", where, printable(name.Scalar())));
+    if (!name.IsScalar()) throw ConfigError("{}: a key is not a text", where);
+    if (map.find(name.Scalar()) != nullptr) throw ConfigError("{}: the key '{}' is there twice", where, printable(name.Scalar()));
     value.where = where;
     map.names.push_back(name.Scalar());
     map.values.push_back(std::move(value));
@@ -160,12 +158,12 @@ std::string read_small_file(const std::filesystem::path& file) {
   std::error_code failure;
   const bool is_folder = std::filesystem::is_directory(file, failure);
   if (!stream || is_folder) {
-    throw IoError(fmt::format("the configuration {} can't be read: {}", file.string(), why_not_opened(file, is_folder ? EISDIR : errno)));
+    throw IoError("the configuration {} can't be read: {}", file, why_not_opened(file, is_folder ? EISDIR : errno));
   }
   std::string text(kMostBytes + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(stream.gcount()));
-  if (text.size() > kMostBytes) throw ConfigError(fmt::format("{} is too large for a configuration", file.string()));
+  if (text.size() > kMostBytes) throw ConfigError("{} is too large for a configuration", file);
   return text;
 }
 
@@ -192,11 +190,10 @@ YamlValue read_yaml(const std::filesystem::path& file) {
   const auto text = read_small_file(file);
   TreeMaker maker(file.string());
   try {
-    if (has_more_documents(text)) throw ConfigError(fmt::format("{} holds more than one document; a configuration is one", file.string()));
+    if (has_more_documents(text)) throw ConfigError("{} holds more than one document; a configuration is one", file);
     return maker.make(YAML::Load(text));
   } catch (const YAML::Exception& error) {
-    throw ConfigError(
-        fmt::format("{} is no YAML or JSON: {}{}", maker.place(error.mark), printable(error.msg), word_of_tabs(text, error.mark.line)));
+    throw ConfigError("{} is no YAML or JSON: {}{}", maker.place(error.mark), printable(error.msg), word_of_tabs(text, error.mark.line));
   }
 }
 

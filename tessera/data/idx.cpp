@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -31,7 +30,7 @@ constexpr size_t kBlock = 1 << 20;
 class Unpacked {
  public:
   explicit Unpacked(const std::filesystem::path& file) : file_(file), opened_((errno = 0, ::gzopen(file.c_str(), "rb")), &::gzclose) {
-    if (!opened_) throw IoError(fmt::format("can't open {}: {}", file.string(), errno == 0 ? "no memory" : why_not_opened(file, errno)));
+    if (!opened_) throw IoError("can't open {}: {}", file, errno == 0 ? "no memory" : why_not_opened(file, errno));
   }
 
   /// Appends up to `count` bytes; fewer only at the end of the file. Memory grows with what is there, not with what is asked for.
@@ -47,8 +46,7 @@ class Unpacked {
       int code = Z_OK;
       const std::string reason = ::gzerror(opened_.get(), &code);
       if (got < 0 || code != Z_OK) {
-        throw IoError(fmt::format("{} can't be read beyond byte {} of its contents: {}", file_.string(), read_,
-                                  code == Z_ERRNO ? std::strerror(errno) : reason));
+        throw IoError("{} can't be read beyond byte {} of its contents: {}", file_, read_, code == Z_ERRNO ? std::strerror(errno) : reason);
       }
       if (got == 0) return;
       count -= static_cast<size_t>(got);
@@ -81,15 +79,13 @@ std::filesystem::path find(const std::filesystem::path& folder, const std::strin
   for (const auto& name : names) {
     if (there && std::ranges::binary_search(*there, name)) return folder / name;
   }
-  throw IoError(fmt::format("the folder {} {}; looked for {}", folder.string(), there ? fmt::format("has no {}", part) : "does not exist",
-                            fmt::join(names, ", ")));
+  throw IoError("the folder {} {}; looked for {}", folder, there ? fmt::format("has no {}", part) : "does not exist", joined(names));
 }
 
 at::Tensor read_part(const std::filesystem::path& file, int64_t dimensions) {
   auto tensor = read_idx(file);
   if (tensor.dim() != dimensions) {
-    throw IoError(
-        fmt::format("{} has {} dimensions ({}) instead of {}", file.string(), tensor.dim(), fmt::join(tensor.sizes(), " x "), dimensions));
+    throw IoError("{} has {} dimensions ({}) instead of {}", file, tensor.dim(), joined(tensor.sizes(), " x "), dimensions);
   }
   return tensor;
 }
@@ -102,26 +98,25 @@ at::Tensor read_idx(const std::filesystem::path& file) {
   unpacked.read(header, kMagic);
   const auto dimensions = header.size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>(header[3]));
   if (dimensions == 0 || header[0] != 0 || header[1] != 0 || header[2] != kBytes) {
-    throw IoError(fmt::format("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]",
-                              file.string(), fmt::join(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size()), ", ")));
+    throw IoError("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]", file,
+                  joined(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size())));
   }
   if (dimensions > kMostDimensions) {
-    throw IoError(fmt::format("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file.string(), dimensions,
-                              kMostDimensions));
+    throw IoError("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file, dimensions, kMostDimensions);
   }
   const auto length = kMagic + dimensions * kDimension;
   unpacked.read(header, length - kMagic);
   if (header.size() < length) {
-    throw IoError(fmt::format("{} ends within its header, after {} of {} bytes", file.string(), header.size(), length));
+    throw IoError("{} ends within its header, after {} of {} bytes", file, header.size(), length);
   }
   const auto sizes = sizes_in(header, dimensions);
   const auto promised = checked_numel(sizes);
-  if (!promised) throw IoError(fmt::format("{} promises {} bytes, which is no size of a tensor", file.string(), fmt::join(sizes, " x ")));
+  if (!promised) throw IoError("{} promises {} bytes, which is no size of a tensor", file, joined(sizes, " x "));
   const auto data = std::make_shared<std::string>();
   unpacked.read(*data, static_cast<size_t>(*promised) + 1);  // one more, to see whether there is more
   if (static_cast<int64_t>(data->size()) != *promised) {
-    throw IoError(fmt::format("{} promises {} = {} bytes, but has {}", file.string(), fmt::join(sizes, " x "), *promised,
-                              static_cast<int64_t>(data->size()) < *promised ? std::to_string(data->size()) : "more"));
+    throw IoError("{} promises {} = {} bytes, but has {}", file, joined(sizes, " x "), *promised,
+                  static_cast<int64_t>(data->size()) < *promised ? std::to_string(data->size()) : "more");
   }
   // The tensor owns the contents, so nothing is copied.
   return at::from_blob(data->data(), sizes, [data](void*) {}, at::kByte);
@@ -133,8 +128,7 @@ Samples read_idx_folder(const std::filesystem::path& folder, Split split) {
   const auto label_file = find(folder, name + "-labels", 1);
   Samples samples{.inputs = read_part(image_file, 3), .targets = read_part(label_file, 1)};
   if (samples.inputs.size(0) != samples.targets.size(0)) {
-    throw IoError(fmt::format("{} has {} images, but {} has {} labels", image_file.string(), samples.inputs.size(0), label_file.string(),
-                              samples.targets.size(0)));
+    throw IoError("{} has {} images, but {} has {} labels", image_file, samples.inputs.size(0), label_file, samples.targets.size(0));
   }
   return samples;
 }

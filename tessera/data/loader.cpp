@@ -60,9 +60,9 @@ std::string counted_at(const Position& position) {
 
 UsageError no_such_place(const Position& position, int64_t batches) {
   return UsageError(
-      fmt::format("loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another data set or "
-                  "global batch?",
-                  position.batch, position.epoch, batches));
+      "loader: can't start at batch {} of epoch {}, where an epoch has {}; was the position saved with another data set or "
+      "global batch?",
+      position.batch, position.epoch, batches);
 }
 
 int64_t repeats_of(const std::vector<Share>& shares) {
@@ -109,8 +109,7 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
     : source_(std::move(source)), options_(options), position_(options.start), to_draw_(options.start) {
   if (!source_) throw UsageError("loader: there is no source of batches");
   if (options.workers < 0 || options.ahead < 1) {
-    throw UsageError(
-        fmt::format("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead));
+    throw UsageError("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead);
   }
   if (options.dispatch && options.join)
     throw UsageError("loader: dispatch has rank 0 fetch for all ranks, and join has each rank fetch from a source of its own; choose one");
@@ -119,10 +118,9 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
       throw UsageError("loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave that out");
     const int ranks = group ? (options.dispatch ? group->size() : 1) : source_->ranks();
     if (source_->ranks() != ranks) {
-      throw UsageError(
-          fmt::format("loader: {} needs a source of {}, but this one divides batches among {}; {}", options.dispatch ? "dispatch" : "join",
-                      options.dispatch ? "all ranks of the group" : "each rank's own, which knows of no others", source_->ranks(),
-                      options.dispatch ? "give it their number (Trainer::make_sampler, make_stream)" : "leave ranks and local_ranks out"));
+      throw UsageError("loader: {} needs a source of {}, but this one divides batches among {}; {}", options.dispatch ? "dispatch" : "join",
+                       options.dispatch ? "all ranks of the group" : "each rank's own, which knows of no others", source_->ranks(),
+                       options.dispatch ? "give it their number (Trainer::make_sampler, make_stream)" : "leave ranks and local_ranks out");
     }
   }
   expect_place(position_);
@@ -180,9 +178,8 @@ Position Loader::place_of(const Position& position, int64_t global_batch) {
   Position place{.epoch = position.epoch};
   if (position.batch == 0 && position.first == 0) return place;
   if (own == 0 || global_batch == 0) {
-    throw UsageError(
-        fmt::format("loader: the position is that of batches of {}, and this loader has batches of {}, so it can't go on there",
-                    global_batch == 0 ? "any size" : std::to_string(global_batch), own == 0 ? "any size" : std::to_string(own)));
+    throw UsageError("loader: the position is that of batches of {}, and this loader has batches of {}, so it can't go on there",
+                     global_batch == 0 ? "any size" : std::to_string(global_batch), own == 0 ? "any size" : std::to_string(own));
   }
   if (position.first == 0 && samples % own == 0) {
     place.batch = std::min(samples / own, batches_of_epoch(place.epoch).value_or(samples / own));
@@ -251,14 +248,13 @@ Loader::~Loader() {
   try {
     if (is_drawing) source_->interrupt();
   } catch (const std::exception& error) {
-    log(LogLevel::Error, fmt::format("StreamOptions::interrupt has failed: {}", first_line(error)));
+    log(LogLevel::Error, "StreamOptions::interrupt has failed: {}", first_line(error));
   }
   lock.lock();
   while (!news_.wait_for(lock, kPatience, [this] { return working_ == 0; })) {
-    log(LogLevel::Warning, fmt::format("a Loader that goes waits for {}, which has not come back since; {}",
-                                       is_drawing_ ? fmt::format("its source ({})", source_->order()) : "the function that fetches a batch",
-                                       is_drawing_ ? "StreamOptions::interrupt makes a pull return that waits for others"
-                                                   : "nothing can end it from outside"));
+    log(LogLevel::Warning, "a Loader that goes waits for {}, which has not come back since; {}",
+        is_drawing_ ? fmt::format("its source ({})", source_->order()) : "the function that fetches a batch",
+        is_drawing_ ? "StreamOptions::interrupt makes a pull return that waits for others" : "nothing can end it from outside");
   }
   lock.unlock();
   for (auto& worker : workers_) worker.join();
@@ -288,7 +284,7 @@ const Loader::Result& Loader::peek() {
   try {
     peeked_ = options_.dispatch ? receive() : options_.join ? join() : take_own();
     if (!peeked_->batch && !peeked_->error && position_.batch == 0 && position_.first == 0)
-      throw UsageError(fmt::format("loader: epoch {} has no batches; has the source any samples?", position_.epoch));
+      throw UsageError("loader: epoch {} has no batches; has the source any samples?", position_.epoch);
   } catch (...) {
     peeked_ = {.error = std::current_exception()};
   }

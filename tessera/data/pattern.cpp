@@ -1,7 +1,5 @@
 #include "tessera/data/pattern.h"
 
-#include <fmt/format.h>
-
 #include <bit>
 
 #include "tessera/base/error.h"
@@ -125,7 +123,7 @@ const char* PatternMatcher::run(uint32_t step, const char* at) {
 
 bool PatternMatcher::turn_back(size_t base, uint32_t& step, const char*& at) {
   if (turns_.size() == base) return false;
-  if (++tries_ > kMostTries) throw Error(fmt::format("the regular expression '{}' takes too many tries for a text", pattern_));
+  if (++tries_ > kMostTries) throw Error("the regular expression '{}' takes too many tries for a text", pattern_);
   auto& turn = turns_.back();
   const auto& was = program_.steps[turn.step];
   if (was.op == Op::Run) {

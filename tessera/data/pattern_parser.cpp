@@ -33,8 +33,7 @@ class PatternParser {
   explicit PatternParser(const std::string& text) : text_(text), characters_(characters_of(text)) {}
 
   PatternNode parse() {
-    if (characters_.size() > kLongest)
-      throw ConfigError(fmt::format("a regular expression of more than {} characters is not read here", kLongest));
+    if (characters_.size() > kLongest) throw ConfigError("a regular expression of more than {} characters is not read here", kLongest);
     auto node = choice({});
     if (peek() != kEnd) refuse("a closing parenthesis without an opening one");
     return node;
@@ -45,7 +44,7 @@ class PatternParser {
     bool ignores_case = false, dot_is_all = false;
   };
 
-  [[noreturn]] void refuse(const std::string& why) const { throw ConfigError(fmt::format("the regular expression '{}': {}", text_, why)); }
+  [[noreturn]] void refuse(const std::string& why) const { throw ConfigError("the regular expression '{}': {}", text_, why); }
   [[noreturn]] void refuse_escape(char32_t letter) const { refuse(fmt::format("\\{} is not read here", to_utf8({&letter, 1}))); }
 
   char32_t peek(size_t ahead = 0) const { return at_ + ahead < characters_.size() ? characters_[at_ + ahead] : kEnd; }

@@ -1,7 +1,5 @@
 #include "tessera/data/pattern_program.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <span>
 

@@ -1,7 +1,6 @@
 #include "tessera/data/pre_tokenizer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -73,8 +72,7 @@ PreTokenizer pre_tokenizer_named(std::string_view name) {
     for (const auto& pattern : named.patterns) steps.push_back({.pattern = Pattern(pattern)});
     return PreTokenizer(std::move(steps));
   }
-  throw ConfigError(
-      fmt::format("there is no pre-tokenizer '{}' here; those that are: {}", printable(std::string(name)), fmt::join(known, ", ")));
+  throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(std::string(name)), joined(known));
 }
 
 std::string_view name_of(const PreTokenizer& pre) {

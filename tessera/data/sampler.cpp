@@ -29,14 +29,13 @@ Sampler::Sampler(const SamplerOptions& options)
   if (options.sampler && options.batch_sampler)
     throw UsageError("sampler: there are a sampler and a batch_sampler, but only one of them can decide; leave out the other");
   if (options.batch_sampler && options.global_batch != 0)
-    throw UsageError(
-        fmt::format("sampler: there are a global batch of {} and a batch_sampler, whose batches have their own sizes; leave out one",
-                    options.global_batch));
+    throw UsageError("sampler: there are a global batch of {} and a batch_sampler, whose batches have their own sizes; leave out one",
+                     options.global_batch);
   if (!options.batch_sampler && options.global_batch == 0)
     throw UsageError("sampler: a global batch of 0 has no samples; choose how many all ranks together take in a step");
   if (batches(0) == 0) {
-    throw UsageError(fmt::format("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill",
-                                 options.sampler ? static_cast<int64_t>(order_.size()) : options.size, options.global_batch));
+    throw UsageError("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill",
+                     options.sampler ? static_cast<int64_t>(order_.size()) : options.size, options.global_batch);
   }
   const auto rest = options.batch_sampler ? 0 : options.size % options.global_batch;
   if (options.tail == Tail::Keep && !options.sampler && rest > 0) division_.shares(rest);  // throws if it can't be divided
@@ -61,14 +60,14 @@ int64_t Sampler::batches(int64_t epoch, int64_t first) {
   if (options_.sampler || options_.batch_sampler) arrange(epoch);
   const auto size = options_.sampler || options_.batch_sampler ? std::ssize(order_) : options_.size;
   if (options_.batch_sampler && first != 0) {
-    throw UsageError(fmt::format("sampler: the batches of a batch_sampler begin where it says, and not behind {} samples", first));
+    throw UsageError("sampler: the batches of a batch_sampler begin where it says, and not behind {} samples", first);
   }
   if (options_.batch_sampler) return std::ssize(ends_);
   if (first < 0 || first > size) {
     throw UsageError(
-        fmt::format("sampler: epoch {} has {} samples, so no batch begins behind {} of them; was the position saved with another "
-                    "data set?",
-                    epoch, size, first));
+        "sampler: epoch {} has {} samples, so no batch begins behind {} of them; was the position saved with another "
+        "data set?",
+        epoch, size, first);
   }
   const auto rest = (size - first) % options_.global_batch;
   if (first > 0 && options_.tail == Tail::Keep && rest > 0) division_.shares(rest);  // throws if it can't be divided
@@ -78,7 +77,7 @@ int64_t Sampler::batches(int64_t epoch, int64_t first) {
 Part Sampler::part(const Position& position) {
   const auto count = position.epoch < 0 ? 0 : batches(position.epoch, position.first);
   if (position.batch < 0 || position.batch >= count) {
-    throw UsageError(fmt::format("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, count));
+    throw UsageError("sampler: there is no batch {} in epoch {}; an epoch has {}", position.batch, position.epoch, count);
   }
   arrange(position.epoch);
   const auto size = static_cast<int64_t>(order_.size()), place = position.batch;
@@ -117,15 +116,15 @@ void Sampler::take_own_order(int64_t epoch) {
     order_.clear();
     ends_.clear();
     for (const auto& batch : options_.batch_sampler(epoch)) {
-      if (batch.empty()) throw UsageError(fmt::format("sampler: batch {} of epoch {} has no samples", ends_.size(), epoch));
+      if (batch.empty()) throw UsageError("sampler: batch {} of epoch {} has no samples", ends_.size(), epoch);
       order_.insert(order_.end(), batch.begin(), batch.end());
       ends_.push_back(static_cast<int64_t>(order_.size()));
     }
   }
   const auto wrong = std::ranges::find_if(order_, [&](int64_t number) { return number < 0 || number >= options_.size; });
   if (wrong != order_.end())
-    throw UsageError(fmt::format("sampler: epoch {} has sample {}, but the data set has {} samples", epoch, *wrong, options_.size));
-  if (order_.empty()) throw UsageError(fmt::format("sampler: epoch {} has no samples", epoch));
+    throw UsageError("sampler: epoch {} has sample {}, but the data set has {} samples", epoch, *wrong, options_.size);
+  if (order_.empty()) throw UsageError("sampler: epoch {} has no samples", epoch);
 }
 
 void Sampler::shuffle(int64_t epoch) {

@@ -31,8 +31,8 @@ Samples pick(const Samples& all, std::span<const int64_t> numbers) {
 
 Samples fake_images(const FakeImages& options) {
   if (options.count < 0 || options.height < 1 || options.width < 1 || options.classes < 1 || options.classes > 256) {
-    throw UsageError(fmt::format("fake images: {} images of {} x {} in {} classes can't be made; classes are bytes, so 1 to 256",
-                                 options.count, options.height, options.width, options.classes));
+    throw UsageError("fake images: {} images of {} x {} in {} classes can't be made; classes are bytes, so 1 to 256", options.count,
+                     options.height, options.width, options.classes);
   }
   // Integers only, because these are the same on every machine.
   auto of_patterns = at::detail::createCPUGenerator(options.seed);

@@ -1,7 +1,6 @@
 #include "tessera/data/send_samples.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
@@ -35,9 +34,8 @@ void expect_rows_of(const std::vector<Share>& shares, const Samples& batch) {
   for (const auto& share : shares) rows += share.rows;
   for (const auto& tensor : {batch.inputs, batch.targets}) {
     if (!tensor.defined() || (tensor.dim() > 0 && tensor.size(0) == rows)) continue;
-    throw UsageError(
-        fmt::format("a batch that rank 0 dispatches must have a row for each of its {} samples, but there is a tensor of sizes {}", rows,
-                    c10::str(tensor.sizes())));
+    throw UsageError("a batch that rank 0 dispatches must have a row for each of its {} samples, but there is a tensor of sizes {}", rows,
+                     c10::str(tensor.sizes()));
   }
 }
 

@@ -52,9 +52,7 @@ class Lines {
   }
   std::vector<std::string_view> fields() const { return split(line_); }
 
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw IoError(fmt::format("{}:{}: {}", path_.string(), number_, printable(why)));
-  }
+  [[noreturn]] void refuse(const std::string& why) const { throw IoError("{}:{}: {}", path_, number_, printable(why)); }
 
  private:
   std::filesystem::path path_;
@@ -75,7 +73,7 @@ size_t column(const Lines& header, std::string_view name) {
 
 SentencePairs read_sentence_pairs(const std::filesystem::path& file) {
   Lines lines(file);
-  if (!lines.next()) throw IoError(fmt::format("{} is empty", file.string()));
+  if (!lines.next()) throw IoError("{} is empty", file);
   const auto columns = lines.fields().size();
   const auto label = column(lines, kLabel), first = column(lines, kFirst), second = column(lines, kSecond);
   SentencePairs pairs;
@@ -87,15 +85,15 @@ SentencePairs read_sentence_pairs(const std::filesystem::path& file) {
     pairs.labels.push_back(fields[label] == "1" ? 1 : 0);
     pairs.sentences.emplace_back(fields[first], fields[second]);
   }
-  if (pairs.size() == 0) throw IoError(fmt::format("{} has a header and no pairs of sentences", file.string()));
+  if (pairs.size() == 0) throw IoError("{} has a header and no pairs of sentences", file);
   return pairs;
 }
 
 SentencePairs read_sentence_pairs(const std::filesystem::path& folder, Split split) {
   const auto file = folder / (split == Split::Train ? "train.tsv" : "dev.tsv");
   if (is_there(file)) return read_sentence_pairs(file);
-  throw IoError(fmt::format("the folder {} {}; it must have train.tsv and dev.tsv, as MRPC in GLUE has them", folder.string(),
-                            is_there(folder) ? fmt::format("has no {}", file.filename().string()) : "does not exist"));
+  throw IoError("the folder {} {}; it must have train.tsv and dev.tsv, as MRPC in GLUE has them", folder,
+                is_there(folder) ? fmt::format("has no {}", file.filename().string()) : "does not exist");
 }
 
 void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs& pairs) {
@@ -103,7 +101,7 @@ void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs
   for (size_t i = 0; i < pairs.sentences.size(); i++) {
     const auto& [first, second] = pairs.sentences[i];
     if ((first + second).find_first_of("\t\n\r") != std::string::npos)
-      throw UsageError(fmt::format("pair {} has a tab or a line break in it, which a file of tab-separated columns can't hold", i));
+      throw UsageError("pair {} has a tab or a line break in it, which a file of tab-separated columns can't hold", i);
     text += fmt::format("{}\t{}\t{}\t{}\t{}\n", pairs.labels.at(i), 2 * i, 2 * i + 1, first, second);
   }
   write_text(file, text);
@@ -128,7 +126,7 @@ Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_
 }
 
 SentencePairs fake_sentence_pairs(const FakeSentencePairs& options) {
-  if (options.count < 0) throw UsageError(fmt::format("{} pairs of sentences can't be made", options.count));
+  if (options.count < 0) throw UsageError("{} pairs of sentences can't be made", options.count);
   constexpr size_t kWords = 5;  // more than half of the subject's, so that two sentences share some
   using Words = std::array<std::string_view, 8>;
   static constexpr std::array<Words, 4> kSubjects = {

@@ -1,7 +1,5 @@
 #include "tessera/data/share.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -18,15 +16,14 @@ int64_t part_begin(int64_t length, int rank, int ranks) {
 Division::Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail)
     : owner_(std::move(owner)), global_batch_(global_batch), local_ranks_(std::move(local_ranks)), ranks_(ranks), tail_(tail) {
   if (local_ranks_.empty() || std::ranges::adjacent_find(local_ranks_, std::greater_equal()) != local_ranks_.end()) {
-    throw UsageError(
-        fmt::format("{}: local_ranks must name at least one rank, in ascending order; give it the communicator's local_ranks()", owner_));
+    throw UsageError("{}: local_ranks must name at least one rank, in ascending order; give it the communicator's local_ranks()", owner_);
   }
   for (const int rank : local_ranks_) {
-    if (rank < 0 || rank >= ranks) throw UsageError(fmt::format("{}: there is no rank {} of {}", owner_, rank, ranks));
+    if (rank < 0 || rank >= ranks) throw UsageError("{}: there is no rank {} of {}", owner_, rank, ranks);
   }
   if (global_batch < 0 || global_batch % ranks != 0) {
-    throw UsageError(fmt::format("{}: a global batch of {} can't be divided among {} ranks; make it a multiple of {}", owner_, global_batch,
-                                 ranks, ranks));
+    throw UsageError("{}: a global batch of {} can't be divided among {} ranks; make it a multiple of {}", owner_, global_batch, ranks,
+                     ranks);
   }
 }
 
@@ -49,10 +46,10 @@ std::vector<Share> Division::shares(int64_t samples) const {
     result.push_back(rows > 0 ? Share{.first = first, .rows = rows, .weight = weight} : Share{.rows = 1, .repeats = 1, .weight = 0});
   }
   if (!for_others_ && local_ranks_.size() > 1 && samples % ranks_ != 0 && !is_even) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "{}: this process stands for {} ranks, whose parts of a batch must be equal, but {} samples can't be divided among {} ranks; take "
         "Tail::Drop or Tail::Fill, or batches that can be divided",
-        owner_, local_ranks_.size(), samples, ranks_));
+        owner_, local_ranks_.size(), samples, ranks_);
   }
   return result;
 }

@@ -12,7 +12,7 @@ namespace tessera::data {
 namespace {
 
 /// Copies, because a reader may use its memory again.
-Samples joined(const std::vector<Samples>& parts) {
+Samples concatenated(const std::vector<Samples>& parts) {
   std::vector<at::Tensor> inputs, targets;
   for (const auto& part : parts) {
     inputs.push_back(part.inputs);
@@ -56,8 +56,8 @@ Drawn Stream::draw(const Position& position) try {
   const auto count = fill();
   const auto number = next_->batch;
   if (number == 0 && position.first == 0 && count > 0 && division_.batches(count) == 0) {
-    throw UsageError(fmt::format("stream: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", count,
-                                 division_.global_batch()));
+    throw UsageError("stream: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", count,
+                     division_.global_batch());
   }
   if (count == 0 || division_.batches(count) == 0) return {.batches = number};
   const auto shares = division_.shares(count);
@@ -74,7 +74,7 @@ Drawn Stream::draw(const Position& position) try {
       i += taken;
     }
   }
-  auto samples = joined(parts);
+  auto samples = concatenated(parts);
   drop(count);
   auto make = [samples = std::move(samples), seeds = std::move(seeds), transform = options_.transform] {
     return transform ? transform(samples, seeds) : samples;
@@ -104,14 +104,13 @@ void Stream::begin(int64_t epoch, int64_t first) {
   has_targets_.reset();
   pull_ = {};  // before the next one begins, for what can be open only once
   pull_ = options_.open(epoch);
-  if (!pull_) throw UsageError(fmt::format("stream: open gave no function that pulls samples of epoch {}", epoch));
+  if (!pull_) throw UsageError("stream: open gave no function that pulls samples of epoch {}", epoch);
   next_ = Position{.epoch = epoch, .first = first};
   for (auto left = first; left > 0;) {
     const auto count = std::min(fill(), left);
     if (count == 0)
-      throw UsageError(
-          fmt::format("stream: epoch {} ends after {} samples, so no batch begins behind {}; was the position saved with another stream?",
-                      epoch, first - left, first));
+      throw UsageError("stream: epoch {} ends after {} samples, so no batch begins behind {}; was the position saved with another stream?",
+                       epoch, first - left, first);
     drop_rows(count);
     left -= count;
   }
@@ -122,8 +121,7 @@ void Stream::expect_rows(const Samples& pulled) {
     throw UsageError("stream: pull gave samples without a row; at the end it must give nothing");
   const bool has_targets = pulled.targets.defined();
   if (has_targets && (pulled.targets.dim() == 0 || pulled.targets.size(0) != pulled.size()))
-    throw UsageError(
-        fmt::format("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes())));
+    throw UsageError("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes()));
   if (has_targets_.value_or(has_targets) != has_targets)
     throw UsageError("stream: pull gave targets for some samples, and none for others");
   has_targets_ = has_targets;
@@ -154,7 +152,7 @@ Samples Stream::rows(int64_t first, int64_t count) const {
     }
     first = std::max<int64_t>(first - size, 0);
   }
-  return joined(parts);
+  return concatenated(parts);
 }
 
 void Stream::drop(int64_t count) {

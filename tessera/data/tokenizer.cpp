@@ -1,7 +1,6 @@
 #include "tessera/data/tokenizer.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -82,7 +81,7 @@ void TokenizerCore::complete(const std::string& where) {
     for (const auto& [token, id] : ids) whole.emplace(bytes_of_token(token), id);
   }
   for (const auto& token : added) {
-    if (token.id < 0) throw ConfigError(fmt::format("{}: the token '{}' has the id {}", where, printable(token.content), token.id));
+    if (token.id < 0) throw ConfigError("{}: the token '{}' has the id {}", where, printable(token.content), token.id);
     if (static_cast<size_t>(token.id) >= tokens.size()) tokens.resize(static_cast<size_t>(token.id) + 1);
     tokens[static_cast<size_t>(token.id)] = token.content;
     ids[token.content] = token.id;
@@ -93,8 +92,7 @@ void TokenizerCore::complete(const std::string& where) {
   for (int byte = 0; byte < 256; byte++) {
     const auto found = ids.find(letter_of(byte));
     if (found == ids.end() && has_unknown)
-      throw ConfigError(
-          fmt::format("{}: there is no token for the byte {:#04x}, and an unk_token in its place is not read here", where, byte));
+      throw ConfigError("{}: there is no token for the byte {:#04x}, and an unk_token in its place is not read here", where, byte);
     of_bytes[static_cast<size_t>(byte)] = found == ids.end() ? BytePairs::kLeftOut : found->second;
   }
   std::vector<BytePairs::Merge> learned;
@@ -104,7 +102,7 @@ void TokenizerCore::complete(const std::string& where) {
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
       if (space == std::string::npos || found == ids.end())
-        throw ConfigError(fmt::format("{}: the merge '{}' is of tokens that are not there", where, printable(merge)));
+        throw ConfigError("{}: the merge '{}' is of tokens that are not there", where, printable(merge));
       return found->second;
     };
     const auto left = merge.substr(0, space), right = space == std::string::npos ? "" : merge.substr(space + 1);
@@ -113,8 +111,7 @@ void TokenizerCore::complete(const std::string& where) {
   pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
   for (const auto* ends : {&first, &last}) {
     for (const auto id : *ends) {
-      if (static_cast<size_t>(id) >= tokens.size())
-        throw ConfigError(fmt::format("{}: a text would have the token {}, which is not there", where, id));
+      if (static_cast<size_t>(id) >= tokens.size()) throw ConfigError("{}: a text would have the token {}, which is not there", where, id);
     }
   }
   std::vector<AddedToken> before, in;
@@ -184,7 +181,7 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
   const std::unordered_set<int32_t> special(vocabulary.special.begin(), vocabulary.special.end());
   const auto expect_there = [&](int32_t id) {
     if (id < 0 || static_cast<size_t>(id) >= core->tokens.size())
-      throw ConfigError(fmt::format("a vocabulary of {} tokens has no token {}", core->tokens.size(), id));
+      throw ConfigError("a vocabulary of {} tokens has no token {}", core->tokens.size(), id);
   };
   for (const auto id : vocabulary.added) {
     expect_there(id);
@@ -204,7 +201,7 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
     core->named[name] = core->tokens[static_cast<size_t>(*id)];
   }
   const auto end_of = [](std::optional<int32_t> id, const char* name) {
-    if (!id) throw ConfigError(fmt::format("texts have {} at one end, and the vocabulary does not say which token that is", name));
+    if (!id) throw ConfigError("texts have {} at one end, and the vocabulary does not say which token that is", name);
     return std::vector{*id};
   };
   if (vocabulary.add_bos) core->first = end_of(vocabulary.bos, "bos");
@@ -232,7 +229,7 @@ std::string Tokenizer::decode(std::span<const int32_t> tokens, Special special) 
   std::string bytes;
   for (const auto token : tokens) {
     if (token < 0 || static_cast<size_t>(token) >= core_->bytes.size())
-      throw UsageError(fmt::format("there is no token {}; this tokenizer has {}", token, core_->bytes.size()));
+      throw UsageError("there is no token {}; this tokenizer has {}", token, core_->bytes.size());
     if (special == Special::LeftOut && core_->special.contains(token)) continue;
     bytes += core_->bytes[static_cast<size_t>(token)];
   }

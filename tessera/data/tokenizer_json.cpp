@@ -38,7 +38,7 @@ class TokenizerFile {
  public:
   explicit TokenizerFile(const fs::path& path, const std::string& text) : path_(path) {
     json_ = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!json_.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", path.string()));
+    if (!json_.is_object()) throw IoError("{} is damaged: it is no JSON object", path);
   }
 
   void read_into(TokenizerCore& core) const try {
@@ -54,13 +54,11 @@ class TokenizerFile {
     read_ends(part("post_processor"), core);
     expect_decoder(part("decoder"));
   } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: {}", path_.string(), first_line(error)));
+    throw IoError("{} is damaged: {}", path_, first_line(error));
   }
 
  private:
-  [[noreturn]] void refuse(std::string_view part, const std::string& why) const {
-    throw ConfigError(fmt::format("{}: {}: {}", path_.string(), part, why));
-  }
+  [[noreturn]] void refuse(std::string_view part, const std::string& why) const { throw ConfigError("{}: {}: {}", path_, part, why); }
   [[noreturn]] void refuse_type(std::string_view part, const Json& json) const {
     refuse(part, fmt::format("'{}' is not read here", printable(json.value("type", "?"))));
   }
@@ -90,7 +88,7 @@ class TokenizerFile {
     const bool is_it = has_type(part("pre_tokenizer"), "pretokenizers", "Metaspace") ||
                        has_type(part("normalizer"), "normalizers", "Prepend") || has_type(model, "", "Unigram") ||
                        (model.is_object() && model.value("byte_fallback", Json()) == true);
-    if (is_it) throw ConfigError(fmt::format("{}: {}", path_.string(), kSentencePiece));
+    if (is_it) throw ConfigError("{}: {}", path_, kSentencePiece);
   }
 
   Pattern pattern_of(const std::string& text) const try { return Pattern(text); } catch (const ConfigError& error) {
@@ -225,7 +223,7 @@ InOrder added_of(const AddedToken& token) {
 /// Where there is no such file, but those from which one is made.
 void refuse_other_files(const fs::path& folder) {
   const auto refuse = [&](const char* there, std::string_view why) {
-    throw ConfigError(fmt::format("{} has no {}, but {}: {}", folder.string(), kTokenizerFile, there, why));
+    throw ConfigError("{} has no {}, but {}: {}", folder, kTokenizerFile, there, why);
   };
   if (is_there(folder / "tokenizer.model")) refuse("tokenizer.model", kSentencePiece);
   if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))

@@ -1,6 +1,5 @@
 #include "tessera/data/unicode.h"
 
-#include <fmt/format.h>
 #include <utf8proc.h>
 
 #include <algorithm>
@@ -88,9 +87,8 @@ std::u32string characters_of(std::string_view text) {
   std::u32string characters;
   characters.reserve(text.size());
   if (const auto at = each_character(text, [&](char32_t character) { characters.push_back(character); })) {
-    throw UsageError(
-        fmt::format("a text is no UTF-8: its byte {} is {:#04x}, which begins no character; convert it, for example with iconv", *at,
-                    static_cast<unsigned char>(text[*at])));
+    throw UsageError("a text is no UTF-8: its byte {} is {:#04x}, which begins no character; convert it, for example with iconv", *at,
+                     static_cast<unsigned char>(text[*at]));
   }
   return characters;
 }
@@ -113,7 +111,7 @@ std::u32string normalized(std::u32string_view text, NormalForm form) {
   const auto length =
       utf8proc_map(bytes_of(bytes), static_cast<utf8proc_ssize_t>(bytes.size()), &made, static_cast<utf8proc_option_t>(options));
   const std::unique_ptr<utf8proc_uint8_t, decltype(&std::free)> owner(made, &std::free);
-  if (length < 0) throw Error(fmt::format("a text can't be normalized: {}", utf8proc_errmsg(length)));
+  if (length < 0) throw Error("a text can't be normalized: {}", utf8proc_errmsg(length));
   return characters_of({reinterpret_cast<const char*>(made), static_cast<size_t>(length)});
 }
 

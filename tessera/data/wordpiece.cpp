@@ -1,7 +1,6 @@
 #include "tessera/data/wordpiece.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -57,11 +56,11 @@ WordPieceOptions read_options(const fs::path& file) {
   WordPieceOptions options;
   if (!is_there(file)) return options;
   const auto json = nlohmann::json::parse(InputFile(file).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", file.string()));
+  if (!json.is_object()) throw IoError("{} is damaged: it is no JSON object", file);
   const auto read = [&](const char* key, auto& to) {
     const auto found = json.find(key);
     if (found == json.end() || found->is_null()) return;
-    if (!found->is_boolean()) throw IoError(fmt::format("{}: {} is {} instead of true or false", file.string(), key, found->dump()));
+    if (!found->is_boolean()) throw IoError("{}: {} is {} instead of true or false", file, key, found->dump());
     to = found->template get<bool>();
   };
   read("do_lower_case", options.lower_case);
@@ -96,7 +95,7 @@ WordPiece::WordPiece(std::vector<std::string> vocabulary, const WordPieceOptions
 
 int64_t WordPiece::special(std::string_view token) const {
   if (const auto found = numbers_.find(token); found != numbers_.end()) return found->second;
-  throw UsageError(fmt::format("a vocabulary of {} tokens lacks {}, which BERT needs", size(), token));
+  throw UsageError("a vocabulary of {} tokens lacks {}, which BERT needs", size(), token);
 }
 
 WordPiece WordPiece::read(const fs::path& folder) {
@@ -108,14 +107,14 @@ WordPiece WordPiece::read(const fs::path& folder) {
     auto token = text.substr(at, end - at);
     if (token.ends_with('\r')) token.pop_back();
     if (const auto byte = invalid_utf8(token))
-      throw IoError(fmt::format("{}:{}: byte {} of the token is no UTF-8", file.string(), vocabulary.size() + 1, *byte + 1));
+      throw IoError("{}:{}: byte {} of the token is no UTF-8", file, vocabulary.size() + 1, *byte + 1);
     vocabulary.push_back(std::move(token));
     at = end + 1;
   }
   try {
     return WordPiece(std::move(vocabulary), read_options(folder / kConfigFile));
   } catch (const UsageError& error) {
-    throw IoError(fmt::format("{}: {}", file.string(), error.what()));
+    throw IoError("{}: {}", file, error.what());
   }
 }
 
@@ -234,7 +233,7 @@ EncodedTexts WordPiece::encode(std::span<const std::pair<std::string, std::strin
 EncodedTexts WordPiece::encode(std::vector<std::pair<Numbers, std::optional<Numbers>>> texts, const EncodeOptions& options) const {
   constexpr int64_t kFewest = 3;  // [CLS] and two of [SEP]
   if (options.max_length < kFewest)
-    throw UsageError(fmt::format("texts can't be encoded in {} tokens; give a max_length of at least {}", options.max_length, kFewest));
+    throw UsageError("texts can't be encoded in {} tokens; give a max_length of at least {}", options.max_length, kFewest);
   int64_t length = options.padding == EncodeOptions::Padding::ToMaxLength ? options.max_length : 0;
   for (auto& [first, second] : texts) {
     Numbers none;

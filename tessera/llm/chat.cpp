@@ -1,7 +1,6 @@
 #include "tessera/llm/chat.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -34,7 +33,7 @@ void expect_roles(std::span<const Message> messages) {
   if (messages.empty()) throw UsageError("a conversation has no messages");
   for (const auto& message : messages) {
     if (message.role != "system" && message.role != "user" && message.role != "assistant")
-      throw UsageError(fmt::format("a message has the role '{}'; choose system, user or assistant", printable(message.role)));
+      throw UsageError("a message has the role '{}'; choose system, user or assistant", printable(message.role));
   }
 }
 
@@ -91,7 +90,7 @@ ChatTemplate chat_template_named(std::string_view name) {
   if (found != kNames.end()) return found->second;
   std::vector<std::string_view> known;
   for (const auto& [each, chat] : kNames) known.push_back(each);
-  throw ConfigError(fmt::format("there is no chat template '{}'; choose one of {}", printable(std::string(name)), fmt::join(known, ", ")));
+  throw ConfigError("there is no chat template '{}'; choose one of {}", printable(std::string(name)), joined(known));
 }
 
 std::vector<Segment> render(ChatTemplate chat, std::span<const Message> messages) {

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -52,20 +51,18 @@ void expect_fit(const PlainAdapter& adapter, const LlamaConfig& config, const fs
   for (const auto& [layer, weights] : adapter.layers) {
     const auto* weight = parameters.find(layer + ".weight");
     if (weight == nullptr || weight->dim() != 2)
-      throw UsageError(fmt::format("the adapter in {} is of another model than {}, which has no layer '{}' that could have one",
-                                   path.string(), base.string(), layer));
+      throw UsageError("the adapter in {} is of another model than {}, which has no layer '{}' that could have one", path, base, layer);
     const auto rows = weight->size(weights.of_embedding ? 1 : 0), columns = weight->size(weights.of_embedding ? 0 : 1);
     if (!fit_together(weights) || weights.b.size(0) != rows || weights.a.size(1) != columns)
-      throw UsageError(fmt::format("'{}' is [{}] in {}, for which the adapter in {}, with [{}] and [{}], is not made", layer,
-                                   fmt::join(weight->sizes(), ", "), base.string(), path.string(), fmt::join(weights.a.sizes(), ", "),
-                                   fmt::join(weights.b.sizes(), ", ")));
+      throw UsageError("'{}' is [{}] in {}, for which the adapter in {}, with [{}] and [{}], is not made", layer, joined(weight->sizes()),
+                       base, path, joined(weights.a.sizes()), joined(weights.b.sizes()));
   }
 }
 
 /// Throws ConfigError, which names it and a way out, for what llama.cpp would refuse, or leave out.
 void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, const fs::path& folder) {
   const auto refuse = [&](const std::string& why, const char* way_out) {
-    throw ConfigError(fmt::format("{} can't become a GGUF file: {}; {}", folder.string(), why, way_out));
+    throw ConfigError("{} can't become a GGUF file: {}; {}", folder, why, way_out);
   };
   constexpr auto kMerge =
       "merge it into the model (tessera ckpt merge-adapter MODEL ADAPTER OUT), and write that (tessera ckpt convert OUT FILE --to gguf)";
@@ -132,11 +129,11 @@ at::Tensor without_pairs(const at::Tensor& b, const std::string& layer, const Gg
   if (in_pairs == 0) return b;
   if (in_pairs == kUnknown)
     throw ConfigError(
-        fmt::format("{} does not say how many heads the model has, whose rows '{}' has in llama.cpp's order; give the model, "
-                    "too (--base)",
-                    file.path().string(), layer));
+        "{} does not say how many heads the model has, whose rows '{}' has in llama.cpp's order; give the model, "
+        "too (--base)",
+        file.path(), layer);
   if (in_pairs < 0 || b.size(0) < in_pairs || b.size(0) % (2 * in_pairs) != 0)
-    throw IoError(fmt::format("{}: the {} rows of '{}' don't fall into {} heads", file.path().string(), b.size(0), layer, in_pairs));
+    throw IoError("{}: the {} rows of '{}' don't fall into {} heads", file.path(), b.size(0), layer, in_pairs);
   return checkpoint::rows_of_gguf(b, in_pairs);
 }
 
@@ -147,8 +144,8 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
     const bool is_a = name.ends_with(kA), is_known = is_a || name.ends_with(kB);
     const auto weight = is_known ? checkpoint::name_of_gguf(std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
     if (!weight || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
-      throw ConfigError(fmt::format("{}: '{}' has no place in an adapter of peft, because it is no narrow matrix of a layer that we know",
-                                    file.path().string(), name));
+      throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is no narrow matrix of a layer that we know", file.path(),
+                        name);
     const auto layer = weight->substr(0, weight->size() - kWeight.size());
     auto& weights = layers[layer];
     weights.of_embedding = layer == kEmbedding;
@@ -161,7 +158,7 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
   }
   for (const auto& [layer, weights] : layers) {
     if (!weights.a.defined() || !weights.b.defined() || !fit_together(weights))
-      throw IoError(fmt::format("{} is damaged: the two matrices of '{}' don't fit together", file.path().string(), layer));
+      throw IoError("{} is damaged: the two matrices of '{}' don't fit together", file.path(), layer);
   }
   return layers;
 }
@@ -176,8 +173,7 @@ bool is_adapter(const fs::path& path) {
 
 void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::path& base) {
   for (const auto& in : {folder, base}) checkpoint::expect_outside(file, in);
-  if (is_there(file) && !is_adapter(file))
-    throw UsageError(fmt::format("{} is there already, and is no adapter; write to another file", file.string()));
+  if (is_there(file) && !is_adapter(file)) throw UsageError("{} is there already, and is no adapter; write to another file", file);
   const auto config = read_config(base);
   const auto adapter = checkpoint::read_adapter(folder);
   expect_gguf_place(adapter, config, folder);
@@ -215,23 +211,20 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
 void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::path& base) {
   checkpoint::expect_outside(folder, file);
   if (is_adapter(folder))
-    throw UsageError(
-        fmt::format("{} has an adapter already, which may be the one that was trained; write to another folder", folder.string()));
+    throw UsageError("{} has an adapter already, which may be the one that was trained; write to another folder", folder);
   checkpoint::expect_no_model(folder);
   const GgufFile stored(file);
-  if (!stored.is_adapter()) throw ConfigError(fmt::format("{} is no adapter, of which general.type is 'adapter'", file.string()));
+  if (!stored.is_adapter()) throw ConfigError("{} is no adapter, of which general.type is 'adapter'", file);
   if (const auto type = stored.text(kType).value_or(""); type != kLora)
-    throw ConfigError(fmt::format("{}: {}: '{}' is not read here, but '{}'", file.string(), kType, type, kLora));
-  if (stored.find(kTokens) != nullptr)
-    throw ConfigError(fmt::format("{}: {} is not read here: it acts only behind some tokens", file.string(), kTokens));
+    throw ConfigError("{}: {}: '{}' is not read here, but '{}'", file, kType, type, kLora);
+  if (stored.find(kTokens) != nullptr) throw ConfigError("{}: {} is not read here: it acts only behind some tokens", file, kTokens);
   const auto architecture = known_architecture(stored);
   Heads heads{.queries = stored.integer(architecture + kHeads), .keys = stored.integer(architecture + kSharedHeads)};
   std::optional<LlamaConfig> config;
   if (!base.empty()) {
     config = read_config(base);
     if (architecture_of(*config) != architecture)
-      throw UsageError(
-          fmt::format("the adapter in {} is for the architecture '{}', and {} is of another", file.string(), architecture, base.string()));
+      throw UsageError("the adapter in {} is for the architecture '{}', and {} is of another", file, architecture, base);
     heads = {.queries = config->num_attention_heads, .keys = config->key_value_heads()};
   }
   PlainAdapter adapter{.layers = layers_of(stored, heads)};

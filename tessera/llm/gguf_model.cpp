@@ -49,8 +49,7 @@ at::Tensor rope_factors(const LlamaConfig& config) {
 
 /// Files have the factors of each frequency, and not the four numbers of Llama 3 that they come from: these are the usual ones.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
-  const auto refused = ConfigError(
-      fmt::format("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path.string(), kRopeFactors));
+  const auto refused = ConfigError("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path, kRopeFactors);
   if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
   nn::Llama3Scaling scaling{.factor = std::round(factors.max().item<double>() * 1e3) / 1e3};  // of what was computed in float32
   config.rope.llama3 = scaling;
@@ -63,27 +62,25 @@ nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, cons
 void expect_model_place(const fs::path& path) {
   if (is_folder(path)) return;
   if (!is_there(path))
-    throw ConfigError(fmt::format(
-        "{}: there is no such folder or GGUF file; of a model on the Hugging Face Hub, give the folder that it was downloaded to",
-        path.string()));
+    throw ConfigError(
+        "{}: there is no such folder or GGUF file; of a model on the Hugging Face Hub, give the folder that it was downloaded to", path);
   if (checkpoint::is_gguf_file(path)) return;
   const auto folder = path.parent_path().empty() ? fs::path(".") : path.parent_path();
   const bool has_config = is_there(folder / "config.json");
-  throw ConfigError(fmt::format("{} is no GGUF file; give {}", path.string(),
-                                has_config ? "its folder, " + folder.string() : "one, or a folder with config.json and tokenizer.json"));
+  throw ConfigError("{} is no GGUF file; give {}", path,
+                    has_config ? "its folder, " + folder.string() : "one, or a folder with config.json and tokenizer.json");
 }
 
 LlamaConfig config_of(const fs::path& path) {
   const GgufFile file(path);
-  if (file.is_adapter())
-    throw ConfigError(fmt::format("{} holds an adapter and no model; give the model that it was trained on", path.string()));
+  if (file.is_adapter()) throw ConfigError("{} holds an adapter and no model; give the model that it was trained on", path);
   const checkpoint::CatalogReader stored(checkpoint::read_gguf(file));
   const auto architecture = known_architecture(file);
   const auto key = [&](std::string_view name) { return fmt::format("{}.{}", architecture, name); };
   const auto needed = [&](std::string_view name) {
     const auto value = file.integer(key(name));
-    if (!value) throw ConfigError(fmt::format("{} has no {}", path.string(), key(name)));
-    if (*value < 1) throw ConfigError(fmt::format("{}: {} is {}, and not at least 1", path.string(), key(name), *value));
+    if (!value) throw ConfigError("{} has no {}", path, key(name));
+    if (*value < 1) throw ConfigError("{}: {} is {}, and not at least 1", path, key(name), *value);
     return *value;
   };
   const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
@@ -100,18 +97,18 @@ LlamaConfig config_of(const fs::path& path) {
                      .tie_word_embeddings = !has("lm_head.weight")};
   if (has("model.embed_tokens.weight")) {
     const auto& shape = stored.info("model.embed_tokens.weight").shape;
-    if (shape.size() != 2) throw ConfigError(fmt::format("{}: token_embd.weight is no matrix", path.string()));
+    if (shape.size() != 2) throw ConfigError("{}: token_embd.weight is no matrix", path);
     config.vocab_size = shape.front();
   }
   if (config.num_hidden_layers > std::ssize(stored.catalog().tensors))
-    throw ConfigError(fmt::format("{}: {} is {}, but there are only {} tensors", path.string(), key("block_count"),
-                                  config.num_hidden_layers, stored.catalog().tensors.size()));
+    throw ConfigError("{}: {} is {}, but there are only {} tensors", path, key("block_count"), config.num_hidden_layers,
+                      stored.catalog().tensors.size());
   config.rms_norm_eps = as_meant(file.number(key("attention.layer_norm_rms_epsilon")).value_or(config.rms_norm_eps));
   config.rope.theta = as_meant(file.number(key("rope.freq_base")).value_or(config.rope.theta));
   if (const auto turned = file.integer(key("rope.dimension_count")); turned && *turned != config.head_size())
     config.rope.partial_rotary_factor = static_cast<double>(*turned) / static_cast<double>(config.head_size());
   if (const auto type = file.text(key("rope.scaling.type")); type && *type != "none") {
-    if (*type != "linear") throw ConfigError(fmt::format("{}: {}: '{}' is not read here", path.string(), key("rope.scaling.type"), *type));
+    if (*type != "linear") throw ConfigError("{}: {}: '{}' is not read here", path, key("rope.scaling.type"), *type);
     config.rope.factor = as_meant(file.number(key("rope.scaling.factor")).value_or(1));
   }
   if (architecture == "smollm3") {
@@ -135,7 +132,7 @@ LlamaConfig config_of(const fs::path& path) {
 
 data::Tokenizer tokenizer_of(const fs::path& path) {
   const GgufFile file(path);
-  const auto missing = [&](const char* key) { return ConfigError(fmt::format("{} has no {}", path.string(), key)); };
+  const auto missing = [&](const char* key) { return ConfigError("{} has no {}", path, key); };
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
   if (*model != "gpt2")
@@ -261,7 +258,7 @@ int64_t file_type_of(std::string_view code) {
 const checkpoint::BlockCode* code_named(const std::string& name) {
   const auto* code = checkpoint::find_block_code(name);
   if (code == nullptr || code->encode == nullptr)
-    throw UsageError(fmt::format("GGUF files are written as F32, F16, BF16, Q8_0, Q5_0, Q4_0 or Q4_K, not as '{}'", name));
+    throw UsageError("GGUF files are written as F32, F16, BF16, Q8_0, Q5_0, Q4_0 or Q4_K, not as '{}'", name);
   return code;
 }
 
@@ -282,8 +279,8 @@ const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<
 std::string known_architecture(const GgufFile& file) {
   auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
-    throw ConfigError(fmt::format("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3",
-                                  file.path().string(), architecture));
+    throw ConfigError("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3", file.path(),
+                      architecture);
   return architecture;
 }
 
@@ -298,9 +295,7 @@ data::Tokenizer read_tokenizer(const fs::path& path) {
 }
 
 void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokenizer, const fs::path& model) {
-  const auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("{} can't become a GGUF file: {}", model.string(), why));
-  };
+  const auto refuse = [&](const std::string& why) { throw ConfigError("{} can't become a GGUF file: {}", model, why); };
   if (config.rope.partial_rotary_factor != 1) refuse("partial_rotary_factor has no place there");
   for (int64_t layer = 0; layer < config.num_hidden_layers; layer++) {
     if (config.slides(layer) && *config.sliding_window < config.max_position_embeddings)
@@ -321,10 +316,10 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
 void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions& options) {
   const auto* code = code_named(options.code);
   if (!is_there(folder / models::kConfigFile))
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "a GGUF file is made of a Hugging Face folder, and {} is none: it has no config.json. `tessera ckpt convert IN FOLDER --to hub` "
         "makes one of a GGUF file, and a recipe's --output of a run",
-        folder.string()));
+        folder);
   const auto* plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);
   const auto tokenizer = data::Tokenizer::read(folder);
@@ -344,7 +339,7 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   for (const auto& [name, tensor] : stored.catalog().tensors) {
     if (name.ends_with("rotary_emb.inv_freq") || (config.tie_word_embeddings && name == "lm_head.weight")) continue;
     const auto known = checkpoint::gguf_name(name);
-    if (!known) throw ConfigError(fmt::format("{}: '{}' has no place in a GGUF file of {}", folder.string(), name, config.model_type));
+    if (!known) throw ConfigError("{}: '{}' has no place in a GGUF file of {}", folder, name, config.model_type);
     tensors.push_back({.name = *known, .sizes = tensor.shape, .code = code_of(*known, tensor.shape, code, config.tie_word_embeddings)});
     names.push_back(name);
   }

@@ -36,7 +36,7 @@ constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
   const auto& value = json.at(key);
-  if (!value.is_string()) throw UsageError(fmt::format("{} is no text", key));
+  if (!value.is_string()) throw UsageError("{} is no text", key);
   return value.get<std::string>();
 }
 
@@ -54,14 +54,13 @@ std::string text_of(const Json& json, const char* key) {
         "the assistant with output, and take --chat alpaca, or write prompt and completion");
   std::string keys;
   for (const auto& [key, value] : json.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
-  throw UsageError(
-      fmt::format("it has {}, but neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"",
-                  keys.empty() ? "no keys" : keys));
+  throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"",
+                   keys.empty() ? "no keys" : keys);
 }
 
 /// The one with this number, from 1 on.
 Message message_of(const Json& json, size_t number) {
-  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("message {} {}", number, why)); };
+  const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", number, why); };
   if (!json.is_object() || !json.contains("role")) refuse("has no role");
   if (json.contains("tool_calls") && !json["tool_calls"].empty())
     refuse("has tool_calls, which --chat does not write; write them into its content as the model's own template does");
@@ -156,7 +155,7 @@ struct Documents {
 
 Documents document_of(const InputFile& file, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   const Segment text[] = {{.text = file.read_all(), .trained = true}};
-  if (data::invalid_utf8(text->text)) throw IoError(fmt::format("{}: it is no UTF-8", file.path().string()));
+  if (data::invalid_utf8(text->text)) throw IoError("{}: it is no UTF-8", file.path());
   auto tokens = tokens_of(text, tokenizer, data::Ends::Added, options.end);
   const auto end = std::ssize(tokens);
   return {.tokens = std::move(tokens), .ends = {end}};
@@ -175,7 +174,7 @@ Documents documents_of(const InputFile& file, const Part& part, const data::Toke
         result.tokens.insert(result.tokens.end(), tokens.begin(), tokens.end());
         if (!tokens.empty()) result.ends.push_back(std::ssize(result.tokens));
       } catch (const UsageError& error) {
-        throw IoError(fmt::format("{}:{}: {}", file.path().string(), line_number(file, first_byte + begin), error.what()));
+        throw IoError("{}:{}: {}", file.path(), line_number(file, first_byte + begin), error.what());
       }
     }
     begin = end + 1;
@@ -226,21 +225,19 @@ std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tok
 void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
   if (!is_there(out)) return;
   for (const auto& input : inputs) {
-    if (fs::equivalent(input, out))
-      throw UsageError(fmt::format("{} is a file to read, and would be replaced; write elsewhere", out.string()));
+    if (fs::equivalent(input, out)) throw UsageError("{} is a file to read, and would be replaced; write elsewhere", out);
   }
   try {
     TokenFile{out};
   } catch (const IoError&) {
-    throw UsageError(fmt::format("{} is there already, and no file of tokens; write elsewhere, or remove it", out.string()));
+    throw UsageError("{} is there already, and no file of tokens; write elsewhere, or remove it", out);
   }
 }
 
 /// Throws ConfigError unless each mark of the template is one token.
 void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
   for (const auto mark : marks_of(chat)) {
-    if (!tokenizer.find(mark))
-      throw ConfigError(fmt::format("the tokenizer has no token {}, which the chat template writes; choose another one", mark));
+    if (!tokenizer.find(mark)) throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another one", mark);
   }
 }
 
@@ -251,7 +248,7 @@ fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
   const auto file = folder / kPlan;
   if (is_there(file) && InputFile(file).read_all() == plan) return folder;
   if (is_there(folder)) {
-    if (!is_there(file)) throw UsageError(fmt::format("{} is there, and has nothing of what was begun; remove it", folder.string()));
+    if (!is_there(file)) throw UsageError("{} is there, and has nothing of what was begun; remove it", folder);
     remove_tree(folder);
   }
   make_folder(folder);
@@ -305,7 +302,7 @@ Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_
     result.tokens += std::ssize(documents.tokens);
     result.trained += std::ranges::count_if(documents.tokens, [](int32_t token) { return !is_only_read(token); });
   }
-  if (result.documents == 0) throw IoError(fmt::format("there is no document to make {} of", out.string()));
+  if (result.documents == 0) throw IoError("there is no document to make {} of", out);
   checkpoint::SafetensorsWriter writer(
       out,
       {{.name = "ends", .dtype = at::kLong, .sizes = {result.documents}}, {.name = "tokens", .dtype = at::kInt, .sizes = {result.tokens}}},
@@ -327,7 +324,7 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
   try {
     return checkpoint::SafetensorsFile(path);
   } catch (const IoError& error) {
-    throw IoError(fmt::format("{}; tessera data tokenize makes a file of tokens from texts", error.what()));
+    throw IoError("{}; tessera data tokenize makes a file of tokens from texts", error.what());
   }
 }
 
@@ -381,7 +378,7 @@ struct TokenFile::Mapping {
   Mapping(const fs::path& path, uint64_t size) : size(size) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
-    if (data == MAP_FAILED) throw IoError(fmt::format("can't map {} into memory: {}", path.string(), std::strerror(errno)));
+    if (data == MAP_FAILED) throw IoError("can't map {} into memory: {}", path, std::strerror(errno));
   }
   ~Mapping() { ::munmap(data, size); }
   Mapping(const Mapping&) = delete;
@@ -395,11 +392,10 @@ TokenFile::TokenFile(const fs::path& path) : path_(path) {
   const auto file = opened(path);
   const auto format = file.metadata().find("format"), vocabulary = file.metadata().find("vocabulary");
   const auto unlike = [&](const std::string& why) {
-    return IoError(
-        fmt::format("{} is damaged, or another program has made it otherwise than tessera data tokenize does: {}", path.string(), why));
+    return IoError("{} is damaged, or another program has made it otherwise than tessera data tokenize does: {}", path, why);
   };
   if (format == file.metadata().end() || format->second != kFormat || !file.contains("tokens") || !file.contains("ends"))
-    throw IoError(fmt::format("{} is no file of tokens; tessera data tokenize makes one", path.string()));
+    throw IoError("{} is no file of tokens; tessera data tokenize makes one", path);
   if (file.info("tokens").dtype != at::kInt || file.info("ends").dtype != at::kLong) {
     throw unlike(fmt::format("'tokens' are {} and 'ends' {}, in place of Int and Long", c10::toString(file.info("tokens").dtype),
                              c10::toString(file.info("ends").dtype)));

@@ -1,8 +1,6 @@
 #include "tessera/models/bert.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/nn/init.h>
 
 #include "tessera/base/error.h"
@@ -144,8 +142,8 @@ BertModelImpl::BertModelImpl(const BertConfig& config)
 std::pair<at::Tensor, at::Tensor> BertModelImpl::forward(const at::Tensor& tokens, const at::Tensor& mask, const at::Tensor& types) {
   const auto longest = embeddings->position_embeddings->options.num_embeddings();
   if (tokens.dim() != 2 || tokens.size(1) > longest) {
-    throw UsageError(fmt::format("BERT takes tokens of {{batch, length}}, of a length up to {}, not [{}]; truncate longer texts", longest,
-                                 fmt::join(tokens.sizes(), ", ")));
+    throw UsageError("BERT takes tokens of {{batch, length}}, of a length up to {}, not [{}]; truncate longer texts", longest,
+                     joined(tokens.sizes()));
   }
   // Without padding a faster kernel can do it.
   const auto seen = mask.defined() ? mask.to(at::kBool).unsqueeze(1).unsqueeze(1) : at::Tensor();

@@ -61,7 +61,7 @@ BertConfig BertConfig::read(const std::filesystem::path& folder) {
   try {
     expect_sense(config);
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("{}: {}", file.path.string(), error.what()));
+    throw ConfigError("{}: {}", file.path, error.what());
   }
   return config;
 }
@@ -80,7 +80,7 @@ void BertConfig::write(const std::filesystem::path& folder) const {
 
 void expect_sense(const BertConfig& config) {
   const auto expect = [](bool holds, const char* key, auto value, const char* rule) {
-    if (!holds) throw ConfigError(fmt::format("{} of {} makes no BERT: it must be {}", key, value, rule));
+    if (!holds) throw ConfigError("{} of {} makes no BERT: it must be {}", key, value, rule);
   };
   each_number(config, [&](const std::string_view key, auto value) {
     if (std::is_integral_v<decltype(value)>) expect(value >= 1, key.data(), value, "at least 1");

@@ -36,14 +36,14 @@ struct ConfigFile {
   static ConfigFile open(const std::filesystem::path& folder) {
     ConfigFile file{.path = folder / kConfigFile, .json = {}};
     file.json = Json::parse(InputFile(file.path).read_all(), nullptr, /*allow_exceptions=*/false);
-    if (!file.json.is_object()) throw IoError(fmt::format("{} is damaged: it is no JSON object", file.path.string()));
+    if (!file.json.is_object()) throw IoError("{} is damaged: it is no JSON object", file.path);
     return file;
   }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& why) const {
     const auto found = json.find(key);
     const auto value = found == json.end() ? std::string("missing") : found->dump();
-    throw ConfigError(fmt::format("{}: {}{}: {}: {}", path.string(), prefix, key, value, why));
+    throw ConfigError("{}: {}{}: {}: {}", path, prefix, key, value, why);
   }
 
   /// The value of a key that is there and not null, or nullptr.

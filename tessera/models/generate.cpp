@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -38,11 +37,11 @@ at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::G
 void expect_sense(const at::Tensor& tokens, const GenerateOptions& options, int64_t longest) {
   if (tokens.dim() != 2 || tokens.numel() == 0) throw UsageError("generate: tokens are {batch, length}, and at least one");
   if (options.temperature < 0 || options.top_p <= 0 || options.top_p > 1)
-    throw UsageError(fmt::format("generate: a temperature of {} and a top_p of {} make no sense; give at least 0, and above 0 up to 1",
-                                 options.temperature, options.top_p));
+    throw UsageError("generate: a temperature of {} and a top_p of {} make no sense; give at least 0, and above 0 up to 1",
+                     options.temperature, options.top_p);
   if (tokens.size(1) + options.most > longest)
-    throw UsageError(fmt::format("generate: {} tokens and {} more are longer than this model's max_position_embeddings, {}", tokens.size(1),
-                                 options.most, longest));
+    throw UsageError("generate: {} tokens and {} more are longer than this model's max_position_embeddings, {}", tokens.size(1),
+                     options.most, longest);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 #include "tessera/models/llama.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <torch/nn/init.h>
 
 #include <limits>
@@ -154,10 +153,9 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   const auto length = tokens.size(1), before = input.cache == nullptr ? 0 : input.cache->length_, all = before + length;
   if (input.cache != nullptr && input.positions.defined()) throw UsageError("LlamaInput: several documents in a row have no cache");
   if (input.cache != nullptr && all > input.cache->longest_)
-    throw UsageError(fmt::format("a text of {} tokens does not fit a LlamaCache for {}", all, input.cache->longest_));
+    throw UsageError("a text of {} tokens does not fit a LlamaCache for {}", all, input.cache->longest_);
   if (all > config.max_position_embeddings)
-    throw UsageError(
-        fmt::format("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings));
+    throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
   const auto pass = std::make_shared<LlamaPass>();
   // Where steps are compiled the whole cache is read, and places come from the host, so that each further token is the same program.
   const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();

@@ -214,7 +214,7 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
 
 void expect_sense(const LlamaConfig& config) {
   const auto expect = [](bool holds, const char* key, const auto& value, const std::string& rule) {
-    if (!holds) throw ConfigError(fmt::format("{} of {} makes no {}: it must be {}", key, value, "Llama", rule));
+    if (!holds) throw ConfigError("{} of {} makes no {}: it must be {}", key, value, "Llama", rule);
   };
   expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
   each_plain(config, [&](const char* key, auto value) {

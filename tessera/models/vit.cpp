@@ -1,7 +1,6 @@
 #include "tessera/models/vit.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <torch/nn/init.h>
 
 #include "tessera/base/error.h"
@@ -17,7 +16,7 @@ torch::nn::LayerNorm norm_of(int64_t width) { return torch::nn::LayerNorm(torch:
 
 int64_t patches_of(const VitOptions& options) {
   if (options.patch < 1 || options.image < options.patch || options.image % options.patch != 0) {
-    throw UsageError(fmt::format("Vit: an image of {0} by {0} can't be cut into patches of {1} by {1}", options.image, options.patch));
+    throw UsageError("Vit: an image of {0} by {0} can't be cut into patches of {1} by {1}", options.image, options.patch);
   }
   const auto along = options.image / options.patch;
   return along * along;

@@ -74,7 +74,7 @@ void expect_fit(const at::Tensor& queries, const at::Tensor& keys, const at::Ten
 
 SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& options) : options(options) {
   if (options.width <= 0 || options.heads <= 0 || options.width % options.heads != 0) {
-    throw UsageError(fmt::format("self attention: a width of {} can't be divided among {} heads", options.width, options.heads));
+    throw UsageError("self attention: a width of {} can't be divided among {} heads", options.width, options.heads);
   }
   qkv = register_module("qkv", torch::nn::Linear(options.width, 3 * options.width));
   out = register_module("out", torch::nn::Linear(options.width, options.width));

@@ -38,20 +38,20 @@ class CollectiveNode final : public ag::Node {
 
 /// The operand as an ordinary tensor: a sharded parameter becomes a copy, by an operator that autograd records.
 at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
-  if (!tensor.defined()) throw UsageError(fmt::format("{} was given an undefined tensor", operation));
+  if (!tensor.defined()) throw UsageError("{} was given an undefined tensor", operation);
   if (!tensor.key_set().has(kPagingKey)) return tensor;
   auto copy = tensor.clone();
   if (!copy.key_set().has(kPagingKey)) return copy;
   throw UsageError(
-      fmt::format("{} was given a shard, its gradient, or what was computed from them: other ranks have other values of it at the same "
-                  "places; pass the module's own parameter, or tessera::to_local(tensor), an ordinary copy, if you mean this rank's part",
-                  operation));
+      "{} was given a shard, its gradient, or what was computed from them: other ranks have other values of it at the same "
+      "places; pass the module's own parameter, or tessera::to_local(tensor), an ordinary copy, if you mean this rank's part",
+      operation);
 }
 
 /// Which dimension is meant: -1 is the last one.
 int64_t dim_in(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
   if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
-  throw UsageError(fmt::format("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, fmt::join(tensor.sizes(), ", ")));
+  throw UsageError("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, joined(tensor.sizes()));
 }
 
 /// A name for the operation that has the sizes, because ranks compare names before data moves: equal counts do not make equal shapes.
@@ -71,9 +71,10 @@ at::Tensor with_gradient(const at::Tensor& operand, at::Tensor result, Gradient 
 
 void expect_differentiable(const at::Tensor& tensor, Reduce op, std::string_view operation) {
   if (op == Reduce::Sum || op == Reduce::Mean || !c10::GradMode::is_enabled() || !tensor.requires_grad()) return;
-  throw UsageError(fmt::format("{} has no gradient for a minimum or maximum over ranks; pass tensor.detach(), or gather the values with "
-                               "tessera::nn::all_gather and call amin or amax",
-                               operation));
+  throw UsageError(
+      "{} has no gradient for a minimum or maximum over ranks; pass tensor.detach(), or gather the values with "
+      "tessera::nn::all_gather and call amin or amax",
+      operation);
 }
 
 }  // namespace
@@ -106,8 +107,7 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, const Communicator& world, R
   expect_differentiable(tensor, op, "nn::reduce_scatter");
   const auto place = dim_in(dim, operand, "nn::reduce_scatter");
   if (operand.size(place) % world.size() != 0) {
-    throw UsageError(
-        fmt::format("nn::reduce_scatter can't divide a dimension of size {} among {} ranks", operand.size(place), world.size()));
+    throw UsageError("nn::reduce_scatter can't divide a dimension of size {} among {} ranks", operand.size(place), world.size());
   }
   const auto whole = operand.detach().unflatten(place, {world.size(), operand.size(place) / world.size()}).movedim(place, 0).contiguous();
   const auto result = at::empty(whole.sizes().slice(1), whole.options());

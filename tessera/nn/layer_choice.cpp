@@ -23,7 +23,7 @@ bool matches(const std::string& name, const std::string& expression) try {
   if (found == known.end()) found = known.emplace(expression, expression).first;
   return std::regex_match(name, found->second);
 } catch (const std::regex_error& error) {
-  throw UsageError(fmt::format("'{}' is no regular expression: {}", expression, error.what()));
+  throw UsageError("'{}' is no regular expression: {}", expression, error.what());
 }
 
 bool is_named(std::string_view name, std::string_view wanted) {
@@ -54,9 +54,9 @@ void expect_choice(const LayerChoice& choice, const std::vector<std::string>& na
   for (const auto& wanted : choice.target_modules) {
     if (choice.target_modules == kAllLinear) break;
     if (std::ranges::any_of(names, [&](const std::string& name) { return is_named(name, wanted); })) continue;
-    throw UsageError(fmt::format("{}: no layer is named '{}'; layers for which it can be are named: {}", what, wanted, last_parts(names)));
+    throw UsageError("{}: no layer is named '{}'; layers for which it can be are named: {}", what, wanted, last_parts(names));
   }
-  if (chosen == 0) throw UsageError(fmt::format("{}: no layer is chosen; layers for which it can be are named: {}", what, last_parts(names)));
+  if (chosen == 0) throw UsageError("{}: no layer is chosen; layers for which it can be are named: {}", what, last_parts(names));
 }
 
 }  // namespace tessera::nn

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -117,9 +115,8 @@ struct Loss : torch::autograd::Function<Loss> {
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options) {
   if (x.dim() < 1 || x.size(-1) != weight.size(1) || x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)) != targets.sizes()) {
-    throw UsageError(
-        fmt::format("linear_cross_entropy: values of the sizes [{}], a weight of [{}] and targets of [{}] don't belong together",
-                    fmt::join(x.sizes(), ", "), fmt::join(weight.sizes(), ", "), fmt::join(targets.sizes(), ", ")));
+    throw UsageError("linear_cross_entropy: values of the sizes [{}], a weight of [{}] and targets of [{}] don't belong together",
+                     joined(x.sizes()), joined(weight.sizes()), joined(targets.sizes()));
   }
   if (c10::GradMode::is_enabled() && options.divisor.defined() && options.divisor.requires_grad())
     throw UsageError("linear_cross_entropy has no gradient of its divisor; detach it, or divide the loss yourself");

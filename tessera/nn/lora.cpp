@@ -134,12 +134,11 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
       return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other) || is_changed);
     });
     if (same != layers.end())
-      throw UsageError(fmt::format("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name));
+      throw UsageError("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name);
     if (has_stand_in(layer.weight) && held_form(layer.weight) == nullptr && !adapted_of(*layer.module))
-      throw UsageError(
-          fmt::format("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name));
+      throw UsageError("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name);
     if (shard_info(held_values(layer.weight)))
-      throw UsageError(fmt::format("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name));
+      throw UsageError("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name);
   }
   return result;
 }
@@ -153,7 +152,7 @@ std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> adapted_in(const 
 }
 
 void expect_sense(const Target& layer, const Options& options, int64_t r) {
-  const auto refuse = [&](const std::string& why) { throw UsageError(fmt::format("lora: '{}': {}", layer.name, why)); };
+  const auto refuse = [&](const std::string& why) { throw UsageError("lora: '{}': {}", layer.name, why); };
   if (r < 1 || r > kMostRank) refuse(fmt::format("a rank of {} makes no sense; give at least 1, and at most {}", r, kMostRank));
   if (options.lora_dropout < 0 || options.lora_dropout >= 1)
     refuse(fmt::format("a dropout of {} makes no sense; give 0 to less than 1", options.lora_dropout));
@@ -271,8 +270,7 @@ void choose_training(Module& model) {
 std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> with_adapter(const Module& model, const std::string& adapter) {
   auto all = adapted_in(model);
   std::erase_if(all, [&](const auto& each) { return !each.second->adapters.contains(adapter); });
-  if (all.empty())
-    throw UsageError(fmt::format("lora: the model has no adapter '{}'; it has: {}", adapter, fmt::join(adapters(model), ", ")));
+  if (all.empty()) throw UsageError("lora: the model has no adapter '{}'; it has: {}", adapter, joined(adapters(model)));
   return all;
 }
 
@@ -291,13 +289,12 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) names.push_back(item.key());
   for (const auto& wanted : modules) {
     if (std::ranges::none_of(names, [&](const auto& name) { return nn::is_named(name, wanted); }))
-      throw UsageError(fmt::format("lora: modules_to_save: no module is named '{}'; modules are named: {}", wanted, nn::last_parts(names)));
+      throw UsageError("lora: modules_to_save: no module is named '{}'; modules are named: {}", wanted, nn::last_parts(names));
   }
   for (const auto& item : model.named_parameters()) {
     const auto* const form = is_within(item.key(), modules) ? held_form(item.value()) : nullptr;
     if (form != nullptr)
-      throw UsageError(
-          fmt::format("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name));
+      throw UsageError("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name);
   }
 }
 
@@ -312,15 +309,15 @@ void expect_own_wholes(const Module& model, const Options& options, const std::s
     for (const auto& item : model.named_modules({}, /*include_self=*/false)) {
       if (!is_within(item.key(), options.modules_to_save) || !is_within(item.key(), other.modules_to_save)) continue;
       throw UsageError(
-          fmt::format("lora: modules_to_save: '{}' trains with adapter '{}' already, and has one value for all adapters; leave it "
-                      "out of '{}', or give that a model of its own",
-                      item.key(), name, adapter));
+          "lora: modules_to_save: '{}' trains with adapter '{}' already, and has one value for all adapters; leave it "
+          "out of '{}', or give that a model of its own",
+          item.key(), name, adapter);
     }
     if (options.bias != Bias::None && other.bias != Bias::None)
       throw UsageError(
-          fmt::format("lora: biases train with adapter '{}' already, and have one value for all adapters; give '{}' Bias::None, "
-                      "or a model of its own",
-                      name, adapter));
+          "lora: biases train with adapter '{}' already, and have one value for all adapters; give '{}' Bias::None, "
+          "or a model of its own",
+          name, adapter);
   }
 }
 
@@ -343,7 +340,7 @@ double scaling_of(const Options& options, const std::string& layer) {
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
   if (!nn::matches(adapter, "[A-Za-z0-9_-]+"))
-    throw UsageError(fmt::format("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter));
+    throw UsageError("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter);
   expect_unmerged(model);
   expect_whole_modules(*model, options.modules_to_save);
   expect_own_wholes(*model, options, adapter);
@@ -352,19 +349,17 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   for (const auto& layer : targets) {
     expect_sense(layer, options, rank_of(layer));
     const auto adapted = adapted_of(*layer.module);
-    if (adapted && adapted->adapters.contains(adapter))
-      throw UsageError(fmt::format("lora: '{}' has an adapter '{}' already", layer.name, adapter));
+    if (adapted && adapted->adapters.contains(adapter)) throw UsageError("lora: '{}' has an adapter '{}' already", layer.name, adapter);
   }
   for (const auto& pattern : patterns_of(options)) {
     if (std::ranges::none_of(targets, [&](const Target& layer) { return fits(layer.name, pattern); }))
-      log(LogLevel::Warning, fmt::format("lora: no layer with an adapter is named as '{}', of rank_pattern or alpha_pattern", pattern));
+      log(LogLevel::Warning, "lora: no layer with an adapter is named as '{}', of rank_pattern or alpha_pattern", pattern);
   }
   std::vector<std::string> narrow;
   for (const auto& layer : targets) {
     if (rank_of(layer) > layer.width()) narrow.push_back(layer.name);
   }
-  if (!narrow.empty())
-    log(LogLevel::Warning, fmt::format("lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow)));
+  if (!narrow.empty()) log(LogLevel::Warning, "lora: the rank is wider than these layers, so a smaller one would do: {}", some_of(narrow));
   const bool is_first = adapted_in(*model).empty();
   {
     const c10::AutoGradMode no_grad(false);
@@ -391,7 +386,7 @@ std::string description(ConstModuleRef model) {
 
 void expect_unmerged(ConstModuleRef model) {
   for (const auto& [layer, adapted] : adapted_in(*model)) {
-    if (adapted->has_merged()) throw UsageError(fmt::format("lora: adapters are merged into '{}'; unmerge them before", layer.name));
+    if (adapted->has_merged()) throw UsageError("lora: adapters are merged into '{}'; unmerge them before", layer.name);
   }
 }
 
@@ -428,7 +423,7 @@ void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
   for (size_t i = 0; i < names.size(); i++) {
     with_adapter(*model, names[i]);
     if (std::find(names.begin(), names.begin() + static_cast<ptrdiff_t>(i), names[i]) != names.begin() + static_cast<ptrdiff_t>(i))
-      throw UsageError(fmt::format("lora: adapter '{}' is named twice, and would count twice", names[i]));
+      throw UsageError("lora: adapter '{}' is named twice, and would count twice", names[i]);
   }
   expect_unmerged(model);
   activate(*model, names);
@@ -453,19 +448,17 @@ void merge(ModuleRef model) {
     const auto same = std::ranges::find_if(
         all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
     if (!adapted->active.empty() && same != all_layers.end())
-      throw UsageError(fmt::format("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would",
-                                   layer.name, same->name));
+      throw UsageError("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would", layer.name,
+                       same->name);
     if (const auto* form = adapted->active.empty() ? nullptr : held_form(layer.weight))
-      throw UsageError(fmt::format("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of",
-                                   layer.name, form->name));
+      throw UsageError("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of",
+                       layer.name, form->name);
     if (layer.groups > 1 && !adapted->active.empty())
-      throw UsageError(
-          fmt::format("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name));
+      throw UsageError("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name);
     const auto is_dora = [&](const std::string& name) { return adapted->adapters.at(name).options.use_dora; };
     if (adapted->active.size() > 1 && std::ranges::any_of(adapted->active, is_dora))
-      throw UsageError(
-          fmt::format("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
-                      fmt::join(adapted->active, " and "), layer.name));
+      throw UsageError("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
+                       joined(adapted->active, " and "), layer.name);
   }
   for (const auto& [layer, adapted] : layers) {
     if (adapted->active.empty()) continue;

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -138,7 +137,7 @@ std::optional<at::Tensor> LayerAdapters::run(std::string_view op, std::span<cons
   if (op == operator_of(kind_).name) return with_adapters(arguments);
   // Of an embedding that is the head, too, an adapter acts in the layer that has it, as in peft.
   if (kind_ == Kind::Embedding || (is_embedding_too_ && op == operator_of(Kind::Embedding).name)) return std::nullopt;
-  throw UsageError(fmt::format("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op));
+  throw UsageError("'{}' has an adapter, which acts in {}, but {} uses its weight", name_, operator_of(kind_).name, op);
 }
 
 void LayerAdapters::merge_into(const at::Tensor& weight) {

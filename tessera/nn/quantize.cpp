@@ -1,7 +1,6 @@
 #include "tessera/nn/quantize.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/linear.h>
 
@@ -73,17 +72,15 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
     if (linear == nullptr) continue;
     names.push_back(item.key());
     if (!options.layers.contains(item.key(), /*is_linear=*/true)) continue;
-    if (const auto* form = held_form(linear->weight))
-      throw UsageError(fmt::format("quantize: '{}' is held as {} already", item.key(), form->name));
+    if (const auto* form = held_form(linear->weight)) throw UsageError("quantize: '{}' is held as {} already", item.key(), form->name);
     if (!lora::adapters(model).empty() && linear->weight.requires_grad())
-      throw UsageError(fmt::format("quantize: '{}' trains as a whole beside adapters; leave it out of what is quantised", item.key()));
+      throw UsageError("quantize: '{}' trains as a whole beside adapters; leave it out of what is quantised", item.key());
     if (shard_info(linear->weight))
-      throw UsageError(
-          fmt::format("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key()));
+      throw UsageError("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key());
     const bool is_tied = std::ranges::any_of(weights, [&](const at::Tensor& other) { return other.is_same(linear->weight); });
     if (is_tied) continue;
     if (!linear->weight.is_meta() && !linear->weight.isfinite().all().item<bool>())
-      throw UsageError(fmt::format("quantize: '{}' has values that are NaN or infinite", item.key()));
+      throw UsageError("quantize: '{}' has values that are NaN or infinite", item.key());
     weights.push_back(linear->weight);
   }
   expect_choice(options.layers, names, weights.size(), "quantize");

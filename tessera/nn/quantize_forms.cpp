@@ -4,8 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Float8_e4m3fn.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -215,8 +213,7 @@ at::Tensor encode_on_cpu(const at::Tensor& values, int64_t quantization) {
   const auto& form = form_of(quantization);
   const auto flat = values.to(at::kFloat).contiguous().view({-1});
   if (!flat.isfinite().all().item<bool>())
-    throw UsageError(
-        fmt::format("a weight of [{}] can't be quantised: it has values that are NaN or infinite", fmt::join(values.sizes(), ", ")));
+    throw UsageError("a weight of [{}] can't be quantised: it has values that are NaN or infinite", joined(values.sizes()));
   auto held = at::zeros(held_sizes(form, flat.numel()), at::kByte);
   form.encode(flat, held);
   return held;
@@ -280,7 +277,7 @@ Quantization quantization_named(std::string_view name) {
     if (kForms[i].name == name) return static_cast<Quantization>(i);
     names.push_back(kForms[i].name);
   }
-  throw UsageError(fmt::format("there is no quantisation '{}'; there are {}", name, fmt::join(names, ", ")));
+  throw UsageError("there is no quantisation '{}'; there are {}", name, joined(names));
 }
 
 int64_t held_bytes(Quantization quantization, int64_t numel) {
@@ -296,11 +293,10 @@ at::Tensor quantized(Quantization quantization, const at::Tensor& values) {
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype) {
   const auto expected = held_sizes(form_of(static_cast<int64_t>(quantization)), c10::multiply_integers(sizes));
   if (held.sizes() != expected || held.scalar_type() != at::kByte) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
         "ordinary weights with checkpoint::load_weights",
-        fmt::join(sizes, ", "), name_of(quantization), fmt::join(expected, ", "), c10::toString(held.scalar_type()),
-        fmt::join(held.sizes(), ", ")));
+        joined(sizes), name_of(quantization), joined(expected), c10::toString(held.scalar_type()), joined(held.sizes()));
   }
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::dequantize", "").typed<decltype(decode_on_cpu)>();
   return op.call(held, static_cast<int64_t>(quantization), sizes, dtype);

@@ -4,8 +4,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -139,8 +137,8 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
   // The loops go by the size of the weight, and would read beyond the end of x.
   if (x.dim() < 1 || weight.dim() != 1 || weight.size(0) != x.size(-1))
-    throw UsageError(fmt::format("rms_norm: a weight of [{}] is not of values of [{}]; it has one for each of the last dimension",
-                                 fmt::join(weight.sizes(), ", "), fmt::join(x.sizes(), ", ")));
+    throw UsageError("rms_norm: a weight of [{}] is not of values of [{}]; it has one for each of the last dimension",
+                     joined(weight.sizes()), joined(x.sizes()));
   return RmsNormalize::apply(x, weight, eps);
 }
 

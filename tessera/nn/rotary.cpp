@@ -113,7 +113,7 @@ int64_t rotary_size(const RotaryOptions& options, int64_t head_size) {
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const at::Tensor& positions) {
   const auto size = rotary_size(options, head_size);
   if (size < 2 || size % 2 != 0 || size > head_size) {
-    throw UsageError(fmt::format("rotary embeddings: {} of the {} values of a head can't be turned in pairs", size, head_size));
+    throw UsageError("rotary embeddings: {} of the {} values of a head can't be turned in pairs", size, head_size);
   }
   const auto floats = positions.options().dtype(at::kFloat);
   const auto exponents = at::arange(0, size, 2, floats) / static_cast<double>(size);

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
@@ -53,7 +51,7 @@ Statistics statistics_of(const at::Tensor& x, const Communicator& world) {
   const auto means = all.narrow(1, 0, channels), squares = all.narrow(1, channels, channels), counts = all.narrow(1, 2 * channels, 1);
   const auto total = counts.sum().item<double>();
   if (total <= 1) {
-    throw UsageError(fmt::format("batch normalization over all ranks needs more than one value per channel in training, and has {}", total));
+    throw UsageError("batch normalization over all ranks needs more than one value per channel in training, and has {}", total);
   }
   const auto mean = (means * counts).sum(0) / total;
   return {.mean = mean, .variance = (squares + counts * (means - mean).square()).sum(0) / total, .count = total};
@@ -182,8 +180,8 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (!input.defined()) throw UsageError("SyncBatchNorm was given an undefined tensor");
   if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
-  throw UsageError(fmt::format("SyncBatchNorm of {} channels takes tensors with so many in dimension 1, and was given one with sizes [{}]",
-                               options.num_features(), fmt::join(input.sizes(), ", ")));
+  throw UsageError("SyncBatchNorm of {} channels takes tensors with so many in dimension 1, and was given one with sizes [{}]",
+                   options.num_features(), joined(input.sizes()));
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
@@ -208,9 +206,9 @@ void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
   for (const auto& child : module->named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
   if (!unknown.empty()) {
     throw UsageError(
-        fmt::format("convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after "
-                    "fully_shard, and declare what is affine(false), ignored or not sharded as a tessera::nn::SyncBatchNorm",
-                    some_of(unknown)));
+        "convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after "
+        "fully_shard, and declare what is affine(false), ignored or not sharded as a tessera::nn::SyncBatchNorm",
+        some_of(unknown));
   }
   for (const auto& weight : weights) {
     replace_weight_operator(weight, [world](std::string_view name, std::span<const c10::IValue> arguments) -> std::optional<at::Tensor> {

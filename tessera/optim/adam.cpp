@@ -148,7 +148,7 @@ AdamW8bit::AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options)
             {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}}) {
   for (const auto& parameter : this->parameters()) {
     if (!parameter.is_cpu() && !parameter.is_meta())
-      throw UsageError(fmt::format("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", parameter.device().str()));
+      throw UsageError("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", parameter.device().str());
   }
 }
 

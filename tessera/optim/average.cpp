@@ -47,7 +47,7 @@ void leave_place(const Average& average) {
 Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options) : model_(std::move(model)), options_(options) {
   if (!model_) throw UsageError("Average was given an empty shared_ptr; give it a model");
   if (!(options_.decay >= 0 && options_.decay < 1))
-    throw UsageError(fmt::format("AverageOptions::decay is {}; it must be at least 0 and below 1", options_.decay));
+    throw UsageError("AverageOptions::decay is {}; it must be at least 0 and below 1", options_.decay);
   const c10::AutoGradMode no_grad(false);
   for (const auto& [name, parameter] : named_parameters(*model_)) {
     const auto dtype = parameter.scalar_type();
@@ -93,15 +93,15 @@ void Average::expect_alone(const char* what) const {
   }
   if (other == nullptr || !other->is_swapped()) return;
   throw UsageError(
-      fmt::format("{} was called while the model has another Average in place of its own parameters; call it when swapped() of that one has "
-                  "ended, or if an exception ended it, after its restore()",
-                  what));
+      "{} was called while the model has another Average in place of its own parameters; call it when swapped() of that one has "
+      "ended, or if an exception ended it, after its restore()",
+      what);
 }
 
 void Average::expect_usable(const char* what) {
   expect_idle(what);
   expect_shards();
-  if (is_swapped()) throw UsageError(fmt::format("{} was called while the model has the average in place of its own parameters", what));
+  if (is_swapped()) throw UsageError("{} was called while the model has the average in place of its own parameters", what);
   expect_alone(what);
   begin(what);
 }
@@ -167,10 +167,10 @@ void Average::expect_same() const {
   const auto which = fmt::format("decay {} after {} updates", options_.decay, updates_);
   if (!world || world->traits().simulated || world->traits().traces) return;
   if (same_on_all(*world, std::hash<std::string>()(which), {.unit = "Average"})) return;
-  throw DisagreementError(fmt::format(
+  throw DisagreementError(
       "ranks have different moving averages of the model, this one with {}; make it with the same options on all ranks, and call update() "
       "as often on each",
-      which));
+      which);
 }
 
 void Average::put_in() {

@@ -3,7 +3,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/SmallVector.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <unordered_set>
@@ -135,7 +134,7 @@ void Optimizer::step_in_backward() {
   expect_idle("step_in_backward");
   if (backward_step_) return;
   if (!can_step_in_backward()) {
-    throw UsageError(fmt::format("{} needs the gradients of all parameters before it changes one; call step() after backward", rule_));
+    throw UsageError("{} needs the gradients of all parameters before it changes one; call step() after backward", rule_);
   }
   forget_stale_factor();
   if (factor_.defined()) throw UsageError("step_in_backward: the gradients of a step are scaled already; call step() first");
@@ -161,9 +160,9 @@ bool Optimizer::end_backward_step() {
 void Optimizer::refuse_in_backward(std::string_view what) const {
   if (!backward_step_) return;
   throw UsageError(
-      fmt::format("{}: this optimizer steps in backward, where each unit is updated before the gradients of the others are known; call "
-                  "step_after_backward() first",
-                  what));
+      "{}: this optimizer steps in backward, where each unit is updated before the gradients of the others are known; call "
+      "step_after_backward() first",
+      what);
 }
 
 }  // namespace tessera::optim

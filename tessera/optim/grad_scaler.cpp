@@ -27,10 +27,10 @@ void expect_sense(const GradScalerOptions& options) {
   if (is_one(options.init_scale) && is_one(options.growth_factor) && options.growth_factor >= 1 && is_one(options.backoff_factor) &&
       options.backoff_factor <= 1 && options.growth_interval >= 1)
     return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "a GradScaler with init_scale {}, growth_factor {}, backoff_factor {} and growth_interval {}: scales are positive, growth makes them "
       "larger, backoff smaller, and the interval is at least 1",
-      options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval));
+      options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval);
 }
 
 // What the scaler needs of an optimizer, for both kinds.
@@ -102,8 +102,8 @@ template <class O>
 void GradScaler::unscale_any(O& optimizer, bool now) {
   if (!options_.enabled) return;
   if (const auto* known = progress_of(optimizer); known != nullptr) {
-    throw UsageError(fmt::format("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
-                                 known->stepped ? "after step()" : "twice"));
+    throw UsageError("GradScaler::unscale_ was called {} for this optimizer; call it once between two updates",
+                     known->stepped ? "after step()" : "twice");
   }
   expect_idle("GradScaler::unscale_");
   expect_not_in_backward(optimizer);
@@ -179,8 +179,7 @@ GradScaler GradScaler::load(const std::string& text) {
   int64_t tracker = 0;
   in >> format >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >> tracker >>
       options.enabled;
-  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more)
-    throw UsageError(fmt::format("'{}' describes no GradScaler", text));
+  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more) throw UsageError("'{}' describes no GradScaler", text);
   return GradScaler(options, tracker);
 }
 

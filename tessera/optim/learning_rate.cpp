@@ -17,20 +17,19 @@ constexpr const char* kFormat = "learning-rate-1";
 void expect_sense(const LearningRate& rate) {
   const auto is_one = [](double value) { return std::isfinite(value) && value >= 0; };
   if (!is_one(rate.base) || !is_one(rate.last) || !is_one(rate.factor)) {
-    throw UsageError(fmt::format("a learning rate of {} (last {}, factor {}) is none: give finite numbers that are not negative", rate.base,
-                                 rate.last, rate.factor));
+    throw UsageError("a learning rate of {} (last {}, factor {}) is none: give finite numbers that are not negative", rate.base, rate.last,
+                     rate.factor);
   }
   if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Linear) {
-    throw UsageError(fmt::format("a learning rate has no shape number {}", static_cast<int>(rate.shape)));
+    throw UsageError("a learning rate has no shape number {}", static_cast<int>(rate.shape));
   }
-  if (rate.warmup < 0 || rate.every < 1)
-    throw UsageError(fmt::format("a warm-up of {} and a change every {} steps", rate.warmup, rate.every));
+  if (rate.warmup < 0 || rate.every < 1) throw UsageError("a warm-up of {} and a change every {} steps", rate.warmup, rate.every);
   const bool goes_down = rate.shape == LearningRate::Shape::Cosine || rate.shape == LearningRate::Shape::Linear;
   if (goes_down && rate.steps <= rate.warmup) {
     throw UsageError(
-        fmt::format("a {} over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
-                    "including the warm-up",
-                    rate.shape == LearningRate::Shape::Cosine ? "cosine" : "line", rate.steps, rate.warmup));
+        "a {} over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
+        "including the warm-up",
+        rate.shape == LearningRate::Shape::Cosine ? "cosine" : "line", rate.steps, rate.warmup);
   }
 }
 
@@ -38,7 +37,7 @@ void expect_sense(const LearningRate& rate) {
 
 double LearningRate::at(int64_t step) const {
   expect_sense(*this);
-  if (step < 0) throw UsageError(fmt::format("there is no learning rate for step {}; steps count from 0", step));
+  if (step < 0) throw UsageError("there is no learning rate for step {}; steps count from 0", step);
   if (step < warmup) return base * static_cast<double>(step + 1) / static_cast<double>(warmup);
   const auto progress = [&] { return std::min(1.0, static_cast<double>(step - warmup) / static_cast<double>(steps - warmup)); };
   switch (shape) {
@@ -64,7 +63,7 @@ LearningRate LearningRate::load(const std::string& text) {
   LearningRate rate;
   int shape = 0;
   in >> format >> rate.base >> shape >> rate.warmup >> rate.factor >> rate.every >> rate.steps >> rate.last;
-  if (std::string more; !in || format != kFormat || in >> more) throw UsageError(fmt::format("'{}' describes no learning rate", text));
+  if (std::string more; !in || format != kFormat || in >> more) throw UsageError("'{}' describes no learning rate", text);
   rate.shape = static_cast<Shape>(shape);
   expect_sense(rate);
   return rate;

@@ -91,7 +91,7 @@ void Optimizer::expect_rate(double lr) {
 void Optimizer::expect_option(std::string_view name, double value, double below) {
   if (std::isfinite(value) && value >= 0 && value < below) return;
   const auto range = std::isinf(below) ? std::string("a number from 0 on") : fmt::format("at least 0 and below {}", below);
-  throw UsageError(fmt::format("the option {} of an optimizer is {}; it must be {}", name, value, range));
+  throw UsageError("the option {} of an optimizer is {}; it must be {}", name, value, range);
 }
 
 Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule,
@@ -104,7 +104,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   for (const auto* kinds : {&state_kinds_, &in_blocks_}) {
     for (const auto& kind : *kinds) {
       if (kind.name.ends_with("_scales") != (kind.block > 1))
-        throw UsageError(fmt::format("state '{}': names of what has one value for each block end in _scales, and no others do", kind.name));
+        throw UsageError("state '{}': names of what has one value for each block end in _scales, and no others do", kind.name);
     }
   }
   std::set<c10::TensorImpl*> seen;
@@ -455,7 +455,7 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     Section* section = nullptr;
     const auto known = parameters.find(name);
     if (known == parameters.end() || find(known->second, section) == nullptr) {
-      throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
+      throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
     }
     const auto kinds = kinds_of(*section);
     const auto* const hint = in_blocks_.empty()
@@ -464,20 +464,20 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     for (const auto& kind : kinds) {
       const auto tensor = saved.find(kind.name);
       if (tensor == saved.end()) {
-        throw UsageError(fmt::format("the state of '{}' has no '{}', which this optimizer needs; {}", name, kind.name, hint));
+        throw UsageError("the state of '{}' has no '{}', which this optimizer needs; {}", name, kind.name, hint);
       }
       const auto expected = (known->second.numel() + kind.block - 1) / kind.block;
       if (tensor->second.numel() != expected || (kind.block == 1 && tensor->second.sizes() != known->second.sizes())) {
-        throw UsageError(fmt::format("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks",
-                                     kind.name, name, tensor->second.numel(), expected));
+        throw UsageError("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks", kind.name,
+                         name, tensor->second.numel(), expected);
       }
     }
     const auto steps = saved.find(kSteps);
-    if (steps == saved.end()) throw UsageError(fmt::format("the state of '{}' has no '{}'", name, kSteps));
-    if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError(fmt::format("'{}' of '{}' is no number", kSteps, name));
+    if (steps == saved.end()) throw UsageError("the state of '{}' has no '{}'", name, kSteps);
+    if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError("'{}' of '{}' is no number", kSteps, name);
     for (const auto& [key, tensor] : saved) {
       if (key == kSteps || std::ranges::any_of(kinds, [&](const StateKind& kind) { return kind.name == key; })) continue;
-      throw UsageError(fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; {}", name, key, hint));
+      throw UsageError("the state of '{}' has a '{}', which this optimizer does not keep; {}", name, key, hint);
     }
   }
 }

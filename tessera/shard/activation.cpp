@@ -20,8 +20,8 @@ KeepRule operators(std::vector<std::string> names) {
   for (const auto& name : names) {
     if (known.contains(name)) continue;
     const auto nearest = nearest_name(name, {known.begin(), known.end()});
-    throw UsageError(fmt::format("libtorch has no operator '{}'{}", name,
-                                 nearest.empty() ? "; names look like aten::mm" : fmt::format(" (did you mean '{}'?)", nearest)));
+    throw UsageError("libtorch has no operator '{}'{}", name,
+                     nearest.empty() ? "; names look like aten::mm" : fmt::format(" (did you mean '{}'?)", nearest));
   }
   return [names = std::set<std::string, std::less<>>(names.begin(), names.end())](std::string_view name) { return names.contains(name); };
 }

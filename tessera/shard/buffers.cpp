@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
@@ -32,10 +31,10 @@ void sync_buffers(ModuleRef module, const Communicator& world, BufferSync sync) 
     if (!world.is_first() && sync != BufferSync::Mean) return;
     for (const auto& item : module->named_buffers()) {
       if (!item.value().defined() || !lacks_values(item.value())) continue;
-      throw UsageError(fmt::format(
+      throw UsageError(
           "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
           "module before sync_buffers",
-          item.key()));
+          item.key());
     }
   });
   for (const auto& item : module->named_buffers()) {

@@ -1,6 +1,5 @@
 #include "tessera/shard/checkpoint_modules.h"
 
-#include <fmt/format.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <algorithm>
@@ -72,7 +71,7 @@ at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl
                                  const Options& options) {
   const auto size = static_cast<int64_t>(sequential->size());
   if (segments < 1 || segments > size) {
-    throw UsageError(fmt::format("a Sequential of {} modules can't be divided into {} segments", size, segments));
+    throw UsageError("a Sequential of {} modules can't be divided into {} segments", size, segments);
   }
   for (int64_t i = 0; i < segments; i++) {
     const auto run = [sequential, first = i * size / segments, end = (i + 1) * size / segments](at::Tensor value) {

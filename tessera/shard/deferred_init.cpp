@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <vector>
@@ -50,9 +49,9 @@ void materialize(ModuleRef module, const InitFunction& init) {
   }
   if (unknown.empty()) return;
   throw UsageError(
-      fmt::format("nobody knows the values of {}: make the module inside deferred_init, give materialize a function that "
-                  "initialises them, or load weights into it",
-                  some_of(unknown)));
+      "nobody knows the values of {}: make the module inside deferred_init, give materialize a function that "
+      "initialises them, or load weights into it",
+      some_of(unknown));
 }
 
 }  // namespace tessera

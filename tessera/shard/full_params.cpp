@@ -1,7 +1,6 @@
 #include "tessera/shard/full_params.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <exception>
@@ -56,7 +55,7 @@ at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks r
 }
 
 void report_loss(const Unit& unit, const std::exception& error) {
-  log(LogLevel::Error, fmt::format("changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what()));
+  log(LogLevel::Error, "changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what());
 }
 
 /// The last guard of a unit that shows its stored form reshards it.
@@ -112,11 +111,11 @@ FullParams::~FullParams() {
     try {
       std::uncaught_exceptions() == 0 ? gradients_[i]->write_back() : gradients_[i]->write_back_alone();
     } catch (const std::exception& error) {
-      log(LogLevel::Error, fmt::format("changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what()));
+      log(LogLevel::Error, "changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what());
       try {
         gradients_[i]->lose(error.what());
       } catch (const std::exception& worse) {
-        log(LogLevel::Error, fmt::format("and they could not be marked as lost: {}", worse.what()));
+        log(LogLevel::Error, "and they could not be marked as lost: {}", worse.what());
       }
     }
   }
@@ -213,7 +212,7 @@ at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ran
   } else if (const auto buffer = model.buffers.find(name); buffer != model.buffers.end()) {
     copy = copy_of_buffer(name, buffer->second, world, buffers, CopyTo::Device);
   } else {
-    throw UsageError(fmt::format("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name));
+    throw UsageError("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name);
   }
   return wanted_here(world, ranks) ? copy : at::Tensor();
 }

@@ -90,11 +90,11 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
     if (const auto* tag = is_paged(tensor) ? tag_of(tensor) : nullptr) {
       const auto unit = tag->unit.lock();
       if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
-        throw UsageError(fmt::format(
+        throw UsageError(
             "parameter '{}' is tied to one of unit '{}', {}, but lies outside of it; make the modules of both one unit, "
             "fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{{...}}, options), or leave the parameter out of the inner unit, "
             "{{.left_out = {{...}}}}, so that a module which contains both takes it",
-            name, unit->name(), name_of(locate(tensor), modules)));
+            name, unit->name(), name_of(locate(tensor), modules));
       }
       continue;
     }
@@ -154,8 +154,8 @@ void expect_outer_is_last(Module& module) {
   for (const auto& inner : module.modules(/*include_self=*/false)) std::ranges::move(units_of(*inner), std::inserter(inside, inside.end()));
   for (const auto& unit : units(module)) {
     if (inside.contains(unit)) continue;
-    throw UsageError(fmt::format("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
-                                 class_name(module), unit->name()));
+    throw UsageError("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
+                     class_name(module), unit->name());
   }
 }
 
@@ -171,9 +171,10 @@ Below what_is_below(std::span<Module* const> modules, const Communicator& world)
     for (const auto& unit : units(*module)) {
       const auto& inner = unit->mesh().world();
       if (inner.size() > world.size()) {
-        throw UsageError(fmt::format("unit '{}' lies on {} ranks, but module {} that contains it would lie on {}; shard what contains other "
-                                     "units over all of their ranks",
-                                     unit->name(), inner.size(), class_name(*module), world.size()));
+        throw UsageError(
+            "unit '{}' lies on {} ranks, but module {} that contains it would lie on {}; shard what contains other "
+            "units over all of their ranks",
+            unit->name(), inner.size(), class_name(*module), world.size());
       }
       own.units = true;
       own.divided = own.divided || unit->schedule()->is_divided() || !same_ranks(inner, world);
@@ -221,13 +222,13 @@ void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Sch
 
 void expect_valid(const ShardOptions& options) {
   const auto at_least_one = [](std::string_view name, int value) {
-    if (value < 1) throw UsageError(fmt::format("ScheduleOptions::{} is {}, but at least one unit has to be unsharded", name, value));
+    if (value < 1) throw UsageError("ScheduleOptions::{} is {}, but at least one unit has to be unsharded", name, value);
   };
   at_least_one("max_live_units", options.schedule.max_live_units);
   at_least_one("prefetch_depth", options.schedule.prefetch_depth.value_or(1));
   const auto floating = [](std::string_view name, std::optional<at::ScalarType> dtype) {
     if (!dtype || at::isFloatingType(*dtype)) return;
-    throw UsageError(fmt::format("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype)));
+    throw UsageError("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype));
   };
   const auto& precision = options.mixed_precision;
   floating("param_dtype", precision.param_dtype);
@@ -294,8 +295,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
   for (size_t i = 0; i < modules.size(); i++) {
-    if (!units_of(*modules[i]).empty())
-      throw UsageError(fmt::format("module {} is sharded already; remove the second call", class_name(*modules[i])));
+    if (!units_of(*modules[i]).empty()) throw UsageError("module {} is sharded already; remove the second call", class_name(*modules[i]));
     names.push_back(class_name(*modules[i]));
   }
   expect_named_once(modules, options);

@@ -36,18 +36,18 @@ void expect_module(const Module* module, bool has_forward) {
   const auto name = class_name(*module);
   if (!has_forward) {
     throw UsageError(
-        fmt::format("FullyShardedDataParallel can't wrap a {}, because it has no forward that could be called; wrap the modules in it, or "
-                    "the one that calls them",
-                    name));
+        "FullyShardedDataParallel can't wrap a {}, because it has no forward that could be called; wrap the modules in it, or "
+        "the one that calls them",
+        name);
   }
   if (boundary_of(*module).is_sharded) {
-    throw UsageError(fmt::format("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already; wrap it once", name));
+    throw UsageError("FullyShardedDataParallel can't wrap a module twice, and this {} is sharded already; wrap it once", name);
   }
 }
 
 void expect_dtype(const char* option, std::optional<at::ScalarType> dtype) {
   if (!dtype || *dtype == at::kFloat || *dtype == at::kHalf || *dtype == at::kBFloat16) return;
-  throw UsageError(fmt::format("{} must be Float, Half or BFloat16, not {}", option, c10::toString(*dtype)));
+  throw UsageError("{} must be Float, Half or BFloat16, not {}", option, c10::toString(*dtype));
 }
 
 void expect_parameters(const Module& module, const Communicator& world, const FullyShardedOptions& options) {
@@ -55,14 +55,14 @@ void expect_parameters(const Module& module, const Communicator& world, const Fu
     const auto& parameter = item.value();
     if (locate(parameter).parameter != nullptr || is_in(options.ignored_parameters, parameter)) continue;
     if (parameter.device() != world.traits().device) {
-      throw UsageError(fmt::format("parameter '{}' is on {}, but the ranks communicate on {}; move the module there before it is wrapped",
-                                   item.key(), parameter.device().str(), world.traits().device.str()));
+      throw UsageError("parameter '{}' is on {}, but the ranks communicate on {}; move the module there before it is wrapped", item.key(),
+                       parameter.device().str(), world.traits().device.str());
     }
     if (parameter.scalar_type() != at::kFloat) {
       throw UsageError(
-          fmt::format("parameter '{}' is {}, but FullyShardedDataParallel takes float32 parameters only, and computes with them in "
-                      "compute_dtype; tessera::fully_shard takes any",
-                      item.key(), c10::toString(parameter.scalar_type())));
+          "parameter '{}' is {}, but FullyShardedDataParallel takes float32 parameters only, and computes with them in "
+          "compute_dtype; tessera::fully_shard takes any",
+          item.key(), c10::toString(parameter.scalar_type()));
     }
   }
 }
@@ -83,24 +83,24 @@ void expect_engine(const Communicator& world, const FullyShardedOptions& options
   const auto expect_unset = [&](const char* option, std::optional<bool> chosen) {
     if (!chosen || world.traits().traces) return;
     throw UsageError(
-        fmt::format("{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
-                    "there is nothing to choose; leave it unset",
-                    option, name));
+        "{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
+        "there is nothing to choose; leave it unset",
+        option, name);
   };
   for (const auto& [option, chosen] : program) expect_unset(option, chosen);
   for (const auto& [option, chosen] : layouts) {
     expect_unset(option, chosen);
     if (!chosen.value_or(false)) continue;
     throw UsageError(
-        fmt::format("{} can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks "
-                    "run the same one; leave it unset",
-                    option, name));
+        "{} can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks "
+        "run the same one; leave it unset",
+        option, name);
   }
   if (world.traits().traces && (options.shard_param_on_dim_0 || options.on_neuron)) {
     throw UsageError(
-        fmt::format("shard_param_on_dim_0 (on_neuron) can't be set on transport {}: the ranks run one program, so their parts have one size, "
-                    "and rows do not always divide equally; leave it unset",
-                    name));
+        "shard_param_on_dim_0 (on_neuron) can't be set on transport {}: the ranks run one program, so their parts have one size, "
+        "and rows do not always divide equally; leave it unset",
+        name);
   }
   if (!options.execute_sharding_on_init && !world.traits().traces) {
     throw UsageError(
@@ -113,8 +113,8 @@ void expect_place(const FullyShardedOptions& options, const Communicator& group)
   const int own_rank = group.local_ranks().front();
   const int rank = options.sharding_rank.value_or(own_rank), size = options.sharding_world_size.value_or(group.size());
   if (rank == own_rank && size == group.size()) return;
-  throw UsageError(fmt::format("sharding_rank {} of sharding_world_size {} does not agree with the {}, where this is rank {} of {}", rank,
-                               size, options.sharding_groups.empty() ? "world" : "sharding_groups", own_rank, group.size()));
+  throw UsageError("sharding_rank {} of sharding_world_size {} does not agree with the {}, where this is rank {} of {}", rank, size,
+                   options.sharding_groups.empty() ? "world" : "sharding_groups", own_rank, group.size());
 }
 
 bool has_dummies(const FullyShardedOptions& options) {
@@ -146,10 +146,10 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
   } else if (!world.traits().traces && world.traits().packing == Packing::OneBuffer) {
     result.shard_size_multiple = options.shard_size_multiple.value_or(kSizeMultiple);
   } else if (options.shard_size_multiple) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "shard_size_multiple has no effect on transport {}, where each parameter has a buffer of its own that is divided evenly; "
         "leave it unset",
-        world.traits().name));
+        world.traits().name);
   }
   if (options.flatten_parameters) result.listing = Listing::Flat;
   const bool barriers = !options.debug_dummy_optimization_barrier_op;
@@ -233,8 +233,8 @@ at::Tensor FullySharded::clip_grad_norm_(double max_norm, double norm_type, cons
   const auto of_sharding = options_.sharding_groups.empty() ? std::vector<std::vector<int>>{all_ranks(world_.size())} : options_.sharding_groups;
   if (groups != of_sharding) {
     throw UsageError(
-        fmt::format("clip_grad_norm_ adds norms among the ranks that shard together, {}, and can't add them among {}; leave the groups out",
-                    of_sharding, groups));
+        "clip_grad_norm_ adds norms among the ranks that shard together, {}, and can't add them among {}; leave the groups out",
+        fmt::format("{}", of_sharding), fmt::format("{}", groups));
   }
   return clip_grad_norm_(max_norm, norm_type);
 }
@@ -250,7 +250,7 @@ std::vector<std::pair<std::string, at::Tensor>> FullySharded::get_original_names
 }
 
 void FullySharded::print(const std::string& what) const {
-  log(LogLevel::Info, fmt::format("{} ({}): {}, {:.1f} MB in memory", options_.debug_msg, class_name(*base_), what, resident_megabytes()));
+  log(LogLevel::Info, "{} ({}): {}, {:.1f} MB in memory", options_.debug_msg, class_name(*base_), what, resident_megabytes());
 }
 
 FullySharded::Report::Report(const FullySharded& of) : of_(of) {

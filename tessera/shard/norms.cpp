@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/SmallVector.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <atomic>
@@ -130,9 +129,10 @@ void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Te
   }
   if (names.empty()) return;
   said++;
-  log(LogLevel::Warning, fmt::format("the norm of the gradients is {}, because the gradients of {} have inf or NaN in this rank's part; "
-                                     "TESSERA_DETECT_ANOMALY=1 names the rank on which they arise",
-                                     norm.item<double>(), some_of(names)));
+  log(LogLevel::Warning,
+      "the norm of the gradients is {}, because the gradients of {} have inf or NaN in this rank's part; "
+      "TESSERA_DETECT_ANOMALY=1 names the rank on which they arise",
+      norm.item<double>(), some_of(names));
 }
 
 }  // namespace
@@ -143,7 +143,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const auto parameters = distinct(listed, kept);
   const auto p = options.p;
   expect_idle("the norm of gradients");
-  if (!(p > 0)) throw UsageError(fmt::format("a norm with p = {} is none; p must be positive, or infinity", p));
+  if (!(p > 0)) throw UsageError("a norm with p = {} is none; p must be positive, or infinity", p);
   const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
@@ -243,7 +243,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
 
 void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   expect_idle("clip_grad_value");
-  if (!(clip_value >= 0)) throw UsageError(fmt::format("clip_grad_value: {} is no bound", clip_value));
+  if (!(clip_value >= 0)) throw UsageError("clip_grad_value: {} is no bound", clip_value);
   const BelowPaging below;
   finish_reductions(parameters, /*squares=*/false);
   for (const auto& parameter : parameters) {

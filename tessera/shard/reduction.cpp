@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
@@ -39,7 +38,7 @@ template <class Conflict>
 void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
   for (const auto& unit : units_for(module, recurse, what)) {
     const std::string_view found = conflict(LockedState(*unit)->settings);
-    if (!found.empty()) throw UsageError(fmt::format("{}: unit '{}' has {}", what, unit->name(), found));
+    if (!found.empty()) throw UsageError("{}: unit '{}' has {}", what, unit->name(), found);
   }
 }
 
@@ -100,10 +99,10 @@ NoSync no_sync(ModuleRef model) {
   for (const auto& unit : all) {
     const auto held = unit->schedule()->lock();
     if (const auto* const other = unit->schedule()->member_outside(all)) {
-      throw UsageError(fmt::format(
+      throw UsageError(
           "no_sync: module {} is only a part of its model, to which unit '{}' belongs as well, and a backward pass goes through "
           "all of it; call no_sync for the model, or set_requires_gradient_sync for this part",
-          class_name(model), other->name()));
+          class_name(model), other->name());
     }
   }
   for (const auto& unit : all) LockedState(*unit)->settings.no_sync++;
@@ -178,7 +177,7 @@ void average_gradients(std::span<const at::Tensor> parameters, const Communicato
 void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse) {
   constexpr auto kWhat = "set_gradient_divide_factors";
   for (const double factor : {factors.pre, factors.post}) {
-    if (!(factor > 0) || !std::isfinite(factor)) throw UsageError(fmt::format("{}: gradients can't be divided by {}", kWhat, factor));
+    if (!(factor > 0) || !std::isfinite(factor)) throw UsageError("{}: gradients can't be divided by {}", kWhat, factor);
   }
   expect_none_waiting(module, recurse, kWhat);
   expect_no_conflict(module, recurse, kWhat, [](const UnitSettings& settings) {
@@ -202,8 +201,8 @@ void register_gradient_hook(const at::Tensor& shard, std::function<void(const at
   if (!hook) throw UsageError("register_gradient_hook was given an empty function");
   if (shard.defined() && shard.is_leaf() && !shard.requires_grad()) {
     const auto* const known = locate(shard).parameter;
-    throw UsageError(fmt::format("register_gradient_hook: {} is frozen, so it gets no gradient; train it before",
-                                 known != nullptr ? "'" + known->name + "'" : "the parameter"));
+    throw UsageError("register_gradient_hook: {} is frozen, so it gets no gradient; train it before",
+                     known != nullptr ? "'" + known->name + "'" : "the parameter");
   }
   if (!shard.defined() || !shard.is_leaf()) {
     throw UsageError("register_gradient_hook takes trained parameters: what tessera::parameters(model) lists");

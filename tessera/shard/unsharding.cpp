@@ -1,6 +1,5 @@
 #include "tessera/shard/unsharding.h"
 
-#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
@@ -21,12 +20,11 @@ void set_prefetch(const Module& of, std::span<const std::shared_ptr<Module>> mod
   if (!unit) return;
   std::vector<std::weak_ptr<Unit>> result;
   for (const auto& module : modules) {
-    if (!module) throw UsageError(fmt::format("{} was given an empty shared_ptr in its list", what));
+    if (!module) throw UsageError("{} was given an empty shared_ptr in its list", what);
     const auto next = unit_for(*module, what);
     if (!next) continue;
     if (next->schedule() != unit->schedule()) {
-      throw UsageError(
-          fmt::format("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit->name(), next->name()));
+      throw UsageError("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit->name(), next->name());
     }
     result.push_back(next);
   }
@@ -50,9 +48,9 @@ void reshard(ModuleRef module) {
   if (!unit) return;
   if (unit->schedule()->reduces_in_order()) {
     throw UsageError(
-        fmt::format("reshard: with UnusedParameters::Zeros, ranks may use different units in backward, so unit '{}' stays unsharded from "
-                    "forward on; leave the call out",
-                    unit->name()));
+        "reshard: with UnusedParameters::Zeros, ranks may use different units in backward, so unit '{}' stays unsharded from "
+        "forward on; leave the call out",
+        unit->name());
   }
   unit->schedule()->expect_writable(*unit);
   unit->schedule()->evict(*unit);

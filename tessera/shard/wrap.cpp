@@ -1,6 +1,6 @@
 #include "tessera/shard/wrap.h"
 
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -146,9 +146,9 @@ class Wrapping {
         {&own.ignored, &options_.ignored}, {&own.replicated, &options_.replicated}, {&own.left_out, &options_.left_out}};
     for (const auto& [given, of_model] : lists) {
       if (std::ranges::all_of(*given, [&, all = of_model](const at::Tensor& parameter) { return is_in(*all, parameter); })) continue;
-      throw UsageError(fmt::format(
+      throw UsageError(
           "the policy's options for '{}' name parameters that are ignored, replicated or left out; name them in the options of the model",
-          path));
+          path);
     }
   }
 
@@ -185,7 +185,7 @@ std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::strin
   try {
     expression = pattern;
   } catch (const std::regex_error& error) {
-    throw UsageError(fmt::format("'{}' is no regular expression: {}", pattern, error.what()));
+    throw UsageError("'{}' is no regular expression: {}", pattern, error.what());
   }
   std::vector<at::Tensor> result;
   std::vector<std::string> paths;
@@ -200,8 +200,8 @@ std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::strin
   }
   if (found) return result;
   const auto nearest = nearest_name(pattern, paths);
-  throw UsageError(fmt::format("the path of no module matches '{}'{}; the model has {}", pattern,
-                               nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), some_of(paths)));
+  throw UsageError("the path of no module matches '{}'{}; the model has {}", pattern,
+                   nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), some_of(paths));
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 #include "tessera/train/adapter_settings.h"
 
-#include <fmt/format.h>
-
 #include <span>
 
 #include "tessera/base/error.h"
@@ -24,9 +22,8 @@ void adapt(const config::Settings& settings, ModuleRef model) {
     throw ConfigError("there are no adapters; give tessera_lora_r");
   if (!adds && settings.text("tessera_quantisation") == "no") return;
   if (registered == nullptr) {
-    throw ConfigError(
-        fmt::format("{} is a setting of Tessera's package models, with which this program is not linked; link tessera::models",
-                    adds ? "tessera_lora_r" : "tessera_quantisation"));
+    throw ConfigError("{} is a setting of Tessera's package models, with which this program is not linked; link tessera::models",
+                      adds ? "tessera_lora_r" : "tessera_quantisation");
   }
   registered(settings, model);
 }

@@ -71,9 +71,9 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
   std::error_code unknown;
   if (const auto there = std::filesystem::status(path_, unknown); std::filesystem::is_other(there)) {
     throw IoError(
-        fmt::format("the metrics file {} is a pipe or a device, where a table can't get another column; name a file, or write "
-                    "lines of JSON (.jsonl)",
-                    path_.string()));
+        "the metrics file {} is a pipe or a device, where a table can't get another column; name a file, or write "
+        "lines of JSON (.jsonl)",
+        path_);
   }
   open_report(path_, 0);  // whether it can be written at all
   std::string rows;
@@ -88,7 +88,7 @@ void CsvReporter::read_before(const ReporterOptions& options, std::string& rows)
   std::string_view rest = text;
   if (rest.empty()) return;
   const auto refuse = [&](const std::string& what) {
-    throw IoError(fmt::format("{} of {}, so this run does not go on in that file; name another one", what, path_.string()));
+    throw IoError("{} of {}, so this run does not go on in that file; name another one", what, path_);
   };
   const auto names = take_record(rest);
   if (!names || names->front() != kStep) refuse("'step' is not the first column");
@@ -167,7 +167,7 @@ void CsvReporter::write(int64_t step, const Values& values) {
   size_ = last_begin_ + static_cast<off_t>(line.size());
   // Another value of the same name may be shorter, and a full disk may have left a part of a row.
   if (::ftruncate(file_.get(), size_) != 0) {
-    throw IoError(fmt::format("can't shorten the metrics file {}: {}", path_.string(), std::strerror(errno)));
+    throw IoError("can't shorten the metrics file {}: {}", path_, std::strerror(errno));
   }
 }
 

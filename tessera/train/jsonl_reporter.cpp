@@ -42,8 +42,8 @@ void keep_before(const std::filesystem::path& path, const ReporterOptions& optio
   for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
     const auto found = line.starts_with(kBegin) ? leading_number(std::string_view(line).substr(kBegin.size())) : std::nullopt;
     if (!found) {
-      throw IoError(fmt::format("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one",
-                                number, path.string(), printable(line.substr(0, 40))));
+      throw IoError("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one", number, path,
+                    printable(line.substr(0, 40)));
     }
     if (is_made_again(*found, options, [&](const auto& name) { return line.find(',' + json_text(name) + ':') != std::string::npos; }))
       break;
@@ -52,7 +52,7 @@ void keep_before(const std::filesystem::path& path, const ReporterOptions& optio
   try {
     std::filesystem::resize_file(path, kept);
   } catch (const std::filesystem::filesystem_error& error) {
-    throw IoError(fmt::format("can't shorten the metrics file {}: {}", path.string(), error.what()));
+    throw IoError("can't shorten the metrics file {}: {}", path, error.what());
   }
 }
 

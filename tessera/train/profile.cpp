@@ -56,7 +56,7 @@ void Profile::finish() {
   is_profiled = false;
   std::filesystem::remove(path_);
   result->save(path_.string());
-  if (!is_there(path_)) throw IoError(fmt::format("the profile could not be written to {}", path_.string()));
+  if (!is_there(path_)) throw IoError("the profile could not be written to {}", path_);
 }
 
 }  // namespace tessera::train

@@ -38,7 +38,7 @@ Progress::~Progress() {
 
 void Progress::update(int64_t step, Values values) {
   if (phase_ == Phase::Finished) {
-    throw UsageError(fmt::format("the progress of '{}' was finished; make a new one for what follows", options_.title));
+    throw UsageError("the progress of '{}' was finished; make a new one for what follows", options_.title);
   }
   phase_ = Phase::Running;
   if (options_.rank != 0) return;

@@ -19,12 +19,11 @@ void expect_names(const std::filesystem::path& path, int64_t step, const Values&
   for (auto value = values.begin(); value != values.end(); ++value) {
     const auto& name = value->name;
     if (name.empty() || name == "step" || !is_utf8(name)) {
-      throw UsageError(fmt::format("a value of step {} for {} can't be called '{}'; a name is a UTF-8 text, and not 'step', which is there",
-                                   step, path.string(), printable(name)));
+      throw UsageError("a value of step {} for {} can't be called '{}'; a name is a UTF-8 text, and not 'step', which is there", step, path,
+                       printable(name));
     }
     if (std::ranges::find(values.begin(), value, name, &Value::name) == value) continue;
-    throw UsageError(
-        fmt::format("two values of step {} for {} are called '{}'; give each a name of its own", step, path.string(), printable(name)));
+    throw UsageError("two values of step {} for {} are called '{}'; give each a name of its own", step, path, printable(name));
   }
 }
 
@@ -38,12 +37,12 @@ bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_r
 void make_folders_for(const std::filesystem::path& file) try {
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path());
 } catch (const std::filesystem::filesystem_error& error) {
-  throw IoError(fmt::format("no folder can be made for the metrics file {}: {}", file.string(), error.what()));
+  throw IoError("no folder can be made for the metrics file {}: {}", file, error.what());
 }
 
 Fd open_report(const std::filesystem::path& path, int flags) {
   Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666));
-  if (!file) throw IoError(fmt::format("can't open the metrics file {}: {}", path.string(), std::strerror(errno)));
+  if (!file) throw IoError("can't open the metrics file {}: {}", path, std::strerror(errno));
   return file;
 }
 
@@ -52,8 +51,8 @@ void write_report(const Fd& file, const std::filesystem::path& path, int64_t ste
     const auto count = offset ? ::pwrite(file.get(), text.data(), text.size(), *offset) : ::write(file.get(), text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) {
-      throw IoError(fmt::format("can't write step {} to the metrics file {}: {}{}", step, path.string(), std::strerror(errno),
-                                errno == ENOSPC ? "; make room, or name a file on another disk, and resume" : ""));
+      throw IoError("can't write step {} to the metrics file {}: {}{}", step, path, std::strerror(errno),
+                    errno == ENOSPC ? "; make room, or name a file on another disk, and resume" : "");
     }
     text.remove_prefix(static_cast<size_t>(count));
     if (offset) *offset += count;

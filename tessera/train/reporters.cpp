@@ -1,7 +1,5 @@
 #include "tessera/train/reporters.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 #include <system_error>
 
@@ -21,8 +19,8 @@ ReportFormat report_format(const std::string& path) {
   const bool is_there = std::filesystem::exists(place, unknown);
   const bool may_be_folder = !path.empty() && (ending.empty() || path.ends_with('/'));
   if (is_there ? std::filesystem::is_directory(place, unknown) : may_be_folder) return ReportFormat::TensorBoard;
-  throw ConfigError(fmt::format(
-      "'{}' does not say what metrics are written as: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard", path));
+  throw ConfigError(
+      "'{}' does not say what metrics are written as: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard", path);
 }
 
 std::unique_ptr<Reporter> make_reporter(const std::string& path, const ReporterOptions& options) {

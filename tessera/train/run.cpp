@@ -35,9 +35,9 @@ constexpr int64_t kReportsShown = 10;  // whose mean is shown, and between two l
 void expect_sensible(const RunOptions& options) {
   if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would have no end");
   if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
-        options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every));
+        options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every);
   }
   if (options.keep) checkpoint::expect_sensible(*options.keep);
   const bool saves = options.resume || options.save_every > 0 || options.keep;
@@ -82,21 +82,19 @@ void Run::go_on() {
   const bool resumes = options_.resume || restart_count() > 0;
   if (!newest) {
     if (const auto prefix = checkpoint::prefix_of(options_.prefix); prefix && is_folder(options_.prefix)) {
-      throw ConfigError(fmt::format("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix.string(),
-                                    prefix->string()));
+      throw ConfigError("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix, prefix->string());
     }
     const auto damaged = std::ssize(checkpoint::step_folders(options_.prefix));
     if (resumes && damaged > 0) {
-      throw ConfigError(fmt::format("of {} under {} none can be loaded, for the reasons above; remove or rename them to start anew",
-                                    counted(damaged, "checkpoint"), options_.prefix.string()));
+      throw ConfigError("of {} under {} none can be loaded, for the reasons above; remove or rename them to start anew",
+                        counted(damaged, "checkpoint"), options_.prefix);
     }
     if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
     return;
   }
   if (!resumes) {
-    throw ConfigError(
-        fmt::format("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
-                    newest->string()));
+    throw ConfigError("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
+                      newest->string());
   }
   load(*newest);
   say(fmt::format("going on from {}", last_->string()));
@@ -123,8 +121,8 @@ void Run::load(const std::filesystem::path& newest) {
     }
     const auto before = checkpoint::latest(options_.prefix, world, checkpoint::Check::Sizes, checkpoint::step_of(folder));
     if (!before) {
-      throw IoError(fmt::format("{}; no checkpoint before {} can be loaded: remove or rename what is there to start anew",
-                                damaged.front().second, newest.string()));
+      throw IoError("{}; no checkpoint before {} can be loaded: remove or rename what is there to start anew", damaged.front().second,
+                    newest);
     }
     folder = *before;
   }
@@ -134,7 +132,7 @@ void Run::load(const std::filesystem::path& newest) {
     if (!world.is_first()) return;
     for (const auto& [name, why] : damaged) {
       if (keeps_names) {
-        log(LogLevel::Warning, fmt::format("{} is damaged, so the run resumes from {}: {}", name.string(), folder.string(), why));
+        log(LogLevel::Warning, "{} is damaged, so the run resumes from {}: {}", name, folder, why);
       } else {
         checkpoint::set_aside(name, why);
       }
@@ -232,17 +230,16 @@ void Run::look_for_signals() {
 
 void Run::add(const std::vector<Measured>& numbers) {
   const auto number_of = [&](const std::string& name, const at::Tensor& value) {
-    if (value.numel() != 1) throw UsageError(fmt::format("Run::report takes numbers, and '{}' has {} values", name, value.numel()));
+    if (value.numel() != 1) throw UsageError("Run::report takes numbers, and '{}' has {} values", name, value.numel());
     return value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble);
   };
   const auto add_to = [](at::Tensor& sum, const at::Tensor& value) { sum = sum.defined() ? sum + value : value; };
   for (const auto& [name, value, of] : numbers) {
-    if (std::ranges::count(numbers, name, &Measured::name) > 1) throw UsageError(fmt::format("Run::report was given '{}' twice", name));
+    if (std::ranges::count(numbers, name, &Measured::name) > 1) throw UsageError("Run::report was given '{}' twice", name);
     if (!value.defined()) continue;
     auto& sum = parts_->sums[name];
     if (sum.batches++ > 0 && sum.of.defined() != of.defined())
-      throw UsageError(
-          fmt::format("Run::report was told for some batches of a step of how many '{}' is the mean, and for others not", name));
+      throw UsageError("Run::report was told for some batches of a step of how many '{}' is the mean, and for others not", name);
     const auto number = number_of(name, value);
     if (of.defined()) {
       const auto count = number_of(name, of);

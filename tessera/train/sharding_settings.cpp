@@ -53,10 +53,10 @@ std::optional<WrapPolicy> policy_of(const Settings& settings) {
   if (name != "TRANSFORMER_BASED_WRAP") return {};
   const auto classes = comma_separated(settings.text("fsdp_transformer_layer_cls_to_wrap"));
   if (classes.empty()) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "{} is TRANSFORMER_BASED_WRAP, but fsdp_transformer_layer_cls_to_wrap names no class; give it the classes of the layers, "
         "such as BertLayer, or take NO_WRAP",
-        shown(settings, "fsdp_auto_wrap_policy")));
+        shown(settings, "fsdp_auto_wrap_policy"));
   }
   return wrap_classes(classes);
 }
@@ -71,9 +71,7 @@ T chosen(const Settings& settings, std::string_view key) {
 OffloadTo offload_of(const Settings& settings, std::string_view key, const Communicator& world) {
   const auto to = chosen<OffloadTo>(settings, key);
   const auto device = world.traits().device;
-  const auto refuse = [&](std::string_view why) {
-    throw ConfigError(fmt::format("{} is {}, but {}", shown(settings, key), settings.text(key), why));
-  };
+  const auto refuse = [&](std::string_view why) { throw ConfigError("{} is {}, but {}", shown(settings, key), settings.text(key), why); };
   if (to == OffloadTo::Host && device.is_cpu())
     refuse("parameters are in the memory of the host already; leave it out, or keep them in files by tessera_offload disk");
   if (to == OffloadTo::Disk && !device.is_cpu())
@@ -106,7 +104,7 @@ std::optional<activation::Options> activation_of(const Settings& settings, const
   try {
     if (!kept.empty()) options.keep = activation::operators(kept);
   } catch (const UsageError& error) {
-    throw ConfigError(fmt::format("{}: {}", shown(settings, "tessera_activation_keep"), error.what()));
+    throw ConfigError("{}: {}", shown(settings, "tessera_activation_keep"), error.what());
   }
   return options;
 }
@@ -145,9 +143,9 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
   if (settings.is_true("fsdp_offload_params")) {
     if (world.traits().device.is_cpu()) {
       throw ConfigError(
-          fmt::format("{} is true, but parameters are in the memory of the host already; leave it out, or keep them in files by "
-                      "tessera_offload disk",
-                      shown(settings, "fsdp_offload_params")));
+          "{} is true, but parameters are in the memory of the host already; leave it out, or keep them in files by "
+          "tessera_offload disk",
+          shown(settings, "fsdp_offload_params"));
     }
     options.offload.parameters = OffloadTo::Host;
   }

@@ -1,7 +1,6 @@
 #include "tessera/train/stop_signal.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -78,7 +77,7 @@ StopSignal::StopSignal(Communicator world, StopOptions options) : world_(std::mo
   for (const int signal : options_.signals) {
     struct sigaction now = {};
     if (signal < 1 || signal >= NSIG || signal == SIGKILL || signal == SIGSTOP || ::sigaction(signal, nullptr, &now) != 0) {
-      throw UsageError(fmt::format("no program can take signal {}; SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP are usual", signal));
+      throw UsageError("no program can take signal {}; SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP are usual", signal);
     }
   }
   const std::lock_guard lock(owners_mutex);

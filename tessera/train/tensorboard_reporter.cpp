@@ -91,7 +91,7 @@ int64_t time_of_next(const std::filesystem::path& folder) try {
   }
   return time;
 } catch (const std::filesystem::filesystem_error& error) {
-  throw IoError(fmt::format("the metrics folder {} can't be read: {}", folder.string(), error.what()));
+  throw IoError("the metrics folder {} can't be read: {}", folder, error.what());
 }
 
 std::string host() {

@@ -50,7 +50,7 @@ void expect_same_settings(const config::Settings& settings, const Communicator& 
     if (!key.variable.empty() && has_effect(key)) lines += fmt::format("{}\t{}\n", key.name, settings.text(key.name));
   }
   const auto different = difference_on_ranks(world, lines, {.unit = "settings"});
-  if (!different.empty()) throw DisagreementError(fmt::format("ranks have different settings; give all of them the same. {}", different));
+  if (!different.empty()) throw DisagreementError("ranks have different settings; give all of them the same. {}", different);
 }
 
 /// Throws ConfigError if the program has made a world over another transport than the settings ask for.
@@ -65,8 +65,8 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
   }
   const auto& given = options.world->traits().name;
   if (!is_asked_for || transport.value == "auto" || transport.value == given) return *options.world;
-  throw ConfigError(fmt::format("{}: tessera_transport is {}, but the program has given the Trainer a world over {}; leave one of them out",
-                                transport.where, transport.value, given));
+  throw ConfigError("{}: tessera_transport is {}, but the program has given the Trainer a world over {}; leave one of them out",
+                    transport.where, transport.value, given);
 }
 
 /// Where log() writes: what the program and the settings say. Throws ConfigError for what can't be written.
@@ -79,7 +79,7 @@ std::vector<std::string> reports_of(const TrainerOptions& options, const config:
     try {
       train::report_format(path);
     } catch (const ConfigError& error) {
-      throw ConfigError(fmt::format("{}: tessera_log_with: {}", setting.where, error.what()));
+      throw ConfigError("{}: tessera_log_with: {}", setting.where, error.what());
     }
     if (std::ranges::find(paths, path) == paths.end()) paths.push_back(path);
   }
@@ -233,10 +233,10 @@ double Trainer::present_weight() const {
   const double weight = weight_of(loaders.front());
   const auto other = std::ranges::find_if(loaders, [&](const auto* loader) { return weight_of(loader) != weight; });
   if (other == loaders.end()) return weight;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "Trainer::backward: batches of two prepared loaders were taken for this loss, with weights {} and {}; say of which the loss is: "
       "trainer.backward(loss, batch), or trainer.backward(loss, {{}}) for a loss that has its weights",
-      weight, weight_of(*other)));
+      weight, weight_of(*other));
 }
 
 void Trainer::expect_new(optim::AnyOptimizer optimizer) const {
@@ -304,10 +304,10 @@ void Trainer::backward(const at::Tensor& loss) {
 void Trainer::backward_weighted(const at::Tensor& loss, double weight) {
   const auto batches = settings_.integer("gradient_accumulation_steps");
   if (batches > 1 && !in_batch_) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "gradient_accumulation_steps is {} ({}), but Trainer::backward was called outside of an accumulation; begin each batch with: const "
         "auto accumulation = trainer.accumulate();",
-        batches, settings_.setting("gradient_accumulation_steps").where));
+        batches, settings_.setting("gradient_accumulation_steps").where);
   }
   // The program may have dropped gradients by itself.
   update_scale();

@@ -38,8 +38,8 @@ at::Tensor repeats_of_ranks(int64_t rows, int64_t repeats, int ranks) {
 
 /// Throws UsageError unless there is a tensor of at least one dimension.
 void expect_rows(const at::Tensor& tensor, std::string_view operation) {
-  if (!tensor.defined()) throw UsageError(fmt::format("{} was given an undefined tensor", operation));
-  if (tensor.dim() == 0) throw UsageError(fmt::format("{} was given a single number, which has no dimension to work along", operation));
+  if (!tensor.defined()) throw UsageError("{} was given an undefined tensor", operation);
+  if (tensor.dim() == 0) throw UsageError("{} was given a single number, which has no dimension to work along", operation);
 }
 
 /// Whether a tensor of this dtype can hold the number.
@@ -112,16 +112,16 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
   for (int rank = 0; rank < world_.size(); rank++) {
     const auto has = table[rank][0], of = table[rank][1], repeats = table[rank][2];
     if (has == kUnknown) {
-      throw UsageError(fmt::format(
+      throw UsageError(
           "gather_for_metrics takes rows, one for each sample, but rank {} has a single number, an undefined tensor, or tensors of "
           "different lengths",
-          world_.world_rank(rank)));
+          world_.world_rank(rank));
     }
     if (of != kUnknown && has != of) {
-      throw UsageError(fmt::format(
+      throw UsageError(
           "gather_for_metrics takes a row for each sample, but rank {} has {} rows of a batch of {}, so it can't be told which ones only "
           "fill the batch; give it tensors whose dimension 0 is that of samples, or {{}} in place of the batch to get all rows",
-          world_.world_rank(rank), has, of));
+          world_.world_rank(rank), has, of);
     }
     counted.push_back(std::max<int64_t>(has - repeats, 0));
   }
@@ -150,12 +150,11 @@ std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, c
 at::Tensor Trainer::pad_across_processes(const at::Tensor& tensor, const PadOptions& options) const {
   expect_rows(tensor, "pad_across_processes");
   if (options.dim < -tensor.dim() || options.dim >= tensor.dim()) {
-    throw UsageError(fmt::format("pad_across_processes was given dimension {} of a tensor with sizes [{}]", options.dim,
-                                 fmt::join(tensor.sizes(), ", ")));
+    throw UsageError("pad_across_processes was given dimension {} of a tensor with sizes [{}]", options.dim, joined(tensor.sizes()));
   }
   if (!can_hold(tensor.scalar_type(), options.pad_index)) {
-    throw UsageError(fmt::format("pad_across_processes can't fill a tensor of {} with {}; choose a pad_index that it can hold",
-                                 c10::toString(tensor.scalar_type()), options.pad_index));
+    throw UsageError("pad_across_processes can't fill a tensor of {} with {}; choose a pad_index that it can hold",
+                     c10::toString(tensor.scalar_type()), options.pad_index);
   }
   const auto numbers = numbers_of_ranks(world_, {tensor.size(options.dim)}, "pad_across_processes");
   return padded(tensor, numbers.max().item<int64_t>(), options);

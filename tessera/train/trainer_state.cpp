@@ -66,8 +66,8 @@ void expect_read(const fs::path& folder, const std::string& file, const checkpoi
   const auto beginning = fs::path(file).stem().string() + ".";
   const auto is_of_file = [&](const auto& note) { return note.first.starts_with(beginning); };
   if (!is_there(folder / file) || std::ranges::any_of(notes, is_of_file)) return;
-  throw IoError(fmt::format("{} is damaged, or has nothing that can be read (tessera ckpt inspect says why); remove it to go on without it",
-                            (folder / file).string()));
+  throw IoError("{} is damaged, or has nothing that can be read (tessera ckpt inspect says why); remove it to go on without it",
+                folder / file);
 }
 
 bool is_saved_model(const fs::path& folder) {
@@ -82,7 +82,7 @@ bool is_saved_model(const fs::path& folder) {
 /// Whether there is a folder that is not empty. Throws UsageError for a file.
 bool has_something(const fs::path& folder) {
   if (!is_there(folder)) return false;
-  if (!is_folder(folder)) throw UsageError(fmt::format("{} is a file; save_state makes a folder", folder.string()));
+  if (!is_folder(folder)) throw UsageError("{} is a file; save_state makes a folder", folder);
   const auto names = names_in(folder);
   return names && !names->empty();
 }
@@ -93,7 +93,7 @@ void expect_replaceable(const fs::path& folder) {
   const auto names = names_in(folder);
   const auto is_model = [&](const std::string& name) { return name.starts_with("model_") && is_saved_model(folder / name); };
   if (std::ranges::all_of(*names, is_model)) return;
-  throw UsageError(fmt::format("{} is there already, and no earlier save_state; save under another name", folder.string()));
+  throw UsageError("{} is there already, and no earlier save_state; save under another name", folder);
 }
 
 /// The place in this loader of what was saved for one, whose batches may have had another size. Nothing if there is none of ours.
@@ -104,12 +104,12 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
   const auto order = notes.contains(name + ".order") ? notes.at(name + ".order").as<std::string>() : loader.order();
   if (order != loader.order()) {
     throw UsageError(
-        fmt::format("the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same",
-                    order, loader.order()));
+        "the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same", order,
+        loader.order());
   }
   if (const auto data = name + ".data"; notes.contains(data) && !loader.data().empty() && notes.at(data).as<std::string>() != loader.data()) {
-    throw UsageError(fmt::format("the run was saved with other data: a loader of {}, and this one is of {}; give it the same, or begin anew",
-                                 notes.at(data).as<std::string>(), loader.data()));
+    throw UsageError("the run was saved with other data: a loader of {}, and this one is of {}; give it the same, or begin anew",
+                     notes.at(data).as<std::string>(), loader.data());
   }
   if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
     // The epoch was over, whatever filled its last batch.
@@ -164,7 +164,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   const int processes = processes_of(folder);
   Resumed resumed;
   const auto remark = [&](std::string_view text) {
-    if (is_main_process()) tessera::log(LogLevel::Warning, fmt::format("load_state: {}", text));
+    if (is_main_process()) tessera::log(LogLevel::Warning, "load_state: {}", text);
   };
   for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
     const auto name = numbered("scheduler", i);
@@ -196,8 +196,8 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   for (size_t i = 0; i < resumed.steps.size(); i++) {
     const auto& optimizer = optimizers_[models_[model].optimizers[i]];
     if (optimizer.scheduled > resumed.steps[i]) {
-      throw UsageError(fmt::format("torch's scheduler has taken {} and can't go back to step {}; load before the first step",
-                                   counted(optimizer.scheduled, "step"), resumed.steps[i]));
+      throw UsageError("torch's scheduler has taken {} and can't go back to step {}; load before the first step",
+                       counted(optimizer.scheduled, "step"), resumed.steps[i]);
     }
   }
   if (model > 0) return resumed;
@@ -206,16 +206,15 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     remark("there is no position of a loader that this program could take, so loaders stay where they are");
   for (size_t i = 0; i < registered_.size(); i++) {
     if (!notes.contains(registered_name(i))) {
-      throw UsageError(
-          fmt::format("the run that was saved has no custom_checkpoint_{}.pkl of a program of Tessera, but this one has registered {}", i,
-                      counted(static_cast<int64_t>(registered_.size()), "object")));
+      throw UsageError("the run that was saved has no custom_checkpoint_{}.pkl of a program of Tessera, but this one has registered {}", i,
+                       counted(static_cast<int64_t>(registered_.size()), "object"));
     }
     resumed.states.push_back(notes.at(registered_name(i)).as<std::string>());
   }
   if (notes.contains(registered_name(registered_.size()))) {
     throw UsageError(
-        fmt::format("the run that was saved had more objects registered than the {} of this one; register the same ones, in the same order",
-                    registered_.size()));
+        "the run that was saved had more objects registered than the {} of this one; register the same ones, in the same order",
+        registered_.size());
   }
   if (!scaler_.options().enabled) return resumed;
   if (notes.contains("scaler.scale")) {
@@ -253,15 +252,14 @@ checkpoint::Contents Trainer::contents_of(size_t model) const {
 }
 
 void Trainer::refer_to_base(const std::string& name) {
-  if (models_.size() != 1)
-    throw UsageError(fmt::format("Trainer::refer_to_base is for one model, but {} are prepared", models_.size()));
+  if (models_.size() != 1) throw UsageError("Trainer::refer_to_base is for one model, but {} are prepared", models_.size());
   if (settings_.saves_for_accelerate()) return;  // whose checkpoints are whole
   models_[0].base = checkpoint::base_of(*models_[0].module, name);
 }
 
 checkpoint::Contents Trainer::contents() const {
   if (models_.size() != 1)
-    throw UsageError(fmt::format("Trainer::contents is of one model, but {} are prepared; save_state saves several", models_.size()));
+    throw UsageError("Trainer::contents is of one model, but {} are prepared; save_state saves several", models_.size());
   expect_between_steps("contents");
   auto contents = contents_of(0);
   contents.notes = notes_of(0);
@@ -269,12 +267,12 @@ checkpoint::Contents Trainer::contents() const {
 }
 
 void Trainer::expect_between_steps(std::string_view function) const {
-  if (models_.empty()) throw UsageError(fmt::format("Trainer::{} was called before prepare() was given a model", function));
+  if (models_.empty()) throw UsageError("Trainer::{} was called before prepare() was given a model", function);
   if (syncs_) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "Trainer::{} was called in the middle of an accumulation, whose gradients would be lost; save where sync_gradients() is true, after "
       "step()",
-      function));
+      function);
 }
 
 void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes notes) {
@@ -331,12 +329,10 @@ void Trainer::load_state(const fs::path& folder) {
   all_or_none(world_, {.unit = "load_state"}, fmt::format("can't load {}", folder.string()), [&] {
     if (!is_main_process()) return;
     recover_folder(link_target(folder));
-    if (is_there(folder) && !has_something(folder))
-      throw UsageError(fmt::format("the folder {} is empty; save_state fills it", folder.string()));
+    if (is_there(folder) && !has_something(folder)) throw UsageError("the folder {} is empty; save_state fills it", folder);
     const auto first = folder_of_model(folder, 0, models_.size());
     if (!is_there(first))
-      throw UsageError(fmt::format("there is no {} to load; save_state of {} makes it", first.string(),
-                                   counted(static_cast<int64_t>(models_.size()), "model")));
+      throw UsageError("there is no {} to load; save_state of {} makes it", first, counted(static_cast<int64_t>(models_.size()), "model"));
   });
   for (size_t i = 0; i < models_.size(); i++) {
     const auto place = folder_of_model(folder, i, models_.size());

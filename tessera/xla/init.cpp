@@ -1,7 +1,5 @@
 #include "tessera/xla/init.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "tessera/base/env.h"
@@ -39,9 +37,10 @@ const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, 
 
 Communicator init(const XlaOptions& options) {
   if (const auto identity = identity_from_environment(); identity && identity->world_size > 1) {
-    throw ConfigError(fmt::format("one process has all XLA devices and is all their ranks, but this is rank {} of {} processes; start one by `tessera launch "
-                                  "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES as the number of devices",
-                                  identity->rank, identity->world_size));
+    throw ConfigError(
+        "one process has all XLA devices and is all their ranks, but this is rank {} of {} processes; start one by `tessera launch "
+        "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES as the number of devices",
+        identity->rank, identity->world_size);
   }
   auto chosen = options;
   if (chosen.devices == 0) chosen.devices = static_cast<int>(env_int("TESSERA_XLA_DEVICES", 1, 1'000'000).value_or(0));

@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/convert/python_run.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -38,7 +37,7 @@ std::map<std::string, json> values_of_notes(const RunSource& source) {
     if (name == kSettingsNote) continue;
     const auto begin = name.substr(0, name.find('.'));
     if (begin == "model" || begin == "optimizer")
-      throw UsageError(fmt::format("the note '{}' would be taken for a part of the {}; give it another name", name, begin));
+      throw UsageError("the note '{}' would be taken for a part of the {}; give it another name", name, begin);
     result[name] = value_of_note(text);
   }
   return result;

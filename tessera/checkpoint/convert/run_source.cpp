@@ -1,8 +1,6 @@
 #include "tessera/checkpoint/convert/run_source.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -102,8 +100,7 @@ bool RunSource::is_for_me(size_t number) const {
 
 void RunSource::expect_seen(const std::filesystem::path& path) const {
   if (is_there(path)) return;
-  throw IoError(fmt::format("{}, which rank 0 has made, is not there for rank {}; save where all ranks see the same files", path.string(),
-                            ranks().front()));
+  throw IoError("{}, which rank 0 has made, is not there for rank {}; save where all ranks see the same files", path, ranks().front());
 }
 
 void RunSource::on_each(c10::function_ref<void()> act) const {
@@ -189,8 +186,7 @@ void RunSource::expect_known_settings(const json& group) const {
   }
   if (known.empty()) return;  // of other optimizers nothing is known
   for (const auto& [name, value] : options_.settings) {
-    if (!group.contains(name))
-      throw UsageError(fmt::format("{} has no setting '{}'; it has {}", run_.optimizer, name, fmt::join(known, ", ")));
+    if (!group.contains(name)) throw UsageError("{} has no setting '{}'; it has {}", run_.optimizer, name, joined(known));
   }
 }
 
@@ -202,9 +198,9 @@ void RunSource::add_parameters_of_others(json& groups) const {
     const auto others = json::parse(note->second, nullptr, false);
     if (others.size() != groups.size()) {
       throw UsageError(
-          fmt::format("the optimizer has {} groups of parameters on rank 0 and {} on rank {}, and {} has one list for all; give "
-                      "each rank the same groups, or save in Tessera's format",
-                      groups.size(), others.size(), rank, name_of(options_.to)));
+          "the optimizer has {} groups of parameters on rank 0 and {} on rank {}, and {} has one list for all; give "
+          "each rank the same groups, or save in Tessera's format",
+          groups.size(), others.size(), rank, name_of(options_.to));
     }
     for (size_t i = 0; i < groups.size(); i++) groups[i]["params"] = merged_names(groups[i]["params"], others[i]["params"]);
   }
@@ -232,9 +228,9 @@ json RunSource::settings() const {
     for (const auto& name : needed) {
       if (options_.settings.contains(name)) continue;
       throw UsageError(
-          fmt::format("the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it with "
-                      ".settings = {{{{\"{0}\", VALUE}}}}, or convert the weights only (.weights_only = true)",
-                      name, run_.optimizer));
+          "the checkpoint does not say which '{0}' its optimizer ({1}) had, and Python takes it from the files: give it with "
+          ".settings = {{{{\"{0}\", VALUE}}}}, or convert the weights only (.weights_only = true)",
+          name, run_.optimizer);
     }
     auto group = default_settings(run_.optimizer);
     group["params"] = parameters;

@@ -121,9 +121,8 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
       for (const auto& text : all) {
         for (const auto& name : json::parse(text).get<std::vector<std::string>>()) {
           if (is_there(folder / name)) continue;
-          throw IoError(
-              fmt::format("{} is written, but rank 0 does not see it; save where all ranks see the same files, and nobody else writes",
-                          (folder / name).string()));
+          throw IoError("{} is written, but rank 0 does not see it; save where all ranks see the same files, and nobody else writes",
+                        folder / name);
         }
       }
     });

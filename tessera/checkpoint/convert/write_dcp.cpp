@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/convert/write_dcp.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <iterator>
@@ -26,9 +25,9 @@ void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items)
     const auto bytes = size_of_file(folder / file);
     if (bytes && *bytes >= end) continue;
     throw IoError(
-        fmt::format("{} is written, but rank 0 sees {} of its {} bytes; save where all ranks see the same files, and nobody else "
-                    "writes",
-                    (folder / file).string(), bytes.value_or(0), end));
+        "{} is written, but rank 0 sees {} of its {} bytes; save where all ranks see the same files, and nobody else "
+        "writes",
+        folder / file, bytes.value_or(0), end);
   }
 }
 

@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/convert/write_torch.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <map>
 #include <memory>
@@ -58,9 +57,8 @@ TorchTree TreeFile::numbered_optimizer() {
   for (auto& [parameter, state] : std::get<TorchTree::Dict>(entries[0].second.value).entries) {
     const auto number = numbers.find(std::get<std::string>(parameter));
     if (number == numbers.end()) {
-      throw UsageError(
-          fmt::format("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
-                      std::get<std::string>(parameter)));
+      throw UsageError("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
+                       std::get<std::string>(parameter));
     }
     parameter = number->second;
   }

@@ -1,8 +1,5 @@
 #include "tessera/checkpoint/formats/dtype_names.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
@@ -50,7 +47,7 @@ at::ScalarType dtype_named(const std::string& name) {
   if (found != kDtypes.end()) return found->type;
   std::vector<const char*> known;
   for (const auto& each : kDtypes) known.push_back(each.name);
-  throw IoError(fmt::format("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), fmt::join(known, ", ")));
+  throw IoError("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), joined(known));
 }
 
 }  // namespace tessera::checkpoint

@@ -69,15 +69,15 @@ HubIndex read_index(const fs::path& path) {
     const auto json = nlohmann::json::parse(text);
     HubIndex index{.files = json.at("weight_map")};
     for (const auto& [name, shard] : index.files) {
-      if (fs::path(shard).has_parent_path()) throw IoError(fmt::format("'{}' is in '{}', which is not in this folder", name, shard));
+      if (fs::path(shard).has_parent_path()) throw IoError("'{}' is in '{}', which is not in this folder", name, shard);
     }
     const auto metadata = json.value("metadata", nlohmann::json::object());
     if (metadata.is_object() && metadata.contains(kSaveKey)) index.save = save_number(metadata[kSaveKey].get<std::string>(), path.string());
     return index;
   } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("the index {} can't be used: {}", path.string(), fault_of(error)));
+    throw IoError("the index {} can't be used: {}", path, fault_of(error));
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("the index {} can't be used: {}", path.string(), error.what()));
+    throw IoError("the index {} can't be used: {}", path, error.what());
   }
 }
 
@@ -95,13 +95,13 @@ fs::path adapter_weights(const fs::path& folder) {
   for (const auto* name : {kAdapterWeights, kAdapterTorch}) {
     if (is_there(folder / name)) return folder / name;
   }
-  throw UsageError(fmt::format("{} has neither {} nor {}", folder.string(), kAdapterWeights, kAdapterTorch));
+  throw UsageError("{} has neither {} nor {}", folder, kAdapterWeights, kAdapterTorch);
 }
 
 void expect_no_adapter(const fs::path& folder) {
   if (!is_there(folder / kAdapterConfig)) return;
-  throw UsageError(fmt::format("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder",
-                               folder.string(), kAdapterConfig));
+  throw UsageError("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder", folder,
+                   kAdapterConfig);
 }
 
 bool is_hub_file(const std::string& name) {
@@ -121,15 +121,14 @@ Catalog read_hub_folder(const fs::path& folder) {
     for (const auto& [name, tensor] : part.tensors) {
       const auto listed = index.find(name);
       if (listed != index.end() && listed->second == shard) continue;
-      throw IoError(fmt::format("{} has '{}', which the index says is {}; the files are of different models", (folder / shard).string(),
-                                name, listed == index.end() ? "nowhere" : "in " + listed->second));
+      throw IoError("{} has '{}', which the index says is {}; the files are of different models", folder / shard, name,
+                    listed == index.end() ? "nowhere" : "in " + listed->second);
     }
     append(catalog, std::move(part));
   }
   for (const auto& [name, shard] : index) {
     if (catalog.tensors.contains(name) || catalog.aliases.contains(name)) continue;
-    throw IoError(
-        fmt::format("{} has no '{}', which the index says is there; the files are of different models", (folder / shard).string(), name));
+    throw IoError("{} has no '{}', which the index says is there; the files are of different models", folder / shard, name);
   }
   return catalog;
 }
@@ -137,7 +136,7 @@ Catalog read_hub_folder(const fs::path& folder) {
 HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
                      int64_t max_shard_size)
     : folder_(std::move(folder)), metadata_(metadata) {
-  if (max_shard_size < 1) throw UsageError(fmt::format("files of at most {} bytes can't hold a model", max_shard_size));
+  if (max_shard_size < 1) throw UsageError("files of at most {} bytes can't hold a model", max_shard_size);
   int64_t bytes = 0;
   for (const auto& entry : entries) {
     if (shards_.empty() || bytes + entry.bytes() > max_shard_size) {
@@ -231,7 +230,7 @@ void HubWriter::finish() {
   try {
     remove_others();
   } catch (const IoError& error) {
-    throw IoError(fmt::format("{} is written, but files of the model before are still there: {}", folder_.string(), error.what()));
+    throw IoError("{} is written, but files of the model before are still there: {}", folder_, error.what());
   }
   if (shards_.size() > 1) give_usual_names();
 }

@@ -1,8 +1,6 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -26,14 +24,12 @@ SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
 }
 
 void SafetensorsFile::read_header() {
-  if (file_.size() < kLengthBytes) throw IoError(fmt::format("{} is no safetensors file: it has {} bytes", path().string(), file_.size()));
+  if (file_.size() < kLengthBytes) throw IoError("{} is no safetensors file: it has {} bytes", path(), file_.size());
   uint64_t length = 0;
   file_.read(&length, sizeof length, 0);
-  if (length > kLongestHeader)
-    throw IoError(fmt::format("{} is no safetensors file: it does not begin with the length of a header", path().string()));
+  if (length > kLongestHeader) throw IoError("{} is no safetensors file: it does not begin with the length of a header", path());
   if (length > file_.size() - kLengthBytes) {
-    throw IoError(fmt::format("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path().string(),
-                              length, file_.size()));
+    throw IoError("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path(), length, file_.size());
   }
   std::string text(length, '\0');
   file_.read(text.data(), length, kLengthBytes);
@@ -45,7 +41,7 @@ void SafetensorsFile::read_header() {
   try {
     header_ = SafetensorsHeader::parse(text, file_.size() - data_);
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("the header of {} is damaged: {}", path().string(), error.what()));
+    throw IoError("the header of {} is damaged: {}", path(), error.what());
   }
   index_.reserve(header_.places.size());
   for (size_t i = 0; i < header_.places.size(); i++) index_.emplace(header_.places[i].entry.name, i);
@@ -59,7 +55,7 @@ std::vector<std::string> SafetensorsFile::names() const {
 
 const SafetensorsFile::Place& SafetensorsFile::place(const std::string& name) const {
   const auto found = index_.find(name);
-  if (found == index_.end()) throw IoError(fmt::format("{} has no tensor '{}'", path().string(), name));
+  if (found == index_.end()) throw IoError("{} has no tensor '{}'", path(), name);
   return header_.places[found->second];
 }
 
@@ -72,8 +68,8 @@ void SafetensorsFile::read_blocks(const Place& place, c10::function_ref<std::byt
     if (!place.checksum.empty()) checksum.add({block, count});
   }
   if (place.checksum.empty() || place.checksum == Checksum::text(checksum.value())) return;
-  throw IoError(fmt::format("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum",
-                            path().string(), place.entry.name));
+  throw IoError("{} is damaged: the bytes of '{}' are not those that were written, because they have another checksum", path(),
+                place.entry.name);
 }
 
 at::Tensor SafetensorsFile::read(const std::string& name) const {
@@ -100,7 +96,7 @@ void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
     const StoredBox all{
         .box = whole_slice(sizes), .file = number, .offset = file.offset(name), .strides = {strides.begin(), strides.end()}};
     if (!catalog.tensors.emplace(name, StoredTensor{.dtype = dtype, .shape = sizes, .boxes = {all}}).second) {
-      throw IoError(fmt::format("'{}' is in {} and in a file before it", name, file.path().string()));
+      throw IoError("'{}' is in {} and in a file before it", name, file.path());
     }
     if (!file.has_checksum(name)) continue;
     catalog.checksums.push_back({.file = number,
@@ -125,23 +121,22 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
 }
 
 void SafetensorsWriter::write(const at::Tensor& tensor) {
-  if (next_ == entries_.size()) throw UsageError(fmt::format("{} has all its {} tensors already", path_.string(), entries_.size()));
+  if (next_ == entries_.size()) throw UsageError("{} has all its {} tensors already", path_, entries_.size());
   const auto& entry = entries_[next_];
   if (tensor.scalar_type() != entry.dtype || tensor.sizes() != at::IntArrayRef(entry.sizes)) {
-    throw UsageError(fmt::format("the next tensor of {} is '{}', {} of [{}], but was given {} of [{}]", path_.string(), entry.name,
-                                 c10::toString(entry.dtype), fmt::join(entry.sizes, ", "), c10::toString(tensor.scalar_type()),
-                                 fmt::join(tensor.sizes(), ", ")));
+    throw UsageError("the next tensor of {} is '{}', {} of [{}], but was given {} of [{}]", path_, entry.name, c10::toString(entry.dtype),
+                     joined(entry.sizes), c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
   }
   append(tensor);
 }
 
 void SafetensorsWriter::append(const at::Tensor& values) {
-  if (next_ == entries_.size()) throw UsageError(fmt::format("{} has all its {} tensors already", path_.string(), entries_.size()));
+  if (next_ == entries_.size()) throw UsageError("{} has all its {} tensors already", path_, entries_.size());
   const auto& entry = entries_[next_];
   const auto numel = c10::multiply_integers(entry.sizes);
   if (values.scalar_type() != entry.dtype || values.numel() > numel - written_) {
-    throw UsageError(fmt::format("'{}' in {} lacks {} values of {}, but was given {} of {}", entry.name, path_.string(), numel - written_,
-                                 c10::toString(entry.dtype), values.numel(), c10::toString(values.scalar_type())));
+    throw UsageError("'{}' in {} lacks {} values of {}, but was given {} of {}", entry.name, path_, numel - written_,
+                     c10::toString(entry.dtype), values.numel(), c10::toString(values.scalar_type()));
   }
   const auto plain = values.detach().cpu().contiguous();
   std::span<const std::byte> rest(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes());
@@ -178,8 +173,7 @@ void SafetensorsWriter::close(std::span<const std::string> checksums) {
 
 void SafetensorsWriter::close() {
   if (next_ < entries_.size()) {
-    throw UsageError(
-        fmt::format("{} was closed after {} of {} tensors; '{}' is missing", path_.string(), next_, entries_.size(), entries_[next_].name));
+    throw UsageError("{} was closed after {} of {} tensors; '{}' is missing", path_, next_, entries_.size(), entries_[next_].name);
   }
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
@@ -192,12 +186,11 @@ void SafetensorsWriter::expect_stored() const {
     for (size_t i = 0; i < entries_.size(); i++) {
       const auto& name = entries_[i].name;
       const auto own = std::string_view(checksums_).substr(Checksum::kDigits * (i + 1), Checksum::kDigits);
-      if (!file.contains(name) || file.checksum(name) != own) throw IoError(fmt::format("it has another '{}'", name));
+      if (!file.contains(name) || file.checksum(name) != own) throw IoError("it has another '{}'", name);
       file.verify(name);
     }
   } catch (const IoError& error) {
-    throw IoError(
-        fmt::format("{} was written, but the store gives other bytes back: {}; save again", path_.string(), std::string(error.what())));
+    throw IoError("{} was written, but the store gives other bytes back: {}; save again", path_, std::string(error.what()));
   }
 }
 

@@ -51,7 +51,7 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
       key_ = name;
     } else {
       field_ = name;
-      if (key_ == kMetadata && header.metadata.contains(name)) throw IoError(fmt::format("the metadata '{}' comes twice", name));
+      if (key_ == kMetadata && header.metadata.contains(name)) throw IoError("the metadata '{}' comes twice", name);
     }
     return true;
   }
@@ -103,30 +103,29 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
   };
 
   [[noreturn]] bool unexpected(const std::string& what) const {
-    if (depth_ == 1) throw IoError(fmt::format("'{}' is {} instead of named things", key_, what));
-    if (key_ == kMetadata) throw IoError(fmt::format("the metadata '{}' is {} instead of a text", field_, what));
-    throw IoError(fmt::format("tensor '{}' has {} where a dtype, a shape or data_offsets should be{}", key_, what,
-                              field_.empty() ? "" : fmt::format(" (at '{}')", field_)));
+    if (depth_ == 1) throw IoError("'{}' is {} instead of named things", key_, what);
+    if (key_ == kMetadata) throw IoError("the metadata '{}' is {} instead of a text", field_, what);
+    throw IoError("tensor '{}' has {} where a dtype, a shape or data_offsets should be{}", key_, what,
+                  field_.empty() ? "" : fmt::format(" (at '{}')", field_));
   }
 
   void add_tensor() {
     if (!tensor_.dtype || !tensor_.shape || !tensor_.offsets) {
-      throw IoError(fmt::format("tensor '{}' has no dtype, shape or data_offsets", key_));
+      throw IoError("tensor '{}' has no dtype, shape or data_offsets", key_);
     }
     try {
       const auto dtype = dtype_named(*tensor_.dtype);
       const auto& offsets = *tensor_.offsets;
-      if (offsets.size() != 2) throw IoError(fmt::format("has {} data_offsets instead of 2", offsets.size()));
+      if (offsets.size() != 2) throw IoError("has {} data_offsets instead of 2", offsets.size());
       const auto bytes = bytes_of(dtype, *tensor_.shape);
       if (!bytes || *bytes != offsets[1] - offsets[0]) {
-        throw IoError(fmt::format("of the shape [{}] in {} should have {} bytes, but lies from byte {} to {}",
-                                  fmt::join(*tensor_.shape, ", "), *tensor_.dtype, bytes ? std::to_string(*bytes) : "too many", offsets[0],
-                                  offsets[1]));
+        throw IoError("of the shape [{}] in {} should have {} bytes, but lies from byte {} to {}", joined(*tensor_.shape), *tensor_.dtype,
+                      bytes ? std::to_string(*bytes) : "too many", offsets[0], offsets[1]);
       }
       header.places.push_back(
           {.entry = {.name = key_, .dtype = dtype, .sizes = std::move(*tensor_.shape)}, .begin = static_cast<uint64_t>(offsets[0])});
     } catch (const IoError& error) {
-      throw IoError(fmt::format("tensor '{}' {}", key_, error.what()));
+      throw IoError("tensor '{}' {}", key_, error.what());
     }
     field_.clear();
   }
@@ -141,7 +140,7 @@ void expect_different_names(const SafetensorsHeader& header) {
   std::unordered_set<std::string_view> seen;
   seen.reserve(header.places.size());
   for (const auto& place : header.places) {
-    if (!seen.insert(place.entry.name).second) throw IoError(fmt::format("the name '{}' comes twice", place.entry.name));
+    if (!seen.insert(place.entry.name).second) throw IoError("the name '{}' comes twice", place.entry.name);
   }
 }
 
@@ -152,12 +151,11 @@ void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
   uint64_t end = 0;
   for (const auto& place : header.places) {
     if (place.begin != end) {
-      throw IoError(
-          fmt::format("tensor '{}' begins at byte {} of the data, the one before ends at {}", place.entry.name, place.begin, end));
+      throw IoError("tensor '{}' begins at byte {} of the data, the one before ends at {}", place.entry.name, place.begin, end);
     }
     end += static_cast<uint64_t>(place.entry.bytes());
   }
-  if (end != data_bytes) throw IoError(fmt::format("its tensors have {} bytes, but {} are there", end, data_bytes));
+  if (end != data_bytes) throw IoError("its tensors have {} bytes, but {} are there", end, data_bytes);
 }
 
 /// Gives each tensor its checksum, and compares that of the header.
@@ -169,13 +167,13 @@ void take_checksums(SafetensorsHeader& header, std::string_view text) {
   constexpr auto kDigits = Checksum::kDigits;
   const auto own = checksum_around(text, all);
   if (all.size() != kDigits * (header.places.size() + 1) || !own) {
-    throw IoError(fmt::format("it has {} tensors, but checksums with {} digits", header.places.size(), all.size()));
+    throw IoError("it has {} tensors, but checksums with {} digits", header.places.size(), all.size());
   }
   if (*own != all.substr(0, kDigits)) {
     throw IoError(
-        fmt::format("it has another checksum than when it was written, so a bit has changed; or a program has rewritten the file and "
-                    "kept '{}' among the metadata, which then has to be left out",
-                    kChecksums));
+        "it has another checksum than when it was written, so a bit has changed; or a program has rewritten the file and "
+        "kept '{}' among the metadata, which then has to be left out",
+        kChecksums);
   }
   for (size_t i = 0; i < header.places.size(); i++) header.places[i].checksum = all.substr(kDigits * (i + 1), kDigits);
 }
@@ -188,10 +186,9 @@ int64_t SafetensorsEntry::bytes() const {
 
 void expect_writable_name(const std::string& name) {
   if (!is_utf8(name))
-    throw UsageError(
-        fmt::format("the tensor '{}' can't be saved, because its name is no UTF-8; give it, or its module, another name", printable(name)));
+    throw UsageError("the tensor '{}' can't be saved, because its name is no UTF-8; give it, or its module, another name", printable(name));
   if (name == kMetadata)
-    throw UsageError(fmt::format("no checkpoint can hold a tensor called '{}', a word of safetensors files; give it another name", name));
+    throw UsageError("no checkpoint can hold a tensor called '{}', a word of safetensors files; give it another name", name);
 }
 
 SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {
@@ -206,8 +203,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_
 
 SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>& entries,
                                              const std::map<std::string, std::string>& metadata) {
-  if (metadata.contains(kChecksums))
-    throw UsageError(fmt::format("the metadata '{}' is for the checksums; give yours another name", kChecksums));
+  if (metadata.contains(kChecksums)) throw UsageError("the metadata '{}' is for the checksums; give yours another name", kChecksums);
   const auto quoted = [](const std::string& text) {
     return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
@@ -221,14 +217,14 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
   for (const auto& entry : entries) {
     const auto* const dtype = name_of(entry.dtype);
     if (dtype == nullptr) {
-      throw UsageError(fmt::format("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
-                                   c10::toString(entry.dtype)));
+      throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
+                       c10::toString(entry.dtype));
     }
     expect_writable_name(entry.name);
-    if (!seen.insert(entry.name).second) throw UsageError(fmt::format("two tensors to save have the name '{}'", entry.name));
+    if (!seen.insert(entry.name).second) throw UsageError("two tensors to save have the name '{}'", entry.name);
     const auto begin = end;
     if (__builtin_add_overflow(begin, entry.bytes(), &end)) {
-      throw UsageError(fmt::format("tensor '{}' of the shape [{}] does not fit into a file", entry.name, fmt::join(entry.sizes, ", ")));
+      throw UsageError("tensor '{}' of the shape [{}] does not fit into a file", entry.name, joined(entry.sizes));
     }
     text += fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(entry.name), dtype,
                         fmt::join(entry.sizes, ","), begin, end);

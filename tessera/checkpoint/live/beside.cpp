@@ -33,14 +33,13 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 
 void expect_dense(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized())
-    throw UsageError(fmt::format("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name",
-                                 printable(name)));
-  if (shard_info(tensor))
-    throw UsageError(fmt::format("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name)));
+    throw UsageError("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name",
+                     printable(name));
+  if (shard_info(tensor)) throw UsageError("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name));
 }
 
 void expect_defined(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) throw UsageError(fmt::format("the tensor '{}' is undefined", printable(name)));
+  if (!tensor.defined()) throw UsageError("the tensor '{}' is undefined", printable(name));
 }
 
 std::string checksum_of_values(const at::Tensor& tensor) {
@@ -50,9 +49,9 @@ std::string checksum_of_values(const at::Tensor& tensor) {
 
 [[noreturn]] void throw_different(const std::string& what) {
   throw DisagreementError(
-      fmt::format("tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
-                  "Contents::tensors_by_rank. Nothing was saved",
-                  what));
+      "tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
+      "Contents::tensors_by_rank. Nothing was saved",
+      what);
 }
 
 /// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any.
@@ -72,19 +71,18 @@ void read_into(const at::Tensor& tensor, std::vector<at::Tensor> values, const C
 void expect_savable_beside(const Contents& contents) {
   for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
     for (const auto& [name, tensor] : *tensors) {
-      if (!is_utf8(name)) throw UsageError(fmt::format("the name '{}' of a tensor beside the model is no UTF-8", printable(name)));
+      if (!is_utf8(name)) throw UsageError("the name '{}' of a tensor beside the model is no UTF-8", printable(name));
       if (!is_free_name(name)) {
-        throw UsageError(
-            fmt::format("a tensor beside the model can't be called '{}', because that would be taken for another part", printable(name)));
+        throw UsageError("a tensor beside the model can't be called '{}', because that would be taken for another part", printable(name));
       }
-      if (contents.notes.contains(name)) throw UsageError(fmt::format("a tensor and a note are both called '{}'", printable(name)));
+      if (contents.notes.contains(name)) throw UsageError("a tensor and a note are both called '{}'", printable(name));
       expect_defined(name, tensor);
       expect_dense(name, tensor);
     }
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     if (contents.tensors.contains(name))
-      throw UsageError(fmt::format("'{}' is both a tensor of all ranks and one by rank; give it in one of these", printable(name)));
+      throw UsageError("'{}' is both a tensor of all ranks and one by rank; give it in one of these", printable(name));
   }
 }
 
@@ -95,7 +93,7 @@ void expect_loadable_beside(const Contents& contents) {
       if (!tensor.defined()) continue;
       expect_dense(name, tensor);
       if (at::has_internal_overlap(tensor) != at::MemOverlap::No)
-        throw UsageError(fmt::format("the tensor '{}' is a view in which values lie in the same memory; load into a clone()", name));
+        throw UsageError("the tensor '{}' is a view in which values lie in the same memory; load into a clone()", name);
     }
   }
 }
@@ -144,7 +142,7 @@ RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
     counts.push_back(as_rows(tensor).size(0));
   }
   if (const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"}); !found.empty())
-    throw DisagreementError(fmt::format("ranks load different tensors beside the model: {}. Nothing was changed", found));
+    throw DisagreementError("ranks load different tensors beside the model: {}. Nothing was changed", found);
   if (counts.empty()) return {};
   const auto own = at::tensor(counts, at::TensorOptions(world.traits().device).dtype(at::kLong));
   const auto whole = at::empty({own.numel() * world.size()}, own.options());
@@ -189,12 +187,12 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
   }
   if (!troubles.empty()) {
     const auto names = names_beside(manifest);
-    throw UsageError(fmt::format("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where,
-                                 fmt::join(troubles, "; "), names.empty() ? "none" : some_of(names)));
+    throw UsageError("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where, joined(troubles, "; "),
+                     names.empty() ? "none" : some_of(names));
   }
   for (const auto& name : names_beside(manifest)) {
     if (contents.tensors.contains(name) || contents.tensors_by_rank.contains(name)) continue;
-    log(LogLevel::Info, fmt::format("the tensor '{}' beside the model in {} is not loaded: the program does not ask for it", name, where));
+    log(LogLevel::Info, "the tensor '{}' beside the model in {} is not loaded: the program does not ask for it", name, where);
   }
 }
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,7 +19,7 @@ namespace tessera::checkpoint {
 namespace {
 
 void expect_ordinary(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("'{}' in the state dict is {}", name, why)); };
+  const auto refuse = [&](std::string_view why) { throw UsageError("'{}' in the state dict is {}", name, why); };
   if (!tensor.defined()) refuse("undefined; leave it out");
   if (tensor.layout() != at::kStrided) refuse("no dense tensor");
   if (tensor.is_meta()) refuse("a tensor of the meta device, which has no values; call materialize for the module that it is from");
@@ -35,15 +34,14 @@ StoredTensor description_of(const std::string& name, const at::Tensor& tensor) {
 
 StoredTensor description_of(const std::string& name, const ShardedTensor& tensor) {
   if (tensor.slices.size() != tensor.values.size()) {
-    throw UsageError(
-        fmt::format("'{}' in the state dict has {} slices, but values for {}", name, tensor.slices.size(), tensor.values.size()));
+    throw UsageError("'{}' in the state dict has {} slices, but values for {}", name, tensor.slices.size(), tensor.values.size());
   }
   for (size_t i = 0; i < tensor.slices.size(); i++) {
     expect_ordinary(name, tensor.values[i]);
     const auto& slice = tensor.slices[i];
     if (slice.shape == tensor.shape && slice.fits() && tensor.values[i].sizes() == at::IntArrayRef(slice.sizes)) continue;
-    throw UsageError(fmt::format("'{}' in the state dict has values of [{}] for the slice {} of [{}]", name,
-                                 fmt::join(tensor.values[i].sizes(), ", "), to_string(slice), fmt::join(tensor.shape, ", ")));
+    throw UsageError("'{}' in the state dict has values of [{}] for the slice {} of [{}]", name, joined(tensor.values[i].sizes()),
+                     to_string(slice), joined(tensor.shape));
   }
   return {.dtype = tensor.dtype, .shape = tensor.shape};
 }
@@ -52,8 +50,8 @@ StoredTensor description_of(const std::string& name, const LocalTensor& tensor) 
   expect_ordinary(name, tensor.values);
   const PartRecord part{.shape = tensor.shape, .strides = tensor.strides, .slices = tensor.slices};
   if (tensor.values.dim() != 1 || tensor.values.numel() != part.numel()) {
-    throw UsageError(fmt::format("'{}' in the state dict has values of [{}], but its slices have {} values", name,
-                                 fmt::join(tensor.values.sizes(), ", "), part.numel()));
+    throw UsageError("'{}' in the state dict has values of [{}], but its slices have {} values", name, joined(tensor.values.sizes()),
+                     part.numel());
   }
   return {.dtype = tensor.values.scalar_type(), .shape = tensor.shape};
 }
@@ -86,9 +84,9 @@ Catalog agreed(const Communicator& world, std::string_view failure, const std::f
   all_or_none(world, kStateDict, failure, [&] { catalog = describe(); });
   if (same_on_all(world, checksum_value(to_text(catalog)), kStateDict)) return catalog;
   throw DisagreementError(
-      fmt::format("ranks load state dicts that have different names, dtypes or shapes, this one {} tensors; give all ranks the same, or "
-                  "that of rank 0 to all of them (broadcast_from_rank0). Nothing was changed",
-                  catalog.tensors.size()));
+      "ranks load state dicts that have different names, dtypes or shapes, this one {} tensors; give all ranks the same, or "
+      "that of rank 0 to all of them (broadcast_from_rank0). Nothing was changed",
+      catalog.tensors.size());
 }
 
 /// Each rank takes its part of its own dict, or all of it where parameters are replicated: other values would be mixed without a word.
@@ -112,9 +110,9 @@ void expect_same_values(const Communicator& world, const StateDict& dict, std::s
     at += Checksum::kDigits;
   }
   throw DisagreementError(
-      fmt::format("ranks load state dicts with other values of '{}'{}; give all ranks the same, or that of rank 0 to all of them "
-                  "(broadcast_from_rank0). Nothing was changed",
-                  names.front(), names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : ""));
+      "ranks load state dicts with other values of '{}'{}; give all ranks the same, or that of rank 0 to all of them "
+      "(broadcast_from_rank0). Nothing was changed",
+      names.front(), names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : "");
 }
 
 class DictSource : public ValueSource {
@@ -225,10 +223,10 @@ class OwnSlices : public DictSource {
       left = std::move(rest);
     }
     if (left.empty()) return;
-    throw UsageError(fmt::format(
+    throw UsageError(
         "the sharded state dict lacks the values {} of '{}', which this rank has; load it on the ranks that it is from, sharded as "
         "they were, or load a full state dict",
-        to_string(left.front()), name));
+        to_string(left.front()), name);
   }
 
   const ShardedStateDict& dict_;
@@ -249,11 +247,11 @@ class OwnShards : public DictSource {
       std::vector<std::string> theirs, ours;
       for (const auto& slice : there.slices) theirs.push_back(to_string(slice));
       for (const auto& slice : part.slices) ours.push_back(to_string(slice));
-      throw UsageError(fmt::format(
+      throw UsageError(
           "the local state dict is of another layout: it has {} of '{}', strides [{}], and this rank {}, strides [{}]; load it on "
           "the ranks that it is from, sharded as they were, or load a full state dict",
-          theirs.empty() ? "nothing" : fmt::format("{}", fmt::join(theirs, " and ")), name, fmt::join(there.strides, ", "),
-          ours.empty() ? "nothing" : fmt::format("{}", fmt::join(ours, " and ")), fmt::join(part.strides, ", ")));
+          theirs.empty() ? "nothing" : joined(theirs, " and "), name, joined(there.strides),
+          ours.empty() ? "nothing" : joined(ours, " and "), joined(part.strides));
     }
   }
   void read(const std::string& name, const PartRecord& /*part*/, const at::Tensor& values, int /*rank*/) const override {
@@ -278,9 +276,9 @@ Communicator world_for(const torch::nn::Module& model, DictOf whose) {
 void expect_one_rank(const Communicator& world) {
   if (world.local_ranks().size() == 1) return;
   throw UsageError(
-      fmt::format("this process stands for {} ranks, which have no sharded or local state dict in common; use full_state_dict, or "
-                  "checkpoint::save",
-                  world.local_ranks().size()));
+      "this process stands for {} ranks, which have no sharded or local state dict in common; use full_state_dict, or "
+      "checkpoint::save",
+      world.local_ranks().size());
 }
 
 std::unique_ptr<ValueSource> source_of(const StateDict& dict, DictOf whose, const Communicator& world, std::string_view failure) {

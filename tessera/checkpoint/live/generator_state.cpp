@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <c10/core/DeviceType.h>
-#include <fmt/format.h>
 
 #include <mutex>
 
@@ -38,8 +37,7 @@ void set_state(at::Generator& generator, const StoredState& read, const CatalogR
   try {
     generator.set_state(read.state);
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("the state of the random generator in {} is damaged: {}", stored.catalog().files[read.file].string(),
-                              first_line(error)));
+    throw IoError("the state of the random generator in {} is damaged: {}", stored.catalog().files[read.file], first_line(error));
   }
 }
 
@@ -60,8 +58,8 @@ std::optional<at::Generator> read_generator(const CatalogReader& stored, const M
 at::Tensor read_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank, c10::Device device) {
   if (manifest.device_generator.empty()) return {};
   if (device.is_cpu() || manifest.device_generator != generator_name(device)) {
-    log(LogLevel::Info, fmt::format("the checkpoint has '{}', the state of a generator of other devices than {}, which is not loaded",
-                                    manifest.device_generator, device.str()));
+    log(LogLevel::Info, "the checkpoint has '{}', the state of a generator of other devices than {}, which is not loaded",
+        manifest.device_generator, device.str());
     return {};
   }
   const auto read = read_state(stored, manifest.device_generator, rank);

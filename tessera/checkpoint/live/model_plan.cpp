@@ -100,7 +100,7 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
     try {
       return std::regex_match(name, std::regex(pattern));
     } catch (const std::regex_error& error) {
-      throw UsageError(fmt::format("'{}' in the options is no regular expression: {}", pattern, error.what()));
+      throw UsageError("'{}' in the options is no regular expression: {}", pattern, error.what());
     }
   });
 }
@@ -121,8 +121,8 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
   std::erase_if(missing_, [&](const std::string& name) { return in_base.contains(name); });
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
-  if (!missing.empty()) log(LogLevel::Info, fmt::format("{} has no {}, which keep their values", where, fmt::join(missing, ", ")));
-  if (!unused.empty()) log(LogLevel::Info, fmt::format("the model has no {}, which are left out of {}", fmt::join(unused, ", "), where));
+  if (!missing.empty()) log(LogLevel::Info, "{} has no {}, which keep their values", where, joined(missing));
+  if (!unused.empty()) log(LogLevel::Info, "the model has no {}, which are left out of {}", joined(unused), where);
   std::vector<std::string> faults;
   if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
   if (!unused_.empty()) faults.push_back("the model has no " + some_of({unused_.begin(), unused_.end()}));
@@ -131,8 +131,8 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
   faults.insert(faults.end(), misfits_.begin(), misfits_.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits_), 5));
   if (misfits_.size() > 5) faults.push_back(fmt::format("and {} more do not fit", misfits_.size() - 5));
   if (!faults.empty())
-    throw UsageError(fmt::format("{} is of another model: {}; make the model as it was saved, or choose another checkpoint", where,
-                                 fmt::join(faults, "; ")));
+    throw UsageError("{} is of another model: {}; make the model as it was saved, or choose another checkpoint", where,
+                     joined(faults, "; "));
   for (const auto& part : model.parts) expect_parts(part.name, records_of(part));
   for (const auto& [name, tensor] : model.outside) expect_parts(name, std::array{whole_record(tensor.sizes())});
   for (const auto& [name, tensor] : model.buffers) expect_parts(name, std::array{whole_record(tensor.sizes())});
@@ -189,7 +189,7 @@ at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form,
   try {
     return form.encode(values).view({-1});
   } catch (const UsageError& error) {
-    throw UsageError(fmt::format("'{}': {}", stored, error.what()));
+    throw UsageError("'{}': {}", stored, error.what());
   }
 }
 

@@ -34,8 +34,8 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   for (const auto& name : base) {
     const bool is_here = model.outside.contains(name) || std::ranges::find(model.parts, name, &LocalPart::name) != model.parts.end();
     if (is_here && !model.frozen.contains(name))
-      throw UsageError(fmt::format("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes",
-                                   name, contents.base->name));
+      throw UsageError("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes", name,
+                       contents.base->name);
   }
   expect_unchanged(*contents.model, *contents.base);
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, contents.base->forms, base};
@@ -55,7 +55,7 @@ void add_model(std::vector<RankContents>& ranks, const Contents& contents, const
     const auto values = values_of_ranks(part.values, records, world);
     for (size_t i = 0; i < ranks.size(); i++) {
       if (!ranks[i].record.parts.emplace(part.name, records[i]).second) {
-        throw UsageError(fmt::format("two parameters in units of the model are called '{}'; shard the whole model last", part.name));
+        throw UsageError("two parameters in units of the model are called '{}'; shard the whole model last", part.name);
       }
       ranks[i].tensors.emplace_back(part.name, values[i]);
     }
@@ -160,8 +160,7 @@ void expect_text(const Notes& notes) {
   };
   for (const auto& [name, note] : notes) {
     if (is_text(name) && is_text(note.text())) continue;
-    throw UsageError(
-        fmt::format("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name)));
+    throw UsageError("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name));
   }
 }
 

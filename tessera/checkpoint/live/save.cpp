@@ -41,7 +41,7 @@ bool is_of_a_save(const fs::path& folder) {
 /// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
   if (object_path(folder) && is_complete(folder))  // a store may not list it yet
-    throw IoError(fmt::format("there is a {} already; save under another name, or remove it", folder.string()));
+    throw IoError("there is a {} already; save under another name, or remove it", folder);
   if (!is_folder(folder)) return;
   std::error_code unknown;
   const auto why = why_incomplete(folder);
@@ -55,8 +55,7 @@ void make_way(const fs::path& folder, bool in_place) {
     return;
   }
   if (object_path(folder))
-    throw IoError(
-        fmt::format("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder.string(), *why));
+    throw IoError("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder, *why);
   set_aside(folder, *why);
 }
 
@@ -99,8 +98,8 @@ class Staging {
 void write_rank_file(const fs::path& folder, const RankContents& rank, c10::function_ref<void()> moved) {
   const auto& record = rank.record;
   if (!object_path(folder) && !is_there(folder)) {
-    throw IoError(fmt::format("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files",
-                              folder.string(), record.rank));
+    throw IoError("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files", folder,
+                  record.rank);
   }
   SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), entries_of(rank), to_metadata(record));
   Staging staging(rank.tensors);
@@ -129,10 +128,10 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
   const auto& keep = *options.keep;
   expect_sensible(keep);
   if (!prefix_of(folder)) {
-    throw UsageError(fmt::format("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder.string()));
+    throw UsageError("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder);
   }
   if (keep.best > 0 && !contents.notes.contains(keep.metric)) {
-    throw UsageError(fmt::format("Keep::best is by the note '{}', which this checkpoint has not", keep.metric));
+    throw UsageError("Keep::best is by the note '{}', which this checkpoint has not", keep.metric);
   }
 }
 
@@ -167,7 +166,7 @@ Save::Save(const fs::path& folder, const Contents& contents, const Communicator&
   number_ = expect_savable(folder_, contents, world, options, failure());
   all_or_none(world, {.unit = "checkpoint"}, failure(), [&] {
     if (options.format != Format::Tessera)
-      throw UsageError(fmt::format("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format)));
+      throw UsageError("AsyncSaver writes Tessera's format, not {}; save with checkpoint::save", name_of(options.format));
     if (!world.is_first()) return;
     std::optional<NamedLock> lock;
     if (!object_path(folder_)) lock.emplace(lock_place(folder_));
@@ -194,7 +193,7 @@ void Save::commit() {
     made_->commit();
   } catch (const IoError& error) {
     if (options_.in_place || is_there(folder_)) throw;
-    throw IoError(fmt::format("{}; where folders can't be renamed, save with SaveOptions::in_place", error.what()));
+    throw IoError("{}; where folders can't be renamed, save with SaveOptions::in_place", error.what());
   }
   made_.reset();
   const auto prefix = prefix_of(folder_);
@@ -204,7 +203,7 @@ void Save::commit() {
     link_latest(folder_);
     if (options_.keep) prune(*prefix, *options_.keep, folder_);
   } catch (const std::exception& error) {
-    log(LogLevel::Warning, fmt::format("{} is saved, but: {}", folder_.string(), error.what()));
+    log(LogLevel::Warning, "{} is saved, but: {}", folder_, error.what());
   }
 }
 

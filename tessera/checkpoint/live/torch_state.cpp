@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/Type.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -88,9 +86,9 @@ const TorchRule& rule_of(const to::Optimizer& optimizer) {
   const auto found = std::ranges::find_if(rules, [&](const TorchRule& each) { return each.optimizer == type; });
   if (found != rules.end()) return *found;
   throw UsageError(
-      fmt::format("checkpoints do not know the state of a {}; of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop, and all of "
-                  "tessera::optim. Leave Contents::optimizer out to save weights only",
-                  c10::demangle(type.name())));
+      "checkpoints do not know the state of a {}; of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop, and all of "
+      "tessera::optim. Leave Contents::optimizer out to save weights only",
+      c10::demangle(type.name()));
 }
 
 struct OwnedParameter {
@@ -193,13 +191,12 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
     known.insert(name);
     const auto saved = state.find(name);
     if (saved == state.end()) {
-      if (rule.from_the_start) throw UsageError(fmt::format("there is no state of '{}'; it is another optimizer's", name));
+      if (rule.from_the_start) throw UsageError("there is no state of '{}'; it is another optimizer's", name);
       continue;
     }
     std::set<std::string> kept;
     const auto refuse_missing = [&](const char* key) {
-      throw UsageError(
-          fmt::format("the state of '{}' has no '{}', which this optimizer needs; was it saved with other options?", saved->first, key));
+      throw UsageError("the state of '{}' has no '{}', which this optimizer needs; was it saved with other options?", saved->first, key);
     };
     const auto& sizes = parameter.sizes();
     const auto tensor = [&](const char* key, at::Tensor&, bool needed) {
@@ -208,26 +205,25 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
       if (value == saved->second.end()) {
         if (needed) refuse_missing(key);
       } else if (value->second.sizes() != sizes) {
-        throw UsageError(fmt::format("the state '{}' of '{}' has the sizes [{}], its shard here has [{}]", key, saved->first,
-                                     fmt::join(value->second.sizes(), ", "), fmt::join(sizes, ", ")));
+        throw UsageError("the state '{}' of '{}' has the sizes [{}], its shard here has [{}]", key, saved->first,
+                         joined(value->second.sizes()), joined(sizes));
       }
     };
     const auto number = [&](const char* key, int64_t&) {
       kept.insert(key);
       const auto value = saved->second.find(key);
       if (value == saved->second.end()) refuse_missing(key);
-      if (value->second.numel() != 1 || value->second.is_meta())
-        throw UsageError(fmt::format("'{}' of '{}' is no number", key, saved->first));
+      if (value->second.numel() != 1 || value->second.is_meta()) throw UsageError("'{}' of '{}' is no number", key, saved->first);
     };
     rule.fields(*rule.make(), options, {.tensor = tensor, .number = number});
     for (const auto& [key, value] : saved->second) {
       if (kept.contains(key)) continue;
-      throw UsageError(fmt::format("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?",
-                                   saved->first, key));
+      throw UsageError("the state of '{}' has a '{}', which this optimizer does not keep; was it saved with other options?", saved->first,
+                       key);
     }
   }
   for (const auto& [name, saved] : state) {
-    if (!known.contains(name)) throw UsageError(fmt::format("the state is of a parameter '{}', which this optimizer has not", name));
+    if (!known.contains(name)) throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
   }
 }
 

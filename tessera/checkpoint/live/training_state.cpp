@@ -112,8 +112,7 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
   if (contents.average == nullptr) return state;
   for (const auto& [name, average] : contents.average->state(*contents.model)) {
     if (state[name].emplace(kAverageKey, average).second) continue;
-    throw UsageError(
-        fmt::format("the optimizer calls its own state '{}', as a checkpoint calls a moving average; give it another name", kAverageKey));
+    throw UsageError("the optimizer calls its own state '{}', as a checkpoint calls a moving average; give it another name", kAverageKey);
   }
   return state;
 }
@@ -148,10 +147,9 @@ void expect_training_state(const Contents& contents, const std::map<std::string,
   for (const auto& [name, average] : contents.average->state(model)) {
     const auto saved = state.find(name);
     if (saved == state.end() || !saved->second.contains(kAverageKey))
-      throw UsageError(
-          fmt::format("the checkpoint has no average of '{}'; leave Contents::average out, and call assign() after loading", name));
+      throw UsageError("the checkpoint has no average of '{}'; leave Contents::average out, and call assign() after loading", name);
     if (saved->second.at(kAverageKey).numel() != average.numel())
-      throw UsageError(fmt::format("the average of '{}' that was saved has another shape than the parameter", name));
+      throw UsageError("the average of '{}' that was saved has another shape than the parameter", name);
   }
 }
 

@@ -145,8 +145,8 @@ void for_each_part(const std::string& name, const StoredTensor& tensor, const Te
       if (missing.empty()) return;
     }
   }
-  throw IoError(fmt::format("the files have not all values of '{}': the first that is missing is at [{}]", name,
-                            fmt::join(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets, ", ")));
+  throw IoError("the files have not all values of '{}': the first that is missing is at [{}]", name,
+                joined(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets));
 }
 
 std::vector<InputFile> open(const std::vector<std::filesystem::path>& paths) {
@@ -162,15 +162,14 @@ uint64_t save_number(std::string_view text, const std::string& file) {
   const auto* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, number);
   if (error == std::errc() && end == last) return number;
-  throw IoError(fmt::format("{} is damaged: the number of its save, '{}', is not one", file, printable(text)));
+  throw IoError("{} is damaged: the number of its save, '{}', is not one", file, printable(text));
 }
 
 void note_save(Catalog& catalog, std::optional<uint64_t> number, const std::filesystem::path& file) {
   if (!number) return;
   if (!catalog.save) catalog.save = {.number = *number, .file = file};
   if (catalog.save->number == *number) return;
-  throw IoError(fmt::format("{} and {} come from different saves; somebody has mixed the files of two checkpoints",
-                            catalog.save->file.string(), file.string()));
+  throw IoError("{} and {} come from different saves; somebody has mixed the files of two checkpoints", catalog.save->file, file);
 }
 
 void append(Catalog& all, Catalog part, const std::string& before) {
@@ -181,7 +180,7 @@ void append(Catalog& all, Catalog part, const std::string& before) {
   for (auto& [name, tensor] : part.tensors) {
     for (auto& box : tensor.boxes) box.file += first;
     if (all.aliases.contains(before + name) || !all.tensors.emplace(before + name, std::move(tensor)).second)
-      throw IoError(fmt::format("'{}{}' is in {} and in a file before it", before, name, where));
+      throw IoError("'{}{}' is in {} and in a file before it", before, name, where);
   }
   for (auto& bytes : part.checksums) {
     bytes.file += first;
@@ -200,8 +199,8 @@ CatalogReader::CatalogReader(Catalog catalog, std::vector<InputFile> files) : ca
   for (const auto& bytes : catalog_.checksums) {
     const auto& file = files_.at(bytes.file);
     if (bytes.begin > file.size() || bytes.bytes > file.size() - bytes.begin) {
-      throw IoError(fmt::format("{} is cut off: '{}' should end at byte {}, the file has {}", file.path().string(), bytes.name,
-                                bytes.begin + bytes.bytes, file.size()));
+      throw IoError("{} is cut off: '{}' should end at byte {}, the file has {}", file.path(), bytes.name, bytes.begin + bytes.bytes,
+                    file.size());
     }
   }
 }
@@ -209,9 +208,7 @@ CatalogReader::CatalogReader(Catalog catalog, std::vector<InputFile> files) : ca
 void CatalogReader::expect_sound(const std::string& name, const StoredTensor& tensor) const {
   for (const auto& stored : tensor.boxes) {
     const auto& file = files_.at(stored.file);
-    const auto refuse = [&](const std::string& why) {
-      throw IoError(fmt::format("{} is damaged or cut off: '{}' {}", file.path().string(), name, why));
-    };
+    const auto refuse = [&](const std::string& why) { throw IoError("{} is damaged or cut off: '{}' {}", file.path(), name, why); };
     const auto& box = stored.box;
     if (box.shape != tensor.shape || !box.fits() || stored.strides.size() != box.sizes.size()) refuse("has a part outside of its shape");
     if (box.numel() == 0) continue;
@@ -241,7 +238,7 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
 
 const StoredTensor& CatalogReader::info(const std::string& name) const {
   const auto found = catalog_.tensors.find(name);
-  if (found == catalog_.tensors.end()) throw IoError(fmt::format("there is no tensor '{}' in the checkpoint", name));
+  if (found == catalog_.tensors.end()) throw IoError("there is no tensor '{}' in the checkpoint", name);
   return found->second;
 }
 

@@ -56,7 +56,7 @@ std::string newest_of_run(const fs::path& prefix) {
 void expect_no_part(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!is_part(file) || !format_of_folder(folder)) return;
-  throw UsageError(fmt::format("{} is a part of a checkpoint; give its folder, {}", file.string(), folder.string()));
+  throw UsageError("{} is a part of a checkpoint; give its folder, {}", file, folder);
 }
 
 }  // namespace
@@ -96,12 +96,10 @@ Format format_of(const fs::path& path) {
   }
   if (in_folder || !is_there(path)) {
     if (!torch_xla_files(path).empty()) return Format::TorchXla;
-    if (!in_folder) throw IoError(fmt::format("there is no checkpoint {}{}", path.string(), newest_of_run(path)));
+    if (!in_folder) throw IoError("there is no checkpoint {}{}", path, newest_of_run(path));
     if (is_there(path / kAdapterConfig))
-      throw UsageError(
-          fmt::format("{} is an adapter; `tessera ckpt merge-adapter MODEL {} OUT` makes a model with it", path.string(), path.string()));
-    throw IoError(fmt::format("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path.string(), kManifestFile,
-                              what_is_in(path)));
+      throw UsageError("{} is an adapter; `tessera ckpt merge-adapter MODEL {} OUT` makes a model with it", path, path);
+    throw IoError("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path, kManifestFile, what_is_in(path));
   }
   expect_no_part(path);
   const InputFile file(path);
@@ -135,7 +133,7 @@ Catalog read_catalog(const fs::path& path) {
   Catalog catalog;
   const SafetensorsFile file(path);
   if (is_rank_file(file)) {
-    throw UsageError(fmt::format("{} is the part of one rank; give the folder {}", path.string(), path.parent_path().string()));
+    throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
   }
   add_safetensors(catalog, file);
   return catalog;

@@ -1,8 +1,6 @@
 #include "tessera/checkpoint/stored/manifest.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -42,8 +40,8 @@ class Composition {
   void add(const RankFile& file) {
     file_ = &file;
     if (file.record.optimizer != manifest_.optimizer) {
-      throw UsageError(fmt::format("rank {} has saved {}, and rank 0 {}; give all ranks an optimizer of the same class, or none",
-                                   file.record.rank, named(file.record.optimizer), named(manifest_.optimizer)));
+      throw UsageError("rank {} has saved {}, and rank 0 {}; give all ranks an optimizer of the same class, or none", file.record.rank,
+                       named(file.record.optimizer), named(manifest_.optimizer));
     }
     number_ = manifest_.catalog.files.size();
     manifest_.catalog.files.push_back(file.tensors.path());
@@ -74,9 +72,9 @@ class Composition {
         add_slices(name, part);
       } else {  // in blocks of a rank's own values
         throw UsageError(
-            fmt::format("'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
-                        "load it with the one that wrote it, or leave the optimizer out",
-                        name, c10::multiply_integers(sizes), part.numel()));
+            "'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
+            "load it with the one that wrote it, or leave the optimizer out",
+            name, c10::multiply_integers(sizes), part.numel());
       }
     }
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
@@ -117,8 +115,8 @@ class Composition {
   }
 
   [[noreturn]] void refuse_difference(const std::string& name) const {
-    throw IoError(fmt::format("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name,
-                              manifest_.catalog.files.front().string(), file_->tensors.path().string()));
+    throw IoError("the ranks' files disagree about the shape or the dtype of '{}': {} and {}", name, manifest_.catalog.files.front(),
+                  file_->tensors.path());
   }
 
   void add_slices(const std::string& name, const PartRecord& part) {
@@ -181,7 +179,7 @@ json to_json(const StoredTensor& tensor) {
 StoredTensor tensor_from_json(const json& text) {
   StoredTensor tensor{.dtype = dtype_named(text.at("dtype").get<std::string>()), .shape = text.at("shape")};
   if (!checked_numel(tensor.shape) || *checked_numel(tensor.shape) > kMostValues)
-    throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(tensor.shape, ", ")));
+    throw IoError("there is no tensor of the shape [{}]", joined(tensor.shape));
   for (const auto& box : text.at("boxes")) {
     tensor.boxes.push_back({.box = {.shape = tensor.shape, .offsets = box.at("offsets"), .sizes = box.at("sizes")},
                             .file = box.at("file"),
@@ -205,7 +203,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
     const auto bytes = size_of_file(path);
-    if (!bytes) throw IoError(fmt::format("{} has gone while the checkpoint was saved", path.string()));
+    if (!bytes) throw IoError("{} has gone while the checkpoint was saved", path);
     result["files"].push_back({{"name", path.lexically_relative(folder).string()}, {"bytes", *bytes}, {"checksums", json::object()}});
   }
   for (const auto& bytes : catalog.checksums) {
@@ -218,11 +216,10 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
 void expect_known(const json& text) {
   if (text.at("format") != kManifestFormat) throw IoError("it is of another program");
   const int version = text.at("version");
-  if (version < 1) throw IoError(fmt::format("its version is {}", version));
+  if (version < 1) throw IoError("its version is {}", version);
   if (version == kManifestVersion) return;
-  throw UsageError(
-      fmt::format("the checkpoint is of version {}, this version of Tessera reads 1 and {}; load it with the one that wrote it", version,
-                  kManifestVersion));
+  throw UsageError("the checkpoint is of version {}, this version of Tessera reads 1 and {}; load it with the one that wrote it", version,
+                   kManifestVersion);
 }
 
 /// `bytes_of_files` gets the sizes that the files should have.
@@ -239,8 +236,7 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
   manifest.adapters = text.value("adapters", manifest.adapters);
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
-    if (name.has_parent_path() || name.empty())
-      throw IoError(fmt::format("it names the file '{}', which is not in its folder", name.string()));
+    if (name.has_parent_path() || name.empty()) throw IoError("it names the file '{}', which is not in its folder", name);
     const auto path = folder / name;
     for (const auto& [tensor, bytes] : file.at("checksums").items()) {
       catalog.checksums.push_back({.file = catalog.files.size(),
@@ -255,7 +251,7 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
   for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
   for (const auto& name : manifest.beside) {
     if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name))
-      throw IoError(fmt::format("there is no tensor '{}' beside the model", name));
+      throw IoError("there is no tensor '{}' beside the model", name);
   }
   manifest.generator = text.value("generator", kGeneratorName);
   manifest.device_generator = text.value("device_generator", manifest.device_generator);
@@ -264,7 +260,7 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
   }
   for (const auto& [name, tensor] : catalog.tensors) {
     for (const auto& box : tensor.boxes) {
-      if (box.file >= catalog.files.size()) throw IoError(fmt::format("'{}' lies in a file that is not listed", name));
+      if (box.file >= catalog.files.size()) throw IoError("'{}' lies in a file that is not listed", name);
     }
   }
   const auto ranks = static_cast<size_t>(manifest.ranks);
@@ -278,11 +274,10 @@ void expect_files(const fs::path& folder, const std::vector<fs::path>& files, co
   for (size_t i = 0; i < files.size(); i++) {
     const auto size = size_of_file(files[i]);
     if (!size) {
-      throw IoError(
-          fmt::format("the checkpoint {} is incomplete: '{}' is missing", folder.string(), files[i].lexically_relative(folder).string()));
+      throw IoError("the checkpoint {} is incomplete: '{}' is missing", folder, files[i].lexically_relative(folder));
     }
     if (*size != sizes[i]) {
-      throw IoError(fmt::format("{} is cut off, or of another save: it has {} bytes, not {}", files[i].string(), *size, sizes[i]));
+      throw IoError("{} is cut off, or of another save: it has {} bytes, not {}", files[i], *size, sizes[i]);
     }
   }
 }
@@ -322,9 +317,9 @@ Manifest read_manifest(const fs::path& folder) {
   } catch (const UsageError&) {
     throw;
   } catch (const json::exception& error) {
-    throw IoError(fmt::format("{} can't be used: {}", path.string(), fault_of(error)));
+    throw IoError("{} can't be used: {}", path, fault_of(error));
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("{} can't be used: {}", path.string(), error.what()));
+    throw IoError("{} can't be used: {}", path, error.what());
   }
   expect_files(folder, manifest.catalog.files, bytes_of_files);
   return manifest;

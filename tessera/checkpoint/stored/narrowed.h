@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <string>
 
@@ -17,8 +16,8 @@ inline at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype, const
   if (!is_wide || !at::isFloatingType(dtype) || c10::elementSize(dtype) == 1) return result;
   const auto lost = result.isinf().logical_and_(values.isfinite());
   if (!lost.any().item<bool>()) return result;
-  throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; take a dtype that can", name,
-                               values.abs().masked_fill(lost.logical_not(), 0).max().item<double>(), c10::toString(dtype)));
+  throw UsageError("'{}' has values up to {}, which {} can't hold; take a dtype that can", name,
+                   values.abs().masked_fill(lost.logical_not(), 0).max().item<double>(), c10::toString(dtype));
 }
 
 }  // namespace tessera::checkpoint

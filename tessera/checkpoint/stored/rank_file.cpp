@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/stored/rank_file.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -50,7 +49,7 @@ PartRecord part_from_json(const nlohmann::json& json, int format) {
   PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
   auto left = checked_numel(part.shape);
-  if (!left) throw IoError(fmt::format("there is no tensor of the shape [{}]", fmt::join(part.shape, ", ")));
+  if (!left) throw IoError("there is no tensor of the shape [{}]", joined(part.shape));
   if (format == kFlatFormat) {
     part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
     return part;
@@ -70,7 +69,7 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
     try {
       parts[name] = part_from_json(part, format);
     } catch (const Error& error) {
-      throw IoError(fmt::format("the place of '{}' makes no sense: {}", name, error.what()));
+      throw IoError("the place of '{}' makes no sense: {}", name, error.what());
     }
   }
   return parts;
@@ -79,11 +78,11 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
 RankRecord record_from_json(const nlohmann::json& json) {
   const auto format = json.at("format").get<int>();
   if (format > kRankFormat) {
-    throw UsageError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}; load it with the one that wrote it",
-                                 format, kFlatFormat, kRankFormat));
+    throw UsageError("its format is {}, this version of Tessera reads formats {} to {}; load it with the one that wrote it", format,
+                     kFlatFormat, kRankFormat);
   }
   if (format < kFlatFormat) {
-    throw IoError(fmt::format("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kRankFormat));
+    throw IoError("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kRankFormat);
   }
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
   record.checksums = format > kWithoutChecksums;
@@ -186,11 +185,11 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
 
 RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
   const auto text = file.metadata().find(kKey);
-  if (text == file.metadata().end()) throw IoError(fmt::format("{} is no part of a checkpoint of Tessera", file.path().string()));
+  if (text == file.metadata().end()) throw IoError("{} is no part of a checkpoint of Tessera", file.path());
   try {
     auto record = record_from_json(nlohmann::json::parse(text->second));
     if (record.rank != rank || record.ranks != ranks) {
-      throw IoError(fmt::format("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks));
+      throw IoError("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks);
     }
     if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
     for (auto* name : {&record.generator, &record.device_generator}) {
@@ -202,7 +201,7 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
       return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
     };
     const auto refuse = [](const std::string& name, const PartRecord& part) {
-      throw IoError(fmt::format("it has not the {} values of '{}' that it promises", part.numel(), name));
+      throw IoError("it has not the {} values of '{}' that it promises", part.numel(), name);
     };
     for (const auto& [name, part] : record.parts) {
       if (values_of(name) != part.numel()) refuse(name, part);
@@ -215,19 +214,19 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
     }
     for (const auto* names : {&record.beside, &record.by_rank}) {
       for (const auto& name : *names) {
-        if (!name.starts_with(kBesidePrefix)) throw IoError(fmt::format("'{}' is no name of a tensor beside the model", name));
+        if (!name.starts_with(kBesidePrefix)) throw IoError("'{}' is no name of a tensor beside the model", name);
       }
     }
     for (const auto& name : record.by_rank) {
-      if (file.info(name).sizes.empty()) throw IoError(fmt::format("'{}' should have rows, and is one number", name));
+      if (file.info(name).sizes.empty()) throw IoError("'{}' should have rows, and is one number", name);
     }
     return {std::move(file), std::move(record)};
   } catch (const UsageError& error) {
-    throw UsageError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
+    throw UsageError("{} can't be used: {}", file.path(), error.what());
   } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("{} can't be used: {}", file.path().string(), fault_of(error)));
+    throw IoError("{} can't be used: {}", file.path(), fault_of(error));
   } catch (const std::exception& error) {
-    throw IoError(fmt::format("{} can't be used: {}", file.path().string(), error.what()));
+    throw IoError("{} can't be used: {}", file.path(), error.what());
   }
 }
 
@@ -237,30 +236,29 @@ bool is_rank_file(const SafetensorsFile& file) {
 
 void expect_same_save(const RankFile& one, const RankFile& other) {
   if (one.record.save == other.record.save) return;
-  throw IoError(fmt::format("{} and {} come from different saves; somebody has mixed the files of two checkpoints",
-                            one.tensors.path().string(), other.tensors.path().string()));
+  throw IoError("{} and {} come from different saves; somebody has mixed the files of two checkpoints", one.tensors.path(),
+                other.tensors.path());
 }
 
 int saved_ranks(const std::filesystem::path& folder) {
   const auto names = names_in(folder);
-  if (!names) throw IoError(fmt::format("there is no checkpoint {}", folder.string()));
+  if (!names) throw IoError("there is no checkpoint {}", folder);
   std::map<int, std::set<int>> found;  // from the number of ranks in the file names to the ranks whose files exist
   for (const auto& name : *names) {
     const auto file = name.rfind(kRank) == 0 ? rank_in_name(name, ".safetensors") : std::nullopt;
     if (file) found[file->second].insert(file->first);
   }
-  if (found.empty()) throw IoError(fmt::format("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder.string()));
+  if (found.empty()) throw IoError("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder);
   if (found.size() > 1) {
-    throw IoError(fmt::format("{} has files of several checkpoints: of {} ranks and of {}", folder.string(), found.begin()->first,
-                              found.rbegin()->first));
+    throw IoError("{} has files of several checkpoints: of {} ranks and of {}", folder, found.begin()->first, found.rbegin()->first);
   }
   const auto& [ranks, there] = *found.begin();
   const auto missing = static_cast<int64_t>(ranks) - std::ranges::distance(there.begin(), there.lower_bound(ranks));
   if (missing == 0) return ranks;
   int first = 0;
   while (there.contains(first)) first++;
-  throw IoError(fmt::format("the checkpoint {} is incomplete: '{}' {} missing", folder.string(), rank_file({}, first, ranks).string(),
-                            missing == 1 ? "is" : fmt::format("and {} more are", missing - 1)));
+  throw IoError("the checkpoint {} is incomplete: '{}' {} missing", folder, rank_file({}, first, ranks).string(),
+                missing == 1 ? "is" : fmt::format("and {} more are", missing - 1));
 }
 
 }  // namespace tessera::checkpoint

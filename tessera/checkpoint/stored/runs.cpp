@@ -197,7 +197,7 @@ class Sorting {
 
   void add_new(const std::string& name, const StoredTensor& tensor) {
     if (run_.catalog.tensors.emplace(name, tensor).second) return;
-    throw IoError(fmt::format("the model and the state of its optimizer both have a tensor '{}', so they can't be told apart", name));
+    throw IoError("the model and the state of its optimizer both have a tensor '{}', so they can't be told apart", name);
   }
 
   void add_beside(const std::string& name, const StoredTensor& tensor) {
@@ -347,9 +347,9 @@ std::map<std::string, std::string> notes_of_rank(const Manifest& run, int rank, 
     };
     if (std::ranges::any_of(run.notes, differs)) {
       throw UsageError(
-          fmt::format("the {} ranks that saved had different notes '{}', and here are {} ranks; load with "
-                      "{{.notes_of_first_rank = true}} if those of rank 0 are right for all",
-                      run.ranks, name, ranks));
+          "the {} ranks that saved had different notes '{}', and here are {} ranks; load with "
+          "{{.notes_of_first_rank = true}} if those of rank 0 are right for all",
+          run.ranks, name, ranks);
     }
   }
   return own;

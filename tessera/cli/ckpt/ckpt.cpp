@@ -38,7 +38,7 @@ int verify(const std::string& given, bool cheap) {
   if (without_slashes(given) != place.string()) folders = checkpoint::step_folders(without_slashes(given));
   const auto found = checkpoint::verify(place, {.cheap = cheap});
   for (const auto& fault : found.faults) fmt::print(stderr, "{}\n", printable(fault));
-  if (!found.faults.empty()) throw IoError(fmt::format("{} is damaged in {}", place.string(), counted(std::ssize(found.faults), "place")));
+  if (!found.faults.empty()) throw IoError("{} is damaged in {}", place, counted(std::ssize(found.faults), "place"));
   std::string unchecked;
   if (cheap) {
     unchecked = "; checksums were not compared";
@@ -51,7 +51,7 @@ int verify(const std::string& given, bool cheap) {
              counted(found.tensors, "tensor"), counted(found.bytes, "byte"), unchecked);
   if (folders.empty() || folders.back().folder == place) return 0;
   if (const auto why = checkpoint::why_incomplete(folders.back().folder))
-    throw IoError(fmt::format("{} is newer, and can't be loaded: {}", folders.back().folder.string(), *why));
+    throw IoError("{} is newer, and can't be loaded: {}", folders.back().folder, *why);
   return 0;
 }
 

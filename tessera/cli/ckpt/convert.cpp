@@ -38,15 +38,15 @@ Format format_named(const std::string& name) {
   if (const auto known = formats().find(name); known != formats().end()) return known->second;
   std::string all;
   for (const auto& [each, format] : formats()) all += (all.empty() ? "" : ", ") + each;
-  throw ConfigError(fmt::format("'{}' is no format; write one of {}", name, all));
+  throw ConfigError("'{}' is no format; write one of {}", name, all);
 }
 
 /// "lr=0.001" as a setting of an optimizer.
 std::pair<std::string, std::string> named_setting(const std::string& text) {
   const auto end = text.find('=');
-  if (end == std::string::npos || end == 0) throw ConfigError(fmt::format("--set {}: write NAME=VALUE, such as lr=0.001", text));
+  if (end == std::string::npos || end == 0) throw ConfigError("--set {}: write NAME=VALUE, such as lr=0.001", text);
   auto value = text.substr(end + 1);
-  if (!nlohmann::json::accept(value)) throw ConfigError(fmt::format("--set {}: the value is neither a number nor other JSON", text));
+  if (!nlohmann::json::accept(value)) throw ConfigError("--set {}: the value is neither a number nor other JSON", text);
   return {text.substr(0, end), std::move(value)};
 }
 
@@ -101,7 +101,7 @@ std::optional<ModelConversions> of_models;
 void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool is_adapter) {
   for (const auto& [flag, formats] : meanings()) {
     if (command.count(flag) == 0 || (!is_adapter && std::ranges::find(formats, convert.options.to) != formats.end())) continue;
-    throw ConfigError(fmt::format("{} means nothing for {}", flag, is_adapter ? "an adapter" : "--to " + convert.to));
+    throw ConfigError("{} means nothing for {}", flag, is_adapter ? "an adapter" : "--to " + convert.to);
   }
 }
 
@@ -122,8 +122,7 @@ int run(ConvertCommand& convert, const CLI::App& command) try {
     return 0;
   }
   if (!of_models && needs_models(place, options.to)) expect_package("models", fmt::format("{} as {}", place.string(), convert.to));
-  if (!convert.base.empty())
-    throw ConfigError(fmt::format("--base is for adapters, and {} is none", place.string()));
+  if (!convert.base.empty()) throw ConfigError("--base is for adapters, and {} is none", place);
   if (options.to == Format::Gguf) {
     of_models->write_gguf(convert, place, target);
     return 0;

@@ -41,8 +41,8 @@ std::string what_is_there(const fs::path& prefix) {
 fs::path find_checkpoint(const fs::path& prefix) {
   if (checkpoint::is_complete(prefix)) return prefix;
   if (const auto newest = checkpoint::latest(prefix)) return *newest;
-  throw ConfigError(fmt::format("{}: no complete checkpoint of that name, and none called {}-step-N; {}", prefix.string(),
-                                prefix.filename().string(), what_is_there(prefix)));
+  throw ConfigError("{}: no complete checkpoint of that name, and none called {}-step-N; {}", prefix, prefix.filename(),
+                    what_is_there(prefix));
 }
 
 std::string without_slashes(std::string path) {
@@ -91,7 +91,7 @@ int64_t bytes_of(const std::string& text) {
   std::ranges::transform(unit, unit.begin(), [](unsigned char letter) { return std::toupper(letter); });
   const auto known = kUnits.find(unit);
   if (known == kUnits.end() || !(number * known->second >= 1) || number * known->second > 1e18)
-    throw ConfigError(fmt::format("'{}' is no size; write 5GB, 200MB or a number of bytes", text));
+    throw ConfigError("'{}' is no size; write 5GB, 200MB or a number of bytes", text);
   return static_cast<int64_t>(number * known->second);
 }
 
@@ -100,7 +100,7 @@ at::ScalarType dtype_of(const std::string& name) {
                                                                 {"fp16", at::kHalf},     {"float16", at::kHalf},
                                                                 {"bf16", at::kBFloat16}, {"bfloat16", at::kBFloat16}};
   const auto known = kDtypes.find(name);
-  if (known == kDtypes.end()) throw ConfigError(fmt::format("'{}' is no dtype for weights; write fp32, fp16 or bf16", name));
+  if (known == kDtypes.end()) throw ConfigError("'{}' is no dtype for weights; write fp32, fp16 or bf16", name);
   return known->second;
 }
 

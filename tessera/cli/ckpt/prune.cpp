@@ -18,8 +18,8 @@ namespace {
 int prune(const std::string& given, const checkpoint::Keep& keep) {
   const auto prefix = without_slashes(given);
   if (checkpoint::step_folders(prefix).empty()) {
-    throw ConfigError(fmt::format("--ckpt-prefix {}: there is no checkpoint {}-step-N; {}", prefix,
-                                  std::filesystem::path(prefix).filename().string(), what_is_there(prefix)));
+    throw ConfigError("--ckpt-prefix {}: there is no checkpoint {}-step-N; {}", prefix, std::filesystem::path(prefix).filename().string(),
+                      what_is_there(prefix));
   }
   const auto removed = checkpoint::prune(prefix, keep);
   for (const auto& folder : removed) fmt::print("removed {}\n", folder.string());

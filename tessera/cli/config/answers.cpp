@@ -1,5 +1,4 @@
 // Answers that are given before anybody asks.
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -32,7 +31,7 @@ void add_answers_of(GivenAnswers& answers, const YamlValue& map) {
 void add_given_answer(GivenAnswers& answers, const std::string& assignment) {
   const auto sign = assignment.find('=');
   if (sign == std::string::npos || sign == 0) {
-    throw ConfigError(fmt::format("--set {}: it is not KEY=VALUE, such as mixed_precision=bf16", printable(assignment)));
+    throw ConfigError("--set {}: it is not KEY=VALUE, such as mixed_precision=bf16", printable(assignment));
   }
   auto name = assignment.substr(0, sign);
   std::ranges::replace(name, '-', '_');
@@ -42,7 +41,7 @@ void add_given_answer(GivenAnswers& answers, const std::string& assignment) {
 
 void read_given_answers(GivenAnswers& answers, const std::string& file) {
   const auto root = config::read_yaml(file);
-  if (root.shape != YamlValue::Shape::Map) throw ConfigError(fmt::format("{} has no lines of KEY: VALUE", file));
+  if (root.shape != YamlValue::Shape::Map) throw ConfigError("{} has no lines of KEY: VALUE", file);
   add_answers_of(answers, root);
 }
 

@@ -31,7 +31,7 @@ struct CommandFlags {
 
   fs::path place() const {
     std::error_code unknown;
-    if (fs::is_directory(file, unknown)) throw ConfigError(fmt::format("--config-file {} is a folder; name a file in it", file));
+    if (fs::is_directory(file, unknown)) throw ConfigError("--config-file {} is a folder; name a file in it", file);
     return file.empty() ? config::default_file() : fs::path(file);
   }
 
@@ -59,7 +59,7 @@ void write_configuration(const config::Settings& settings, const fs::path& place
 }
 
 config::Settings read_configuration(const fs::path& place) {
-  if (!is_there(place)) throw ConfigError(fmt::format("there is no configuration {}; tessera config makes one", place.string()));
+  if (!is_there(place)) throw ConfigError("there is no configuration {}; tessera config makes one", place);
   config::Settings settings;
   settings.read_file(place);
   return settings;
@@ -68,11 +68,10 @@ config::Settings read_configuration(const fs::path& place) {
 /// Where a changed configuration goes: the new file, or the old one again.
 fs::path place_to_write(const CommandFlags& flags) {
   if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
-    throw ConfigError(fmt::format("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file",
-                                  flags.place().string()));
+    throw ConfigError("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file", flags.place());
   }
   if (!flags.output.empty() && is_there(flags.output)) {
-    throw ConfigError(fmt::format("--output-file {} is there already; remove it, or name another", flags.output));
+    throw ConfigError("--output-file {} is there already; remove it, or name another", flags.output);
   }
   return flags.output.empty() ? flags.place() : fs::path(flags.output);
 }
@@ -85,8 +84,8 @@ int ask_all(const CommandFlags& flags) {
 int write_defaults(const CommandFlags& flags) {
   const auto place = flags.place();
   if (is_there(place)) {
-    throw ConfigError(fmt::format(
-        "{} is there already; change it with tessera config update --set KEY=VALUE, or name another with --config-file", place.string()));
+    throw ConfigError("{} is there already; change it with tessera config update --set KEY=VALUE, or name another with --config-file",
+                      place);
   }
   write_configuration(default_settings(flags.given), place);
   return 0;
@@ -117,8 +116,7 @@ int convert_to_fsdp2(const CommandFlags& flags) {
   if (is_converted) fmt::print("{} is of version 2 already{}\n", flags.place().string(), flags.overwrites ? "; nothing was written" : "");
   if (is_converted && flags.overwrites) return 0;
   if (from.text("distributed_type") != "FSDP") {
-    throw ConfigError(
-        fmt::format("{} has no FSDP to convert: distributed_type is {}", flags.place().string(), from.text("distributed_type")));
+    throw ConfigError("{} has no FSDP to convert: distributed_type is {}", flags.place(), from.text("distributed_type"));
   }
   write_configuration(config::to_fsdp2(from), place_to_write(flags));
   return 0;

@@ -87,9 +87,8 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
   if (const auto file = file_->empty() ? config::usual_file() : std::filesystem::path(*file_); !file.empty()) settings.read_file(file);
   settings.read_environment();
   if (const auto nodes = values_->find("num_machines"); nodes != values_->end() && nodes->second.find(':') != std::string::npos) {
-    throw ConfigError(
-        fmt::format("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for how many ranks may be left",
-                    printable(nodes->second)));
+    throw ConfigError("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for how many ranks may be left",
+                      printable(nodes->second));
   }
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(key));
   // Of several hosts, each may have another number.

@@ -24,9 +24,9 @@ void show(const std::string& text) {
 
 ConfigError input_ended(const Question& question) {
   return ConfigError(
-      fmt::format("the input ended at the question '{}'; answer it in advance with --set {}=VALUE, or take all defaults with "
-                  "tessera config default",
-                  question.text, question.name));
+      "the input ended at the question '{}'; answer it in advance with --set {}=VALUE, or take all defaults with "
+      "tessera config default",
+      question.text, question.name);
 }
 
 /// Byte by byte, so that what follows the line stays for the next question.

@@ -1,7 +1,5 @@
 #include "tessera/cli/config/questions.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -199,7 +197,7 @@ class Interview {
         complaint = error.what();
       }
     }
-    throw ConfigError(fmt::format("'{}' was asked {} times without an answer that fits: {}", question.text, kPatience, complaint));
+    throw ConfigError("'{}' was asked {} times without an answer that fits: {}", question.text, kPatience, complaint);
   }
 
   void ask_key(const Question& question) {
@@ -222,7 +220,7 @@ class Interview {
     bool result = false;
     ask_until(question, [&](const std::string& answer, const std::string& where) {
       const auto value = config::to_bool(answer);
-      if (!value) throw ConfigError(fmt::format("{}{}'{}' is not yes or no", where, where.empty() ? "" : ": ", printable(answer)));
+      if (!value) throw ConfigError("{}{}'{}' is not yes or no", where, where.empty() ? "" : ": ", printable(answer));
       result = *value;
     });
     return result;

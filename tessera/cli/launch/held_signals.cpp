@@ -1,6 +1,5 @@
 #include "tessera/cli/launch/held_signals.h"
 
-#include <fmt/format.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -21,7 +20,7 @@ HeldSignals::HeldSignals() {
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
   incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!incoming) throw IoError(fmt::format("no signalfd: {}", std::strerror(errno)));
+  if (!incoming) throw IoError("no signalfd: {}", std::strerror(errno));
   ::pthread_sigmask(SIG_BLOCK, &set, &before);
 }
 

@@ -30,17 +30,17 @@ const std::map<std::string, Tee> kTees = {{"none", Tee::None}, {"out", Tee::Out}
 /// Refuses to run as one of several ranks of another launcher: each of them would start a job of its own.
 void refuse_to_be_a_rank() {
   if (const auto size = env("WORLD_SIZE"); size && *size != "1") {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "launch starts all ranks itself, but WORLD_SIZE={} says that it is one of several already; let the other launcher start the "
         "program, or unset WORLD_SIZE",
-        *size));
+        *size);
   }
   const auto identity = identity_from_environment();
   if (!identity || identity->world_size == 1) return;
   throw ConfigError(
-      fmt::format("launch starts all ranks itself, but another launcher has started it as rank {} of {}; let that one start the "
-                  "program",
-                  identity->rank, identity->world_size));
+      "launch starts all ranks itself, but another launcher has started it as rank {} of {}; let that one start the "
+      "program",
+      identity->rank, identity->world_size);
 }
 
 struct LaunchFlags {
@@ -58,9 +58,8 @@ struct LaunchFlags {
     const auto* const end = text.data() + text.size();
     if (const auto read = std::from_chars(text.data(), end, ranks); read.ec == std::errc() && read.ptr == end) return;
     const bool is_device = text == "gpu" || text == "xpu" || text == "npu" || text == "mtia";
-    throw ConfigError(fmt::format("--nproc-per-node '{}' is {}; write a number, or cpu for a rank on each of the {} here", printable(text),
-                                  is_device ? "not counted here" : "no number of ranks",
-                                  counted(cores(), "core")));
+    throw ConfigError("--nproc-per-node '{}' is {}; write a number, or cpu for a rank on each of the {} here", printable(text),
+                      is_device ? "not counted here" : "no number of ranks", counted(cores(), "core"));
   }
 };
 
@@ -80,8 +79,8 @@ int ranks_of(const CLI::App& command, const LaunchFlags& flags, const config::Se
   const int64_t ranks = given ? flags.ranks : settings.integer("num_processes") / settings.integer("num_machines");
   const int most = std::max(64, 4 * cores());
   if (ranks < 1 || ranks > most) {
-    throw ConfigError(fmt::format("{} {} makes no sense on this host: it has {}, so 1 to {} ranks",
-                                  given ? "--nproc-per-node" : "num_processes / num_machines =", ranks, counted(cores(), "core"), most));
+    throw ConfigError("{} {} makes no sense on this host: it has {}, so 1 to {} ranks",
+                      given ? "--nproc-per-node" : "num_processes / num_machines =", ranks, counted(cores(), "core"), most);
   }
   return static_cast<int>(ranks);
 }
@@ -92,7 +91,7 @@ void read_endpoint(const std::string& endpoint, config::Settings& settings) {
   const auto colon = endpoint.ends_with(']') ? std::string::npos : endpoint.rfind(':');
   auto host = endpoint.substr(0, colon);
   if (host.empty() || (brackets ? !host.ends_with(']') : host.find(':') != std::string::npos)) {
-    throw ConfigError(fmt::format("--rdzv-endpoint {} is no HOST:PORT, such as node0:29500 or [fe80::1]:29500", endpoint));
+    throw ConfigError("--rdzv-endpoint {} is no HOST:PORT, such as node0:29500 or [fe80::1]:29500", endpoint);
   }
   if (brackets) host = host.substr(1, host.size() - 2);
   settings.set("main_process_ip", host, config::Origin::Flag, "--rdzv-endpoint");
@@ -106,7 +105,7 @@ int node_of(const config::Settings& settings, int nodes) {
   if (settings.is_set("machine_rank")) return static_cast<int>(settings.integer("machine_rank"));
   const auto identity = identity_from_environment();
   if (identity && identity->world_size == nodes) return identity->rank;
-  throw ConfigError(fmt::format("--nnodes {} needs --node-rank, 0 to {}, another one on each node", nodes, nodes - 1));
+  throw ConfigError("--nnodes {} needs --node-rank, 0 to {}, another one on each node", nodes, nodes - 1);
 }
 
 /// One process has all XLA devices of a host, and is as many ranks.
@@ -132,8 +131,8 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   constexpr int kUsualPort = 29500;
   if (!flags.endpoint.empty()) read_endpoint(flags.endpoint, settings);
   if (flags.standalone && settings.integer("num_machines") > 1) {
-    throw ConfigError(fmt::format("--standalone is for one node, but num_machines is {} ({}); leave one of them out",
-                                  settings.text("num_machines"), settings.setting("num_machines").where));
+    throw ConfigError("--standalone is for one node, but num_machines is {} ({}); leave one of them out", settings.text("num_machines"),
+                      settings.setting("num_machines").where);
   }
   LaunchPlan plan = {.command = command.remaining(),
                      .environment = settings.environment(),
@@ -157,22 +156,21 @@ LaunchPlan plan_of(const CLI::App& command, const LaunchFlags& flags, config::Se
   if (plan.nodes == 1) {
     refuse_to_be_a_rank();
     if (plan.min_ranks > plan.ranks)
-      throw ConfigError(
-          fmt::format("--min-ranks {} can't be kept: there are {} from the beginning", plan.min_ranks, counted(plan.ranks, "rank")));
+      throw ConfigError("--min-ranks {} can't be kept: there are {} from the beginning", plan.min_ranks, counted(plan.ranks, "rank"));
     if (const auto& all = settings.setting("num_processes"); all.origin == config::Origin::Flag && all.value != std::to_string(plan.ranks))
-      throw ConfigError(fmt::format("--num-processes {} contradicts --nproc-per-node {}; leave one of them out", all.value, plan.ranks));
+      throw ConfigError("--num-processes {} contradicts --nproc-per-node {}; leave one of them out", all.value, plan.ranks);
     if (on_xla) give_devices_to_one_process(plan);
     return plan;
   }
   if (const auto& all = settings.setting("num_processes");
       all.origin == config::Origin::Flag && plan.ranks >= settings.integer("num_processes"))
     throw ConfigError(
-        fmt::format("--num-processes {} is for all nodes together, and --nproc-per-node {} leaves none for the others; leave one of "
-                    "them out",
-                    all.value, plan.ranks));
+        "--num-processes {} is for all nodes together, and --nproc-per-node {} leaves none for the others; leave one of "
+        "them out",
+        all.value, plan.ranks);
   plan.node = node_of(settings, plan.nodes);
   if (plan.point.host.empty()) {
-    throw ConfigError(fmt::format("--nnodes {} needs --rdzv-endpoint HOST:PORT, where node 0 can be reached", plan.nodes));
+    throw ConfigError("--nnodes {} needs --rdzv-endpoint HOST:PORT, where node 0 can be reached", plan.nodes);
   }
   if (plan.point.port == 0) plan.point.port = kUsualPort;
   return plan;

@@ -48,14 +48,14 @@ StorePtr connect(const NodesOptions& options) {
     return serve_or_join({.rank = options.node, .world_size = options.nodes}, options.point,
                          {.end = now + options.start_limit, .notice = now + kNotice, .place = place});
   } catch (const TimeoutError& error) {
-    throw TimeoutError(fmt::format("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?",
-                                   options.node, place, options.start_limit.count(), error.what()));
+    throw TimeoutError("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?", options.node,
+                       place, options.start_limit.count(), error.what());
   } catch (const CommError&) {
     if (options.node > 0) throw;
-    throw CommError(fmt::format("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
-                                address_of(options.point)));
+    throw CommError("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
+                    address_of(options.point));
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("node {}, at the store {}: {}", options.node, place, error.what()));
+    throw ConfigError("node {}, at the store {}: {}", options.node, place, error.what());
   }
 }
 
@@ -88,7 +88,7 @@ std::string too_few_ranks(int left, int least) {
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
-    return CommError(fmt::format("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), why));
+    return CommError("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), why);
   };
   if (is_alone_) throw gone(why_alone_);
   try {
@@ -150,7 +150,7 @@ void Nodes::find_attempt() {
     return;
   }
   if (const auto nodes = await("nodes"); nodes != std::to_string(options_.nodes)) {
-    throw ConfigError(fmt::format("--nnodes {} here, but {} on node 0; give all launchers the same", options_.nodes, nodes));
+    throw ConfigError("--nnodes {} here, but {} on node 0; give all launchers the same", options_.nodes, nodes);
   }
   const int before = attempt_;
   bool said = false;
@@ -158,7 +158,7 @@ void Nodes::find_attempt() {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
     if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
-      throw ConfigError(fmt::format("the job runs already, and has no further attempt in which node {} could take part", options_.node));
+      throw ConfigError("the job runs already, and has no further attempt in which node {} could take part", options_.node);
     if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
   }
 }
@@ -167,7 +167,7 @@ Share Nodes::meet(int ranks) {
   find_attempt();
   asking_node_0([&] {
     if (store_->add(key("seen", options_.node), 1) != 1) {
-      throw ConfigError(fmt::format("there is a node {} already; give each launcher a --node-rank of its own", options_.node));
+      throw ConfigError("there is a node {} already; give each launcher a --node-rank of its own", options_.node);
     }
     store_->set(key("here", options_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));
   });
@@ -195,7 +195,7 @@ Share Nodes::meet(int ranks) {
     }
     members_[node] = {.host = member.at("host"), .id = member.at("id")};
   }
-  if (share.ranks == 0) throw TimeoutError(fmt::format("the job went on without node {}, which came too late", options_.node));
+  if (share.ranks == 0) throw TimeoutError("the job went on without node {}, which came too late", options_.node);
   told_ = false;
   to_tell_ = kNothing;
   beats_.clear();

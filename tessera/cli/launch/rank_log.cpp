@@ -20,7 +20,7 @@ std::filesystem::path make_rank_folder(const std::filesystem::path& logs, int at
 
 LogFile::LogFile(std::filesystem::path path) : path_(std::move(path)) {
   file_ = Fd(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
-  if (!file_) throw IoError(fmt::format("the log {} can't be written: {}", path_.string(), std::strerror(errno)));
+  if (!file_) throw IoError("the log {} can't be written: {}", path_, std::strerror(errno));
 }
 
 void LogFile::write(std::string_view bytes) {

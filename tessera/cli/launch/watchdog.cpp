@@ -1,6 +1,5 @@
 #include "tessera/cli/launch/watchdog.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

@@ -16,8 +16,7 @@ using checkpoint::Format;
 void convert_adapter(const ConvertCommand& command, const fs::path& place, const std::string& target) {
   const bool from_peft = is_folder(place);
   if (command.options.to != (from_peft ? Format::Gguf : Format::Hub))
-    throw ConfigError(fmt::format("{} holds an adapter, which becomes {}", place.string(),
-                                  from_peft ? "a GGUF file: --to gguf" : "a folder of peft: --to hub"));
+    throw ConfigError("{} holds an adapter, which becomes {}", place, from_peft ? "a GGUF file: --to gguf" : "a folder of peft: --to hub");
   if (!from_peft) {
     llm::write_peft_adapter(place, target, command.base);
     fmt::print("{} -> {}: an adapter in a folder of peft\n", place.string(), target);

@@ -30,12 +30,11 @@ struct TokenizeCommand {
     if (end == "none") return {};
     if (!end.empty()) {
       const auto id = known.find(end);
-      if (!id) throw ConfigError(fmt::format("--end {}: the tokenizer has no such token", printable(end)));
+      if (!id) throw ConfigError("--end {}: the tokenizer has no such token", printable(end));
       return id;
     }
     if (is_folder(tokenizer) && !is_there(tokenizer / "config.json"))
-      throw ConfigError(
-          fmt::format("{} has no config.json that says with which token texts end; give --end TOKEN, or --end none", tokenizer.string()));
+      throw ConfigError("{} has no config.json that says with which token texts end; give --end TOKEN, or --end none", tokenizer);
     const auto config = llm::read_config(tokenizer);
     if (config.eos_token_ids.empty()) return {};
     return static_cast<int32_t>(config.eos_token_ids.front());

@@ -88,7 +88,7 @@ int run_apart(std::map<std::string, std::string> environment, const std::functio
   if (status == 0) return 0;
   const auto own = said.rfind("tessera: ");
   if (status > 3 || own == std::string::npos) {
-    throw Error(fmt::format("the plugin has ended its process, with status {}: {}", status, last_words(said)));
+    throw Error("the plugin has ended its process, with status {}: {}", status, last_words(said));
   }
   std::fputs(said.c_str() + own, stderr);
   return status;

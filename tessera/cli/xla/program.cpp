@@ -49,7 +49,7 @@ Json parsed(const std::filesystem::path& file) {
   try {
     return Json::parse(InputFile(file).read_all());
   } catch (const Json::exception& error) {
-    throw Error(fmt::format("{} is not what a run leaves in {}: {}", file.string(), kVariable, error.what()));
+    throw Error("{} is not what a run leaves in {}: {}", file, kVariable, error.what());
   }
 }
 
@@ -61,7 +61,7 @@ std::vector<Json> programs_of(const Json& runs) {
 
 /// The one that was asked for, or the one that has run most often: a training step.
 void print_text(const std::vector<Json>& programs, int64_t number) {
-  if (number > std::ssize(programs)) throw Error(fmt::format("there is no program {}, only {}", number, counted(std::ssize(programs), "program")));
+  if (number > std::ssize(programs)) throw Error("there is no program {}, only {}", number, counted(std::ssize(programs), "program"));
   const auto executions = [](const Json& program) { return program.value("executions", int64_t{0}); };
   const auto& chosen = number > 0 ? programs[static_cast<size_t>(number - 1)] : *std::ranges::max_element(programs, {}, executions);
   fmt::print("{}", InputFile(chosen.at("file").get<std::string>()).read_all());
@@ -175,7 +175,7 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
     const auto words = command->remaining();
     if (words.empty()) throw ConfigError("xla program needs a FOLDER with programs, or a PROGRAM to run; see tessera xla program --help");
     const bool is_folder = std::filesystem::is_directory(words.front());
-    if (is_folder && words.size() > 1) throw ConfigError(fmt::format("'{}' comes after the folder {}; flags come before it", words[1], words[0]));
+    if (is_folder && words.size() > 1) throw ConfigError("'{}' comes after the folder {}; flags come before it", words[1], words[0]);
     chosen = [words, flags, is_folder] {
       if (!is_folder) return run(words, *flags);
       show(words.front(), *flags, true, fmt::format("{} has no programs; a run leaves them there if {} names it", words.front(), kVariable));

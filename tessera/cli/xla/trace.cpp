@@ -1,7 +1,6 @@
 #include "tessera/cli/xla/trace.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -52,7 +51,7 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas, co
   const TemporaryFolder place("tessera-programs");
   const auto said = place.path() / "said";
   const Fd output(::open(said.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-  if (!output) throw IoError(fmt::format("{} can't be written", said.string()));
+  if (!output) throw IoError("{} can't be written", said);
   Process process(command,
                   {{"TESSERA_XLA_TRACE_ONLY", std::to_string(replicas)},
                    {"TESSERA_TRANSPORT", "xla"},
@@ -70,10 +69,10 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas, co
     if (auto step = step_in(place.path(), status.has_value())) return *std::move(step);
     if (!status) continue;
     const auto words = InputFile(said).read_all();
-    throw Error(fmt::format(
+    throw Error(
         "{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps, over several "
         "epochs if need be, on the world that tessera::init gives, or on xla::init. It said{}",
-        command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n")));
+        command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n"));
   }
 }
 

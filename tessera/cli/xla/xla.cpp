@@ -1,6 +1,5 @@
 // `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <map>
@@ -51,9 +50,10 @@ pjrt::Plugin plugin_of(const XlaFlags& flags) {
   if (!known.empty()) return pjrt::Plugin::load(known);
   std::vector<std::string> here;
   for (const auto& installed : pjrt::installed_plugins()) here.push_back(fmt::format("{} ({})", installed.name, installed.wheel));
-  throw ConfigError(fmt::format("no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs, h100:1x2x8 for GPUs "
-                                "or cpu:8 for plugins for CPUs, and --plugin says which plugin knows another; here are {}",
-                                flags.topology, here.empty() ? "none" : fmt::format("{}", fmt::join(here, ", "))));
+  throw ConfigError(
+      "no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs, h100:1x2x8 for GPUs "
+      "or cpu:8 for plugins for CPUs, and --plugin says which plugin knows another; here are {}",
+      flags.topology, here.empty() ? "none" : fmt::format("{}", joined(here)));
 }
 
 Json json_of(const pjrt::Options& options) {
@@ -134,7 +134,7 @@ TracedStep module_of(const XlaFlags& flags, int replicas) {
   file.read(begins, std::min<uint64_t>(sizeof begins, file.size()), 0);
   const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
   if (runs) return traced_step(program, replicas, flags.plugin.empty() ? pjrt::Topology::plugin_for(flags.topology) : flags.plugin);
-  if (program.size() > 1) throw ConfigError(fmt::format("{} is no program that can be run, so '{}' is too much", program[0], program[1]));
+  if (program.size() > 1) throw ConfigError("{} is no program that can be run, so '{}' is too much", program[0], program[1]);
   return {.text = file.read_all(), .cuts = Json::object()};
 }
 
@@ -157,7 +157,8 @@ int compile(const XlaFlags& flags) {
   const pjrt::Topology topology(plugin, flags.topology);
   const auto devices = topology.devices();
   const int replicas = flags.replicas ? flags.replicas : static_cast<int>(devices.size());
-  if (replicas > std::ssize(devices)) throw UsageError(fmt::format("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology));
+  if (replicas > std::ssize(devices))
+    throw UsageError("{} replicas do not fit on the {} devices of {}", replicas, devices.size(), flags.topology);
   const auto step = module_of(flags, replicas);
   const pjrt::Program program{.text = step.text, .parameters = {}};
   const pjrt::CompileOptions options{.replicas = replicas, .effort = flags.effort};

@@ -153,7 +153,7 @@ std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& back
   try {
     return std::make_unique<BackendLink>(hub, all_ranks(backend->getSize()), meeting.agree_on_tag(Clock::now() + start_limit));
   } catch (const LinkFailure& failure) {
-    throw CommError(fmt::format("rank {} can't join the process group: {}", backend->getRank(), why_not_started(failure)));
+    throw CommError("rank {} can't join the process group: {}", backend->getRank(), why_not_started(failure));
   }
 }
 

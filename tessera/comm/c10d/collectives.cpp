@@ -78,7 +78,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
     failure.ranks = found.ranks;
   }
   if (late) throw failure;
-  if (failed_on_all) throw CommError(fmt::format("{} (on every rank, so it is the fault of none)", first_line(error)));
+  if (failed_on_all) throw CommError("{} (on every rank, so it is the fault of none)", first_line(error));
   throw;  // nobody else has ended it
 }
 

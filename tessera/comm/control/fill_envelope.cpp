@@ -73,7 +73,7 @@ void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTrai
   envelope.pieces = static_cast<int32_t>(pieces.size());
   for (size_t i = 0; i < pieces.size(); i++) {
     auto why = complaint(pieces[i], group);
-    if (!why.empty()) throw UsageError(fmt::format("piece {}: {}", i, why));
+    if (!why.empty()) throw UsageError("piece {}: {}", i, why);
     const auto& whole = pieces[i].whole;
     const auto dtype = static_cast<int8_t>(whole.scalar_type());
     if (i == 0) envelope.dtype = envelope.wire_dtype = envelope.sum_dtype = dtype;

@@ -28,7 +28,7 @@ constexpr auto kLateRanks = "late";
 void expect_one_dtype(std::span<const Piece> pieces) {
   const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
   const auto found = std::ranges::find_if(pieces, differs);
-  if (found != pieces.end()) throw UsageError(fmt::format("piece {}: pieces of one call must have one dtype", found - pieces.begin()));
+  if (found != pieces.end()) throw UsageError("piece {}: pieces of one call must have one dtype", found - pieces.begin());
 }
 
 /// The number of the part of a group that an operation makes.
@@ -42,8 +42,8 @@ void expect_fitting(Operation operation, const Call& call, c10::function_ref<voi
   Envelope unused;
   if (fill) fill(unused);
 } catch (const std::exception& error) {
-  throw UsageError(fmt::format("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit),
-                               first_line(error)));
+  throw UsageError("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit),
+                   first_line(error));
 }
 
 /// What an operation in the caller's thread has queued on a device.
@@ -120,7 +120,7 @@ Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, con
 Work Group::broadcast(const at::Tensor& tensor, int root, const Call& call) {
   const auto fill = [&](Envelope& envelope) {
     describe(envelope, tensor, traits());
-    if (root < 0 || root >= size()) throw UsageError(fmt::format("rank {} does not exist in a group of {}", root, size()));
+    if (root < 0 || root >= size()) throw UsageError("rank {} does not exist in a group of {}", root, size());
     envelope.root = traits().world_ranks[static_cast<size_t>(root)];
   };
   return start(Operation::Broadcast, call, fill,
@@ -173,7 +173,7 @@ std::shared_ptr<Group> Group::split(std::span<const int> colors, const Call& cal
   const auto fill = [&](Envelope& envelope) {
     for (const int color : colors) mix_into_layout(envelope, color);
     if (static_cast<int>(colors.size()) != size()) {
-      throw UsageError(fmt::format("{} colors for {} ranks; give one for each", colors.size(), size()));
+      throw UsageError("{} colors for {} ranks; give one for each", colors.size(), size());
     }
   };
   std::shared_ptr<Link> link;
@@ -370,7 +370,7 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
     case LinkFailure::Kind::Deadlocked:
     case LinkFailure::Kind::Aborted:
       family_->end_transports(failure.reason);
-      broken_ = std::make_exception_ptr(CommError(fmt::format("{}, was broken off: {}", what, failure.reason)));
+      broken_ = std::make_exception_ptr(CommError("{}, was broken off: {}", what, failure.reason));
       break;
   }
   std::rethrow_exception(broken_);

@@ -122,7 +122,7 @@ struct PeerMonitor::State {
       while (!store->check({done}) && Time::now() < end) std::this_thread::sleep_for(kPollAnswers);
       return;
     }
-    log(LogLevel::Error, fmt::format("{}. Where the ranks are:\n{}", incident.reason, flight_report(known, identity.world_size)));
+    log(LogLevel::Error, "{}. Where the ranks are:\n{}", incident.reason, flight_report(known, identity.world_size));
     store->set(done, std::string("1"));
   }
 

@@ -39,7 +39,8 @@ c10::Device default_device() {
   try {
     return c10::Device(*name);
   } catch (const c10::Error&) {
-    throw ConfigError(fmt::format("TESSERA_DEVICE='{}' names no device; cpu, cuda, cuda:1 or xla would, and TESSERA_PJRT_PLUGIN=tpu makes TPUs of the last", *name));
+    throw ConfigError(
+        "TESSERA_DEVICE='{}' names no device; cpu, cuda, cuda:1 or xla would, and TESSERA_PJRT_PLUGIN=tpu makes TPUs of the last", *name);
   }
 }
 
@@ -61,18 +62,16 @@ c10::Device own_device(c10::Device wanted, int local_rank) {
   const auto type = wanted.type();
   const auto name = c10::DeviceTypeName(type, /*lower_case=*/true);
   if (!c10::impl::hasDeviceGuardImpl(type)) {
-    throw ConfigError(
-        fmt::format("device {}: {}; or train on the CPU: unset TESSERA_DEVICE, or give --device cpu", name, why_none_of(name)));
+    throw ConfigError("device {}: {}; or train on the CPU: unset TESSERA_DEVICE, or give --device cpu", name, why_none_of(name));
   }
   const int count = devices_here(type);
-  if (count == 0)
-    throw ConfigError(fmt::format("device {}: there is none here: {}", name, why_unusable(c10::Device(type, 0)).value_or("")));
+  if (count == 0) throw ConfigError("device {}: there is none here: {}", name, why_unusable(c10::Device(type, 0)).value_or(""));
   const auto index = wanted.has_index() ? wanted.index() : static_cast<c10::DeviceIndex>(local_rank % count);
-  if (index >= count) throw ConfigError(fmt::format("device {}:{}: there are {} here, numbered from 0", name, index, count));
+  if (index >= count) throw ConfigError("device {}:{}: there are {} here, numbered from 0", name, index, count);
   const c10::Device own(type, index);
   static std::atomic<bool> is_usable = false;  // all devices of a host are nearly always of one kind
   if (!is_usable) {
-    if (const auto why = why_unusable(own)) throw ConfigError(fmt::format("device {}: {}", own.str(), *why));
+    if (const auto why = why_unusable(own)) throw ConfigError("device {}: {}", own.str(), *why);
     is_usable = true;
   }
   return own;

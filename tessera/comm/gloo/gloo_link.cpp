@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <ATen/Version.h>
-#include <fmt/format.h>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
@@ -20,9 +19,10 @@ namespace {
 /// Warns of an address that other hosts can't reach. Needed only if there are several hosts.
 void warn_of_loopback(const std::string& address) {
   if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
-  log(LogLevel::Warning, fmt::format("gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
-                                     "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
-                                     address));
+  log(LogLevel::Warning,
+      "gloo listens at {}, which other hosts can't reach; if the ranks do not connect, name the network "
+      "interface in GLOO_SOCKET_IFNAME, or this host's real address in MASTER_ADDR",
+      address);
 }
 
 }  // namespace
@@ -53,9 +53,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
     return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, settings);
   } catch (const std::exception& error) {
     throw CommError(
-        fmt::format("rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "
-                    "GLOO_SOCKET_IFNAME names the network interface to use",
-                    rank, size, std::chrono::duration<double>(limit).count(), backend_error_text(error)));
+        "rank {}: gloo can't connect the {} ranks within {} s: {}. Can the hosts reach each other? "
+        "GLOO_SOCKET_IFNAME names the network interface to use",
+        rank, size, std::chrono::duration<double>(limit).count(), backend_error_text(error));
   }
 }
 

@@ -50,7 +50,7 @@ GroupTraits with_ranks_of(const Link& link, GroupTraits traits) {
   traits.world_ranks.assign(link.world_ranks().begin(), link.world_ranks().end());
   if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // nobody has named hosts
   if (traits.topology.ranks() != traits.size) {
-    throw UsageError(fmt::format("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size));
+    throw UsageError("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size);
   }
   return traits;
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/SmallVector.h>
-#include <fmt/format.h>
 
 #include <limits>
 
@@ -39,7 +38,7 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
   const auto wire = *reduction.wire_dtype, sum = *reduction.sum_dtype;
   for (const auto& piece : pieces) {
     if (has_mean(piece.own.scalar_type()) != has_mean(dtype)) {
-      throw UsageError(fmt::format("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype)));
+      throw UsageError("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
     }
   }
   const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);
@@ -47,12 +46,12 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire == dtype && sum == dtype;
   if (!floating && !complex && !integral) {
     throw UsageError(
-        fmt::format("can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex "
-                    "type for sums and means",
-                    c10::toString(dtype), c10::toString(wire), c10::toString(sum)));
+        "can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex "
+        "type for sums and means",
+        c10::toString(dtype), c10::toString(wire), c10::toString(sum));
   }
   if (integral && op == Reduce::Mean) {
-    throw UsageError(fmt::format("the mean of {} is not a whole number; use sum", c10::toString(dtype)));
+    throw UsageError("the mean of {} is not a whole number; use sum", c10::toString(dtype));
   }
 }
 

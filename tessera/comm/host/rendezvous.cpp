@@ -55,8 +55,7 @@ void expect_store(const Fd& file, const std::string& where) {
     place = fits ? place + static_cast<off_t>(sizeof length + length) : -1;
   }
   ::flock(file.get(), LOCK_UN);
-  if (place != end)
-    throw ConfigError(fmt::format("TESSERA_STORE={} holds something else than a store; name a file that does not exist yet", where));
+  if (place != end) throw ConfigError("TESSERA_STORE={} holds something else than a store; name a file that does not exist yet", where);
 }
 
 /// c10d's goes through the file once more at its end, and what fails there would end the process.
@@ -83,7 +82,7 @@ class OwnFileStore : public c10d::FileStore {
 StorePtr file_store(const std::string& where, const Identity& identity, Clock::time_point end) {
   constexpr std::string_view kFile = "file:";
   if (!where.starts_with(kFile)) {
-    throw ConfigError(fmt::format("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", where));
+    throw ConfigError("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", where);
   }
   const auto path = where.substr(kFile.size());
   const auto open_it = [=]() -> StorePtr {
@@ -91,17 +90,14 @@ StorePtr file_store(const std::string& where, const Identity& identity, Clock::t
     const Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
     struct stat status = {};
     if (!file || ::fstat(file.get(), &status) != 0) {
-      throw ConfigError(
-          fmt::format("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", where, std::strerror(errno)));
+      throw ConfigError("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", where, std::strerror(errno));
     }
-    if (!S_ISREG(status.st_mode)) throw ConfigError(fmt::format("TESSERA_STORE={} is no file; name one that does not exist yet", where));
+    if (!S_ISREG(status.st_mode)) throw ConfigError("TESSERA_STORE={} is no file; name one that does not exist yet", where);
     expect_store(file, where);
     return c10::make_intrusive<OwnFileStore>(path, identity.world_size);
   };
   auto store = bounded(time_until(end) + kGrace, open_it);
-  if (!store)
-    throw TimeoutError(
-        fmt::format("TESSERA_STORE={}: the file system does not answer, or another process holds a lock on the file", where));
+  if (!store) throw TimeoutError("TESSERA_STORE={}: the file system does not answer, or another process holds a lock on the file", where);
   return *store;
 }
 
@@ -140,15 +136,15 @@ StorePtr open_store(const Identity& identity, const StartWait& wait) {
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   } catch (const TimeoutError& error) {
     throw TimeoutError(
-        fmt::format("rank {} found no store at {} within {:.1f} s: {}. {} keeps it: has it started, and do MASTER_ADDR and "
-                    "MASTER_PORT name it?",
-                    identity.rank, place, limit, error.what(), agent_serves ? "torchrun" : "Rank 0"));
+        "rank {} found no store at {} within {:.1f} s: {}. {} keeps it: has it started, and do MASTER_ADDR and "
+        "MASTER_PORT name it?",
+        identity.rank, place, limit, error.what(), agent_serves ? "torchrun" : "Rank 0");
   } catch (const ConfigError& error) {
-    throw ConfigError(fmt::format("rank {}, at {}: {}", identity.rank, place, error.what()));
+    throw ConfigError("rank {}, at {}: {}", identity.rank, place, error.what());
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    throw CommError(fmt::format("rank {} found no store at {}: {}", identity.rank, place, first_line(error)));
+    throw CommError("rank {} found no store at {}: {}", identity.rank, place, first_line(error));
   }
 }
 
@@ -157,9 +153,9 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
   const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
   if (store.add(key(identity.rank) + "/seen", 1) != 1) {
     throw CommError(
-        fmt::format("rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
-                    "run: give every run a fresh MASTER_PORT or file",
-                    identity.rank, identity.rank));
+        "rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
+        "run: give every run a fresh MASTER_PORT or file",
+        identity.rank, identity.rank);
   }
   store.set(key(identity.rank), own);
   std::vector<std::string> values;
@@ -181,16 +177,16 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
           fmt::format("{}{} of {}", name_ranks(missing), missing.size() < kMostNamed ? "" : " and perhaps more", identity.world_size);
       if (late) {
         throw TimeoutError(
-            fmt::format("start of rank {}: time is up, and {} still missing; are all processes of the job running, with "
-                        "the same WORLD_SIZE{}?",
-                        identity.rank, who, env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT"));
+            "start of rank {}: time is up, and {} still missing; are all processes of the job running, with "
+            "the same WORLD_SIZE{}?",
+            identity.rank, who, env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT");
       }
       warned = true;
       // The first rank that is there says it for all.
       int first = rank > 0 ? 0 : 1;
       while (first < identity.rank && !store.check({key(first)})) first++;
       if (first == identity.rank)
-        log(LogLevel::Warning, fmt::format("waiting for {} to join {}; giving up in {}", who, wait.place, time_left(wait.end)));
+        log(LogLevel::Warning, "waiting for {} to join {}; giving up in {}", who, wait.place, time_left(wait.end));
     }
     std::this_thread::sleep_for(kPoll);
   }
@@ -204,9 +200,9 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
 } catch (const Error&) {
   throw;
 } catch (const std::exception& error) {
-  throw CommError(fmt::format(
+  throw CommError(
       "start of rank {}: the store is gone ({}); rank 0 keeps it, and has ended or was given another WORLD_SIZE: see what it said",
-      identity.rank, first_line(error)));
+      identity.rank, first_line(error));
 }
 
 }  // namespace
@@ -218,7 +214,7 @@ StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, cons
   if (identity.rank == 0) server.emplace(listen_at(point.host, point.port, point.one_host, wait.end), secret);
   const auto warn_once = [&, warned = false](const std::string& why) mutable {
     if (Clock::now() < wait.notice || std::exchange(warned, true)) return;
-    log(LogLevel::Warning, fmt::format("can't reach the store {}: {}; trying for {} more", wait.place, why, time_left(wait.end)));
+    log(LogLevel::Warning, "can't reach the store {}: {}; trying for {} more", wait.place, why, time_left(wait.end));
   };
   return c10::make_intrusive<StoreClient>(point.host, point.port, secret, wait.end, warn_once);
 }
@@ -265,7 +261,7 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
     const auto* const keeper = env("TESSERA_STORE") ? "TESSERA_STORE names it: does its file system answer?"
                                : identity.rank == 0 ? "this process keeps it: does it get any time to run?"
                                                     : "rank 0 keeps it: is its host up and reachable?";
-    throw TimeoutError(fmt::format("start of rank {}: the store does not answer; {}", identity.rank, keeper));
+    throw TimeoutError("start of rank {}: the store does not answer; {}", identity.rank, keeper);
   }
   return std::move(*values);
 }

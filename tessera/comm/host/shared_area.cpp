@@ -86,11 +86,11 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
   } catch (const LinkFailure& failure) {
     if (failure.kind == LinkFailure::Kind::Deadlocked) {
       peers_->fall_out_of_step();
-      throw DeadlockError(fmt::format(
+      throw DeadlockError(
           "the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, "
           "the same optimizers, the same writes, also to shards that are empty there, and tessera::skip_step for a step that "
           "it leaves out",
-          peers_->waits_of_all()));
+          peers_->waits_of_all());
     }
     if (failure.kind == LinkFailure::Kind::Aborted) {
       const auto message = fmt::format("{}, was broken off: {}", what(), failure.reason);

@@ -42,9 +42,9 @@ SharedBlock SharedBlock::on_heap(size_t size) {
 SharedBlock SharedBlock::on_memfd(size_t size, Commit commit) {
   SharedBlock block;
   auto fd = std::make_shared<Fd>(::memfd_create("tessera", MFD_CLOEXEC));
-  if (!*fd) throw IoError(fmt::format("no shared memory: memfd_create: {}", std::strerror(errno)));
+  if (!*fd) throw IoError("no shared memory: memfd_create: {}", std::strerror(errno));
   if (::ftruncate(fd->get(), static_cast<off_t>(size + sizeof(uint64_t))) != 0) {
-    throw IoError(fmt::format("no {} bytes of shared memory: {}", size, std::strerror(errno)));
+    throw IoError("no {} bytes of shared memory: {}", size, std::strerror(errno));
   }
   block.ticket_ = {.source = Source::Memfd, .fd = fd->get(), .pid = ::getpid(), .size = size, .nonce = fresh_nonce()};
   block.fd_ = std::move(fd);
@@ -57,7 +57,7 @@ SharedBlock SharedBlock::on_memfd(size_t size, Commit commit) {
 void SharedBlock::commit(size_t begin, size_t size) const {
   if (!fd_ || size == 0) return;
   if (const int failure = ::posix_fallocate(fd_->get(), static_cast<off_t>(begin), static_cast<off_t>(size)); failure != 0) {
-    throw IoError(fmt::format("no {} bytes of shared memory: {}", size, std::strerror(failure)));
+    throw IoError("no {} bytes of shared memory: {}", size, std::strerror(failure));
   }
 }
 
@@ -72,20 +72,20 @@ SharedBlock SharedBlock::open(const Ticket& ticket) {
   const auto path = fmt::format("/proc/{}/fd/{}", ticket.pid, ticket.fd);
   block.fd_ = std::make_shared<Fd>(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   const auto& fd = *block.fd_;
-  if (!fd) throw IoError(fmt::format("can't open the shared memory of process {}: {}: {}", ticket.pid, path, std::strerror(errno)));
+  if (!fd) throw IoError("can't open the shared memory of process {}: {}: {}", ticket.pid, path, std::strerror(errno));
   // If the ranks run in different containers, the pid may belong to another process here.
   struct stat status {};
   if (::fstat(fd.get(), &status) == 0 && status.st_size == static_cast<off_t>(ticket.size + sizeof(uint64_t))) {
     block.data_ = map(fd.get(), ticket.size);
     if (std::memcmp(block.data_.get() + ticket.size, &ticket.nonce, sizeof(uint64_t)) == 0) return block;
   }
-  throw IoError(fmt::format("{} is not the shared memory that was announced; do the ranks run in separate containers?", path));
+  throw IoError("{} is not the shared memory that was announced; do the ranks run in separate containers?", path);
 }
 
 std::shared_ptr<std::byte> SharedBlock::map(int fd, size_t size) {
   const size_t length = size + sizeof(uint64_t);
   void* memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (memory == MAP_FAILED) throw IoError(fmt::format("can't map {} bytes of shared memory: {}", size, std::strerror(errno)));
+  if (memory == MAP_FAILED) throw IoError("can't map {} bytes of shared memory: {}", size, std::strerror(errno));
   ::madvise(memory, length, MADV_HUGEPAGE);  // has no effect where huge pages are disabled
   return {static_cast<std::byte*>(memory), [length](std::byte* pointer) { ::munmap(pointer, length); }};
 }

@@ -155,8 +155,7 @@ std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds
       if (auto frame = take_sized(received_, kLongestFrame)) {
         const auto answer = unpack(*frame);
         if (answer.size() != 2) throw IoError("an answer that makes no sense");
-        if (answer[0] == kLate)
-          throw TimeoutError(fmt::format("nobody has set '{}' in the store within {} ms", fields.back(), fields.at(1)));
+        if (answer[0] == kLate) throw TimeoutError("nobody has set '{}' in the store within {} ms", fields.back(), fields.at(1));
         return answer[1];
       }
       receive_some(socket_.get(), received_, end);

@@ -1,7 +1,5 @@
 #include "tessera/comm/host/store_protocol.h"
 
-#include <fmt/format.h>
-
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -32,7 +30,7 @@ std::optional<size_t> length_at(std::string_view bytes, size_t place) {
 std::optional<std::string> take_sized(std::string& bytes, size_t longest) {
   const auto length = length_at(bytes, 0);
   if (!length) return std::nullopt;
-  if (*length > longest) throw IoError(fmt::format("a message of {} bytes, where at most {} are allowed", *length, longest));
+  if (*length > longest) throw IoError("a message of {} bytes, where at most {} are allowed", *length, longest);
   if (bytes.size() - kLengthBytes < *length) return std::nullopt;
   auto result = bytes.substr(kLengthBytes, *length);
   bytes.erase(0, kLengthBytes + *length);

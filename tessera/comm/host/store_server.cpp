@@ -1,7 +1,6 @@
 #include "tessera/comm/host/store_server.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -63,9 +62,9 @@ Fd try_to_listen(const addrinfo& where) {
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end) {
   const auto refuse = [&](const std::string& why) {
     return CommError(
-        fmt::format("rank 0 can't serve the store at {}:{}: {}; give another place by MASTER_ADDR and MASTER_PORT, or to tessera launch by "
-                    "--main-process-port",
-                    host, port, why));
+        "rank 0 can't serve the store at {}:{}: {}; give another place by MASTER_ADDR and MASTER_PORT, or to tessera launch by "
+        "--main-process-port",
+        host, port, why);
   };
   const auto asked = addresses_of(host, port, SOCK_STREAM, end);
   if (!asked.first) throw refuse(asked.why_not);
@@ -85,7 +84,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
 
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_) throw IoError(fmt::format("no event for the store: {}", std::strerror(errno)));
+  if (!stop_) throw IoError("no event for the store: {}", std::strerror(errno));
   thread_ = quiet_thread([this] { serve(); });
 }
 

@@ -71,10 +71,9 @@ void run_rank(const Communicator& world, const std::function<void(Communicator)>
 }  // namespace
 
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options) {
-  if (size < 1) throw UsageError(fmt::format("a world needs at least one rank, not {}", size));
+  if (size < 1) throw UsageError("a world needs at least one rank, not {}", size);
   const auto topology = options.host_of.empty() ? Topology::one_host(size) : Topology(options.host_of);
-  if (topology.ranks() != size)
-    throw UsageError(fmt::format("{} hosts were named for {} ranks; name one for each", topology.ranks(), size));
+  if (topology.ranks() != size) throw UsageError("{} hosts were named for {} ranks; name one for each", topology.ranks(), size);
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(size));
   const auto device = own_device(options.device.value_or(default_device()), 0);
   std::vector<Communicator> worlds;

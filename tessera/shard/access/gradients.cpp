@@ -44,8 +44,7 @@ bool is_ignored(const at::Tensor& parameter) {
 }
 
 void refuse_not_averaged(const std::string& which, std::string_view advice) {
-  throw UsageError(
-      fmt::format("parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; {}", which, advice));
+  throw UsageError("parameter {} is trainable, but in no unit, so its gradients would not be averaged over the ranks; {}", which, advice);
 }
 
 void expect_averaged(std::span<const at::Tensor> parameters) {
@@ -83,10 +82,10 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
     const auto different = difference_on_ranks(worlds[i], lines[i], {.unit = "ignored parameters"});
     if (different.empty()) continue;
     throw DisagreementError(
-        fmt::format("the ranks have different values or gradients of a parameter in ShardOptions::ignored. Give all ranks the same values, "
-                    "and call tessera::average_gradients(parameters, world) after backward, because nobody else averages these gradients; "
-                    "or name it in ShardOptions::replicated. {}",
-                    different));
+        "the ranks have different values or gradients of a parameter in ShardOptions::ignored. Give all ranks the same values, "
+        "and call tessera::average_gradients(parameters, world) after backward, because nobody else averages these gradients; "
+        "or name it in ShardOptions::replicated. {}",
+        different);
   }
   for (const auto& parameter : with_gradient) note_averaged(parameter);
 }
@@ -120,13 +119,15 @@ void expect_gradients(std::span<const at::Tensor> parameters) {
   if (trained == parameters.end()) return;
   const auto unit = locate(*trained).unit;
   const bool is_waited_for = unit && unit->schedule()->reduces_in_order() && unit->mesh().world().size() > 1;
-  throw UsageError(fmt::format(
-      "a step without gradients: no parameter of the optimizer has one, so nothing would change; call backward() before step() and zero_grad() "
+  throw UsageError(
+      "a step without gradients: no parameter of the optimizer has one, so nothing would change; call backward() before step() and "
+      "zero_grad() "
       "after it, and skip_step() for a step that is left out{}",
-      is_waited_for ? fmt::format(". With UnusedParameters::Zeros the other ranks wait in vain for this rank's backward pass through the model "
-                                  "with unit '{}': add 0 * loss of some batch, or leave the batch out on all ranks",
-                                  unit->name())
-                    : std::string()));
+      is_waited_for
+          ? fmt::format(". With UnusedParameters::Zeros the other ranks wait in vain for this rank's backward pass through the model "
+                        "with unit '{}': add 0 * loss of some batch, or leave the batch out on all ranks",
+                        unit->name())
+          : std::string());
 }
 
 uint64_t recoveries_of(std::span<const at::Tensor> parameters) {
@@ -141,7 +142,7 @@ uint64_t recoveries_of(std::span<const at::Tensor> parameters) {
 }
 
 void expect_max_norm(double max_norm) {
-  if (!(max_norm >= 0)) throw UsageError(fmt::format("gradients can't be clipped to a norm of {}; give a number from 0 on", max_norm));
+  if (!(max_norm >= 0)) throw UsageError("gradients can't be clipped to a norm of {}; give a number from 0 on", max_norm);
 }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {

@@ -24,10 +24,10 @@ namespace tessera {
 namespace {
 
 [[noreturn]] void refuse_orphan(const std::string& name) {
-  throw UsageError(fmt::format(
+  throw UsageError(
       "'{}' is a shard whose unsharded parameter no module holds any more, so its unit is gone and only this rank's part is left; keep the "
       "parameter in a member of its module",
-      name));
+      name);
 }
 
 /// "replicate 2 x shard 4"
@@ -95,9 +95,9 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
 void expect_shards_current(Unit& unit) {
   if (!LockedState(unit)->allows_unsharded_writes()) return;
   throw UsageError(
-      fmt::format("what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; save, "
-                  "load and gather after that, or read the module's own members",
-                  unit.name()));
+      "what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; save, "
+      "load and gather after that, or read the module's own members",
+      unit.name());
 }
 
 bool LocalPart::has_member() const {
@@ -137,9 +137,9 @@ void expect_values(const LocalValues& values, std::string_view what) {
   }
   if (names.empty()) return;
   throw UsageError(
-      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them; load weights, or for a module that is "
-                  "not sharded call materialize",
-                  what, some_of(names)));
+      "{} needs the values of {}, but nobody has loaded or initialised them; load weights, or for a module that is "
+      "not sharded call materialize",
+      what, some_of(names));
 }
 
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise) {
@@ -254,17 +254,17 @@ std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, co
     }
     if (!partly_outside.empty()) {
       throw UsageError(
-          fmt::format("{} would leave out parameters that are in no unit and that only some of the ranks have: {}. Name them in "
-                      "ShardOptions::replicated of the fully_shard call for their part of the ranks",
-                      what, some_of(partly_outside)));
+          "{} would leave out parameters that are in no unit and that only some of the ranks have: {}. Name them in "
+          "ShardOptions::replicated of the fully_shard call for their part of the ranks",
+          what, some_of(partly_outside));
     }
     if (!several.empty()) {
       throw UsageError(
-          fmt::format("{} would keep one of several parameters of the same name: {}. Their unit lies on a part of the ranks, and each such "
-                      "part trains one of its own. Register their module under another name on each part (\"expert_0\", \"expert_1\"), save "
-                      "it by itself with the communicator of its mesh, or, if they are to be equal, shard it over a mesh of all ranks that "
-                      "replicates",
-                      what, some_of(several)));
+          "{} would keep one of several parameters of the same name: {}. Their unit lies on a part of the ranks, and each such "
+          "part trains one of its own. Register their module under another name on each part (\"expert_0\", \"expert_1\"), save "
+          "it by itself with the communicator of its mesh, or, if they are to be equal, shard it over a mesh of all ranks that "
+          "replicates",
+          what, some_of(several));
     }
   }
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return all;
@@ -276,10 +276,10 @@ std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, co
   }
   if (const auto different = difference_on_ranks(world, lines, {.unit = "parameters in no unit"}); !different.empty()) {
     throw DisagreementError(
-        fmt::format("{} would keep rank 0's values of a parameter that is in no unit and has drifted apart: the ranks train it with "
-                    "different gradients. Average these by tessera::average_gradients(parameters, world) after backward, or name it in "
-                    "ShardOptions::replicated. {}",
-                    what, different));
+        "{} would keep rank 0's values of a parameter that is in no unit and has drifted apart: the ranks train it with "
+        "different gradients. Average these by tessera::average_gradients(parameters, world) after backward, or name it in "
+        "ShardOptions::replicated. {}",
+        what, different);
   }
   return all;
 }
@@ -299,9 +299,9 @@ void expect_all_on_each(const LocalValues& model, const Communicator& world, std
   }
   if (missing.empty()) return;
   throw UsageError(
-      fmt::format("{} would leave out what only some of the ranks have: {}. checkpoint::save keeps all of it, and tessera ckpt consolidate "
-                  "makes one file of that",
-                  what, some_of(missing)));
+      "{} would leave out what only some of the ranks have: {}. checkpoint::save keeps all of it, and tessera ckpt consolidate "
+      "makes one file of that",
+      what, some_of(missing));
 }
 
 }  // namespace tessera

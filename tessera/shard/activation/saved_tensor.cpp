@@ -38,9 +38,10 @@ at::Tensor empty_on_host(const at::Tensor& like) {
 bool should_offload(const at::Tensor& tensor, const Options& options) {
   if (options.offload == OffloadTo::Nowhere || (options.offload == OffloadTo::Host && tensor.is_cpu())) return false;
   if (can_tie(tensor.device().type())) {
-    throw UsageError(fmt::format("activations on {} are in no memory that could be copied before the program has run: leave activation::Options::offload out there; "
-                                 "checkpointed segments keep their inputs alone",
-                                 tensor.device().str()));
+    throw UsageError(
+        "activations on {} are in no memory that could be copied before the program has run: leave activation::Options::offload out there; "
+        "checkpointed segments keep their inputs alone",
+        tensor.device().str());
   }
   if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
   if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;

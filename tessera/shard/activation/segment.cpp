@@ -1,6 +1,5 @@
 #include "tessera/shard/activation/segment.h"
 
-#include <fmt/format.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -33,11 +32,12 @@ class BufferCheck {
     for (const auto& buffer : buffers_) {
       const auto* const found = now.find(buffer.name);
       if (found != nullptr && found->defined() && digest_of(*found) == buffer.values) continue;
-      throw UsageError(fmt::format(
+      throw UsageError(
           "a checkpointed segment has changed the buffer '{}' of {} again when it ran again in backward, by an assignment or through a "
-          "pointer. Change it in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or only "
+          "pointer. Change it in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or "
+          "only "
           "if activation::is_recompute() says no",
-          buffer.name, class_name(*module_)));
+          buffer.name, class_name(*module_));
     }
   }
 

@@ -1,7 +1,6 @@
 #include "tessera/shard/activation/segment_forward.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
@@ -85,10 +84,10 @@ void SegmentForward::note_write(const at::Tensor& tensor, const OperatorFacts& o
     }
   }
   if (inputs_.contains(storage)) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "{} changes an input of a checkpointed segment in place, which has to run again with the input as it was; use the operator "
         "that returns a new tensor (for modules, leave their option inplace out)",
-        op.name()));
+        op.name());
   }
   if (is_paged(tensor)) return;
   if (own_.contains(storage)) {

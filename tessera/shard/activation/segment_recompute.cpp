@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/ScopeExit.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -109,10 +108,10 @@ void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFact
 void SegmentRecompute::expect_own_writes(const OperatorFacts& op, const Stack& stack) const {
   for_each_operand(stack, stack.size() - op.arguments, [&](size_t i, size_t, const at::Tensor& tensor) {
     if (!op.writes[i] || !record_->own_writes.contains(storage_of(tensor))) return;
-    throw UsageError(fmt::format(
+    throw UsageError(
         "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
         "twice when the segment runs again in backward; make it before the segment, as a constructor does",
-        op.name(), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+        op.name(), c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
   });
 }
 

@@ -44,13 +44,13 @@ void expect_version(const at::Tensor& tensor, uint32_t version) {
 
 void refuse_change(std::string_view of_what) {
   throw UsageError(
-      fmt::format("{} was changed in place between forward and backward, by a step of an optimizer or an operator such as add_; run "
-                  "backward first, or change a copy",
-                  of_what));
+      "{} was changed in place between forward and backward, by a step of an optimizer or an operator such as add_; run "
+      "backward first, or change a copy",
+      of_what);
 }
 
 void refuse_difference(std::string_view what, std::string_view advice) {
-  throw UsageError(fmt::format("a checkpointed segment did something else when it ran again in backward: {}; {}", what, advice));
+  throw UsageError("a checkpointed segment did something else when it ran again in backward: {}; {}", what, advice);
 }
 
 at::Tensor detached(const at::Tensor& tensor) {

@@ -1,7 +1,6 @@
 #include "tessera/shard/backward/unit_node.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -115,10 +114,10 @@ class UnitBackward {
   void expect_no_gap(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients) const {
     for (size_t i = 0; i < parameters.size(); i++) {
       if (gradients[i].defined()) continue;
-      throw UsageError(fmt::format(
+      throw UsageError(
           "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
           "same; shard with tessera::Listing::ByName",
-          unit_->name(), parameters[i]->name));
+          unit_->name(), parameters[i]->name);
     }
   }
 
@@ -173,10 +172,10 @@ class UnitBackward {
 };
 
 [[noreturn]] void refuse_second_derivative(const std::string& unit) {
-  throw UsageError(fmt::format(
+  throw UsageError(
       "unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when the parameters "
       "are sharded; differentiate with respect to inputs instead, that works",
-      unit));
+      unit);
 }
 
 /// Where gradients come from that were asked for with create_graph. A pass may need such a graph for its inputs only.
@@ -222,9 +221,9 @@ class UnitNode final : public ag::Node {
       const auto* const chosen = ag::get_current_graph_task_exec_info();
       if (chosen != nullptr && !chosen->empty()) {
         throw UsageError(
-            fmt::format("unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
-                        "autograd::grad or by backward with inputs",
-                        unit.name()));
+            "unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
+            "autograd::grad or by backward with inputs",
+            unit.name());
       }
       schedule->gradients_complete(held, unit);
       schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {

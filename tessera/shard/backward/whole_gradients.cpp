@@ -72,12 +72,12 @@ void WholeGradients::expect_sound() const {
       const auto& [before, version] = *seen++;
       const auto& gradient = parameter.shard.grad();
       if (gradient.is_same(before) && (!before.defined() || before._version() == version)) continue;
-      throw UsageError(fmt::format("the gradient of the shard of '{}' was changed as well, by zero_grad() or the like", parameter.name));
+      throw UsageError("the gradient of the shard of '{}' was changed as well, by zero_grad() or the like", parameter.name);
     }
     for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
       const auto& gradient = *meta.whole_gradient;
       if (!gradient.defined() || gradient.sizes() == at::IntArrayRef(parameter.sizes)) return;
-      throw UsageError(fmt::format("the gradient of '{}' was given another shape than the parameter", parameter.name));
+      throw UsageError("the gradient of '{}' was given another shape than the parameter", parameter.name);
     });
   }
 }

@@ -153,14 +153,14 @@ class Recorder {
     const auto what = fmt::format("{} '{}'", storage.kind == DeferredStorage::Kind::Buffer ? "buffer" : "parameter", storage.name);
     if (storage.tape == nullptr) {
       throw UsageError(
-          fmt::format("{} needs the values of {}, which has none: nobody has loaded or initialised it. load_weights, checkpoint::load and "
-                      "load_full_state_dict load it, and ShardOptions::param_init_fn initialises it",
-                      op_.name(), what));
+          "{} needs the values of {}, which has none: nobody has loaded or initialised it. load_weights, checkpoint::load and "
+          "load_full_state_dict load it, and ShardOptions::param_init_fn initialises it",
+          op_.name(), what);
     }
     throw UsageError(
-        fmt::format("{} needs the values of {}, which has none yet, because it was made inside deferred_init; first call fully_shard, or "
-                    "materialize(module) for a module that is not sharded",
-                    op_.name(), what));
+        "{} needs the values of {}, which has none yet, because it was made inside deferred_init; first call fully_shard, or "
+        "materialize(module) for a module that is not sharded",
+        op_.name(), what);
   }
 
   /// What an operator does to a tensor belongs on the tape of that tensor.

@@ -72,8 +72,8 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
   init(name, given);
   if (!given.defined() || given.sizes() != values.sizes()) {
     const auto shape = given.defined() ? fmt::format("a tensor of [{}]", fmt::join(given.sizes(), ", ")) : "an undefined tensor";
-    throw UsageError(fmt::format("param_init_fn gave {} for '{}', which has the shape [{}]; fill the values in place", shape, name,
-                                 fmt::join(values.sizes(), ", ")));
+    throw UsageError("param_init_fn gave {} for '{}', which has the shape [{}]; fill the values in place", shape, name,
+                     joined(values.sizes()));
   }
   const c10::AutoGradMode no_grad(false);
   if (!given.is_same(own) || !given.is_alias_of(values) || given.strides() != values.strides()) at::Tensor(values).copy_(given);

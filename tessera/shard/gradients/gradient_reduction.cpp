@@ -208,7 +208,7 @@ void GradientReduction::Packing::run_hook(const ReductionHook& hook, std::span<c
 void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const {
   namespace ag = torch::autograd;
   const auto refuse = [&](std::string_view why) {
-    throw UsageError(fmt::format("the optimizer of unit '{}' steps in backward, {}", unit_.name(), why));
+    throw UsageError("the optimizer of unit '{}' steps in backward, {}", unit_.name(), why);
   };
   if (taken_) {
     refuse(
@@ -316,17 +316,17 @@ void GradientReduction::expect_synced() {
   };
   if (std::ranges::any_of(lost_, is_here)) {
     throw UsageError(
-        fmt::format("what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
-                    "the pass again",
-                    unit_.name(), lost_why_));
+        "what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
+        "the pass again",
+        unit_.name(), lost_why_);
   }
   lost_.clear();
   if (unsynced.empty()) return;
   throw UsageError(
-      fmt::format("unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
-                  "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
-                  "tessera::sync_gradients(model)",
-                  unit_.name()));
+      "unit '{}' has gradients of backward passes that were not reduced over the ranks (no_sync, set_requires_gradient_sync or "
+      "set_requires_all_reduce), which would be left out; let the last pass before a step reduce, or call "
+      "tessera::sync_gradients(model)",
+      unit_.name());
 }
 
 /// Makes the mean over all ranks of a sum over this rank's shard group.

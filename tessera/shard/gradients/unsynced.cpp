@@ -1,7 +1,6 @@
 #include "tessera/shard/gradients/unsynced.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -11,9 +10,9 @@ namespace tessera {
 
 at::Tensor UnsyncedGradients::sum_of(const Unit::Parameter& parameter) const {
   if (in_parts_.contains(&parameter)) {
-    throw UsageError(fmt::format(
+    throw UsageError(
         "what is kept of the gradient of '{}' is a sum over its shard group (set_requires_all_reduce), which is divided among the ranks",
-        parameter.name));
+        parameter.name);
   }
   const auto sum = sums_.find(&parameter);
   return sum != sums_.end() ? sum->second.clone() : at::Tensor();
@@ -48,10 +47,10 @@ void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameter
   expected_ = false;
   for (const auto& [parameter, sum] : sums_) {
     if (std::ranges::find(parameters, parameter) != parameters.end()) continue;
-    throw UsageError(fmt::format(
+    throw UsageError(
         "'{}' was frozen while its gradient waited for a reduction, which would be lost; call tessera::sync_gradients(model) before "
         "parameters are frozen, or zero_grad() of an optimizer of Tessera to drop it",
-        parameter->name));
+        parameter->name);
   }
   for (size_t i = 0; i < parameters.size(); i++) {
     auto& gradient = gradients[i];

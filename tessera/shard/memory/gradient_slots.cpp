@@ -122,9 +122,9 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   auto attempt = group_.with_limit(limit).share({.bytes_per_rank = bytes, .counters = kSlotCounters}, {.unit = kGradientMemory});
   if (!attempt.area) {
     throw IoError(
-        fmt::format("no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
-                    "tessera::Residence::Gathered",
-                    bytes, attempt.why_not));
+        "no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
+        "tessera::Residence::Gathered",
+        bytes, attempt.why_not);
   }
   area_ = std::move(attempt.area);
   size_ = expected_;

@@ -55,8 +55,8 @@ class SharedChunks final : public Chunks {
     const auto ranks = static_cast<size_t>(shared_->shard.size());
     const auto attempt = shared_->shard.share({.bytes_per_rank = bytes}, {.unit = "parameters"});
     if (!attempt.area) {
-      throw IoError(fmt::format("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residence::Gathered",
-                                bytes * ranks, attempt.why_not));
+      throw IoError("no shared memory for a unit of {} bytes: {}; shard with .residence = tessera::Residence::Gathered", bytes * ranks,
+                    attempt.why_not);
     }
     const auto& area = *attempt.area;
     const bool encodes = plan.codec->encodes(plan.dtype);

@@ -27,15 +27,14 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
   if (to == OffloadTo::Nowhere) return;
   if (to == OffloadTo::Host) {
     if (device.is_cpu())
-      throw ConfigError(
-          fmt::format("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files", what));
+      throw ConfigError("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files",
+                        what);
     throw ConfigError(
-        fmt::format("{} can't go to host memory while the parameters stay on {}, because the host updates what it has; set "
-                    "OffloadOptions::parameters to OffloadTo::Host, which takes gradients and the state of optimizers along",
-                    what, device.str()));
+        "{} can't go to host memory while the parameters stay on {}, because the host updates what it has; set "
+        "OffloadOptions::parameters to OffloadTo::Host, which takes gradients and the state of optimizers along",
+        what, device.str());
   }
-  if (!device.is_cpu())
-    throw ConfigError(fmt::format("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str()));
+  if (!device.is_cpu()) throw ConfigError("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str());
   expect_sensible(disk);
 }
 
@@ -45,9 +44,8 @@ namespace {
 UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
   const auto& shard = options.mesh.shard();
   if (shard.traits().traces) {
-    throw ConfigError(
-        fmt::format("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
-                    shard.traits().name));
+    throw ConfigError("transport {} has the shards of all ranks in its program, so they can't go to host memory; leave OffloadOptions out",
+                      shard.traits().name);
   }
   if (options.offload.gradients == OffloadTo::Disk) {
     throw ConfigError("the gradients are where the parameters are, in host memory, and not on disk; leave OffloadOptions::gradients out");
@@ -122,12 +120,11 @@ UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Devic
   }
   if (residence == Residence::NodeShared)
     throw ConfigError(
-        fmt::format("parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
-                    "at auto, or choose gathered",
-                    why_not));
+        "parameters can't be shared by the ranks of this host: {}; leave ShardOptions::residence and TESSERA_RESIDENCE "
+        "at auto, or choose gathered",
+        why_not);
   static std::once_flag logged;  // once, not for every unit
-  std::call_once(logged,
-                 [&] { log(LogLevel::Info, fmt::format("parameters are gathered, not shared by the ranks of this host: {}", why_not)); });
+  std::call_once(logged, [&] { log(LogLevel::Info, "parameters are gathered, not shared by the ranks of this host: {}", why_not); });
   return gathered_memory(shard);
 }
 

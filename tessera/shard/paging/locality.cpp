@@ -1,6 +1,5 @@
 #include "tessera/shard/paging/locality.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/jit/serialization/pickler.h>
 
 #include "tessera/base/error.h"
@@ -24,10 +23,10 @@ void mark(const at::Tensor& result, const SourceParameterPtr& source) {
 }
 
 [[noreturn]] void refuse_random(const OperatorFacts& op, const SourceParameter& source) {
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
       "tessera::full_params(module, Access::Write), or before fully_shard",
-      op.name(), name_of(source)));
+      op.name(), name_of(source));
 }
 
 /// Libtorch asks here of each tensor what else is to be written of it.
@@ -42,10 +41,10 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
   if (is_whole) return;  // of one rank, but shards may be flat there, too
   throw UsageError(
-      fmt::format("torch::save would write this rank's part of {} alone, and whoever reads the file would take it for all of it; write "
-                  "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "
-                  "which load() and load_weights() read, or save tessera::full_state(*model). {}",
-                  name_of(parameter, *unit), kToLocal));
+      "torch::save would write this rank's part of {} alone, and whoever reads the file would take it for all of it; write "
+      "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "
+      "which load() and load_weights() read, or save tessera::full_state(*model). {}",
+      name_of(parameter, *unit), kToLocal);
 }
 
 }  // namespace
@@ -65,10 +64,10 @@ void mark_results(const Stack& stack, size_t base, const SourceParameterPtr& sou
 }
 
 void refuse_places(const OperatorFacts& op, const SourceParameter& source) {
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
       "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). {}",
-      op.name(), name_of(source), kToLocal));
+      op.name(), name_of(source), kToLocal);
 }
 
 void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& stack, size_t base, const SourceParameter& source) {
@@ -88,10 +87,10 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
     if (stack[base + argument].isTensorList()) return;  // fused optimizers: the lists belong together tensor by tensor
     if (tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, source);
     if (!is_paged(tensor) && op.writes[argument] && tensor.storage().use_count() > 1) {
-      throw UsageError(fmt::format(
+      throw UsageError(
           "{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
           "rank's; write tessera::to_local(tensor) there, if you mean these",
-          op.name(), name_of(source)));
+          op.name(), name_of(source));
     }
   });
 }
@@ -99,11 +98,11 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
 void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const SourceParameter& source) {
   if (op.random) refuse_random(op, source);
   if (kind != OperatorKind::Other) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
       "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "
       "{}. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
-      op.name(), name_of(source), kToLocal));
+      op.name(), name_of(source), kToLocal);
 }
 
 void watch_saves() {

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <fmt/ranges.h>
+#include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
@@ -45,9 +45,9 @@ struct Operands {
 void refuse_stranger(const at::Tensor& tensor, const OperatorFacts& op) {
   if (unsharded_meta(tensor) == nullptr) return;
   throw UsageError(
-      fmt::format("{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
-                  "more; change parameters through their shards, or inside tessera::full_params",
-                  op.name()));
+      "{}: a sharded parameter was given other memory (by set_data, to() or torch::load?), so it belongs to no unit any "
+      "more; change parameters through their shards, or inside tessera::full_params",
+      op.name());
 }
 
 bool may_write_unsharded(Unit& unit) {
@@ -69,9 +69,9 @@ void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
       continue;
     }
     throw UsageError(
-        fmt::format("{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
-                    "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
-                    op.name(), unit.name(), call.option, call.name, call.other_way));
+        "{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
+        "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
+        op.name(), unit.name(), call.option, call.name, call.other_way);
   }
 }
 
@@ -81,10 +81,10 @@ void expect_current(const at::Tensor& tensor, const StorageTag& tag, const Opera
   const auto& group = unit.groups()[tag.group];
   if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.flags().shows_stored ? group.unsharded_dtype : group.dtype)) return;
   throw UsageError(
-      fmt::format("{} uses a view of {} from {} tessera::full_params(module, Access::Write) or ReadStored, where parameters have the dtype of their "
-                  "shards, {} and not {}; take it from the module again",
-                  op.name(), name_of(*unit.around(tensor), unit), unit.flags().shows_stored ? "before" : "inside", c10::toString(group.dtype),
-                  c10::toString(group.unsharded_dtype)));
+      "{} uses a view of {} from {} tessera::full_params(module, Access::Write) or ReadStored, where parameters have the dtype of their "
+      "shards, {} and not {}; take it from the module again",
+      op.name(), name_of(*unit.around(tensor), unit), unit.flags().shows_stored ? "before" : "inside", c10::toString(group.dtype),
+      c10::toString(group.unsharded_dtype));
 }
 
 void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
@@ -99,11 +99,11 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
     auto* unit = tag->owner.get();
     expect_current(tensor, *tag, op);
     if (writes && !may_write_unsharded(*unit)) {
-      throw UsageError(fmt::format(
+      throw UsageError(
           "{} would write {} while it is unsharded for a moment, and the change would be lost; write inside "
           "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
           "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
-          op.name(), name_of(*unit->around(tensor), *unit)));
+          op.name(), name_of(*unit->around(tensor), *unit));
     }
     expect_calls(*unit, tensor, op);
     if (c10::GradMode::is_enabled()) follow_training(*unit, tensor);
@@ -113,9 +113,9 @@ void note(Operands& operands, const at::Tensor& tensor, bool writes, const Opera
   // to() of a recurrent module takes its weights from parameters() again: it then holds shards and no longer the unsharded parameters.
   if (op.recurrent) {
     throw UsageError(
-        fmt::format("{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
-                    "call it before",
-                    op.name()));
+        "{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
+        "call it before",
+        op.name());
   }
   const auto unit = tag->unit.lock();
   if (!unit) return;  // the model is gone, and its shards are ordinary tensors
@@ -144,10 +144,9 @@ bool loads_shard(Stack& stack) {
   if (found.parameter == nullptr || !found.parameter->shard.is_same(self)) return false;
   if (found.unit->mesh().shard().size() > 1 || source.sizes() != self.sizes()) {
     throw UsageError(
-        fmt::format("torch::load would put values of the shape [{}] in place of the shard of '{}', which has [{}] of [{}] on this rank; load "
-                    "whole weights before fully_shard, or with tessera::checkpoint::load_weights(*model, file)",
-                    fmt::join(source.sizes(), ", "), found.parameter->name, fmt::join(self.sizes(), ", "),
-                    fmt::join(found.parameter->sizes, ", ")));
+        "torch::load would put values of the shape [{}] in place of the shard of '{}', which has [{}] of [{}] on this rank; load "
+        "whole weights before fully_shard, or with tessera::checkpoint::load_weights(*model, file)",
+        joined(source.sizes()), found.parameter->name, joined(self.sizes()), joined(found.parameter->sizes));
   }
   self.copy_(source);
   stack.pop_back();
@@ -160,15 +159,15 @@ void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   const auto& self = stack[stack.size() - op.arguments].toTensor();
   if (const auto found = locate(self); found.parameter != nullptr && found.parameter->shard.is_same(self)) {
     throw UsageError(
-        fmt::format("a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
-                    "of a shard's values write shard.detach().clone()",
-                    found.parameter->name));
+        "a clone of a sharded module would hold only this rank's part of '{}'; clone it before fully_shard, and for a copy "
+        "of a shard's values write shard.detach().clone()",
+        found.parameter->name);
   }
 }
 
 /// Throws UsageError for operators that would give a parameter or shard other memory.
 [[noreturn]] void refuse_rebinding(const OperatorFacts& op) {
-  throw UsageError(fmt::format("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op.name()));
+  throw UsageError("{} on a sharded parameter would cut it off from its unit; load and convert before fully_shard", op.name());
 }
 
 /// Called for the first operator of set_data: throws UsageError if a parameter or shard would get other memory.
@@ -277,8 +276,7 @@ bool decode_operands(const OperatorFacts& op, Stack& stack) {
     auto values = is_paged(tensor) && tag_of(tensor) == nullptr ? decoded(tensor) : at::Tensor();
     if (!values.defined()) return;
     if (op.writes[argument]) {
-      throw UsageError(
-          fmt::format("{} would write a weight that is held in another form and frozen; write it before, or load weights", op.name()));
+      throw UsageError("{} would write a weight that is held in another form and frozen; write it before, or load weights", op.name());
     }
     found.push_back({argument, element, std::move(values)});
   });
@@ -289,9 +287,9 @@ bool decode_operands(const OperatorFacts& op, Stack& stack) {
 void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
   for (const auto* unit : units) {
     if (unit->compute_dtype() == units.front()->compute_dtype()) continue;
-    throw UsageError(fmt::format(
+    throw UsageError(
         "{} uses parameters of units '{}' and '{}', which compute in different dtypes; shard them with the same param_dtype or codec",
-        op.name(), units.front()->name(), unit->name()));
+        op.name(), units.front()->name(), unit->name());
   }
 }
 
@@ -333,9 +331,9 @@ void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operand
   for (const auto& changed : operands.changed) {
     const auto reads = std::ranges::find(operands.units, changed->schedule(), [](const Unit* unit) { return unit->schedule(); });
     if (reads == operands.units.end()) continue;
-    throw UsageError(fmt::format(
+    throw UsageError(
         "{} writes shards of unit '{}' with values of the same model's unsharded parameters, of unit '{}'; clone() these before", op.name(),
-        changed->name(), (*reads)->name()));
+        changed->name(), (*reads)->name());
   }
 }
 
@@ -509,9 +507,9 @@ void install_paging() {
       return made.release();
     } catch (const std::exception& error) {
       throw UsageError(
-          fmt::format("another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
-                      "(torchdistx does so): {}",
-                      first_line(error)));
+          "another library has taken libtorch's DeferredInit key, which Tessera needs for sharded parameters "
+          "(torchdistx does so): {}",
+          first_line(error));
     }
   }();
 }

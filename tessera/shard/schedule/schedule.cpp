@@ -1,7 +1,6 @@
 #include "tessera/shard/schedule/schedule.h"
 
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -252,9 +251,9 @@ void Schedule::expect_synced() {
 void Schedule::expect_writable(const Unit& unit) const {
   if (!unit.flags().is_pinned()) return;
   throw UsageError(
-      fmt::format("a shard of unit '{}' would be written while the unit is in use unsharded (inside tessera::full_params, or by another "
-                  "thread); the unsharded copy would keep the old values. End that first",
-                  unit.name()));
+      "a shard of unit '{}' would be written while the unit is in use unsharded (inside tessera::full_params, or by another "
+      "thread); the unsharded copy would keep the old values. End that first",
+      unit.name());
 }
 
 void Schedule::done_reading(Unit& unit) {
@@ -347,8 +346,7 @@ void Schedule::take_over(Unit& unit) {
   const auto before = unit.schedule();
   if (before.get() == this) return;
   const auto held = before->lock();
-  if (unit.flags().is_pinned())
-    throw UsageError(fmt::format("unit '{}' can't become part of a larger one while it is in use", unit.name()));
+  if (unit.flags().is_pinned()) throw UsageError("unit '{}' can't become part of a larger one while it is in use", unit.name());
   auto& state = unit.state(held);
   state.reduction.finish();
   before->live_.remove(held, unit);

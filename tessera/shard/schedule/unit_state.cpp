@@ -94,9 +94,9 @@ void expect_divisor(ReshardAfterForward rule, int all) {
   const int ranks = rule.ranks(all);
   if (ranks >= 1 && all % ranks == 0) return;
   throw UsageError(
-      fmt::format("reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true or "
-                  "false",
-                  ranks, all, ranks, all));
+      "reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true or "
+      "false",
+      ranks, all, ranks, all);
 }
 
 void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
@@ -115,9 +115,9 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
 void UnitState::expect_own_values() const {
   if (!swapped_) return;
   throw UsageError(
-      fmt::format("unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
-                  "swapped() has ended, or if an exception ended it, after Average::restore()",
-                  unit_.name()));
+      "unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
+      "swapped() has ended, or if an exception ended it, after Average::restore()",
+      unit_.name());
 }
 
 /// Gives the unsharded parameters of a group this dtype. They have no memory then.
@@ -205,10 +205,10 @@ void UnitState::expect_equal_start() {
   }
   const Subject subject{.unit = unit_.name(), .number = unit_.number()};
   if (!world.extremes(unit_.flags().unset > 0 ? 1 : 0, subject).are_one()) {
-    throw ConfigError(fmt::format(
+    throw ConfigError(
         "only some ranks have values for all parameters of unit '{}'; shard with {{.start = tessera::Start::FromRank0}} to send "
         "those of rank 0, or load the model on all ranks",
-        unit_.name()));
+        unit_.name());
   }
   expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));
   std::string lines;
@@ -219,12 +219,12 @@ void UnitState::expect_equal_start() {
   }
   if (const auto different = difference_on_ranks(world, lines, subject); !different.empty()) {
     if (unit_.options().start == Start::FromRank0) {
-      throw DisagreementError(fmt::format("what arrived of unit '{}' is not what rank 0 sent. {}", unit_.name(), different));
+      throw DisagreementError("what arrived of unit '{}' is not what rank 0 sent. {}", unit_.name(), different);
     }
     throw UsageError(
-        fmt::format("the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
-                    "or shard with {{.start = tessera::Start::FromRank0}}. {}",
-                    unit_.name(), different));
+        "the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "
+        "or shard with {{.start = tessera::Start::FromRank0}}. {}",
+        unit_.name(), different);
   }
   start_checked_ = true;
 }

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
 #include <atomic>
 #include <cstring>
@@ -39,9 +38,9 @@ at::DataPtr allocate_or_explain(size_t bytes, c10::Device device, std::string_vi
     return c10::GetAllocator(device.type())->allocate(bytes);
   } catch (const c10::OutOfMemoryError& error) {
     throw IoError(
-        fmt::format("{} has no room for {} bytes of unit '{}', while {} bytes of unsharded parameters are there. Smaller batches, segments "
-                    "(tessera::checkpoint_modules), more and smaller units, and max_live_units = 1 take less. libtorch says: {}",
-                    device.str(), bytes, unit, unsharded_bytes.load(), error.what_without_backtrace()));
+        "{} has no room for {} bytes of unit '{}', while {} bytes of unsharded parameters are there. Smaller batches, segments "
+        "(tessera::checkpoint_modules), more and smaller units, and max_live_units = 1 take less. libtorch says: {}",
+        device.str(), bytes, unit, unsharded_bytes.load(), error.what_without_backtrace());
   }
 }
 

@@ -82,9 +82,9 @@ void expect_same_unit(const std::string& name, std::span<const ManagedParameter>
   const auto different = difference_on_ranks(world, description_of(name, sharded, replicated, options), {.unit = name});
   if (different.empty()) return;
   throw DisagreementError(
-      fmt::format("ranks call fully_shard for different modules, or with different options; build the same model in the same way on all of "
-                  "them. {}",
-                  different));
+      "ranks call fully_shard for different modules, or with different options; build the same model in the same way on all of "
+      "them. {}",
+      different);
 }
 
 }  // namespace tessera

@@ -27,8 +27,8 @@ void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision)
   const auto wanted = *precision.reduce_dtype;
   const auto sum = at::promoteTypes(unsharded, at::kFloat);
   if (wanted == unsharded || c10::elementSize(wanted) < c10::elementSize(unsharded) || wanted == sum) return;
-  throw UsageError(fmt::format("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}",
-                               c10::toString(unsharded), c10::toString(wanted), c10::toString(sum)));
+  throw UsageError("gradients of {} can't be reduced in {}; leave reduce_dtype unset to add them in {}", c10::toString(unsharded),
+                   c10::toString(wanted), c10::toString(sum));
 }
 
 /// The dtype of sharded gradients. Throws UsageError if grad_dtype would round them.
@@ -38,9 +38,9 @@ at::ScalarType gradient_dtype(at::ScalarType stored, const MixedPrecision& preci
     throw UsageError("grad_dtype needs a newer libtorch, in which a gradient may have another dtype than its tensor");
   if (at::promoteTypes(stored, *precision.grad_dtype) == *precision.grad_dtype) return *precision.grad_dtype;
   throw UsageError(
-      fmt::format("grad_dtype {} can't hold the gradients of {} shards; give {} or a wider one, and reduce_dtype for a narrower form in "
-                  "which they are sent",
-                  c10::toString(*precision.grad_dtype), c10::toString(stored), c10::toString(stored)));
+      "grad_dtype {} can't hold the gradients of {} shards; give {} or a wider one, and reduce_dtype for a narrower form in "
+      "which they are sent",
+      c10::toString(*precision.grad_dtype), c10::toString(stored), c10::toString(stored));
 }
 
 std::string freed_message(const std::string& unit) {
@@ -77,8 +77,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
         "Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
   }
   if (traits.traces && wanted != Layout::Auto) {
-    throw UsageError(
-        fmt::format("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name));
+    throw UsageError("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name);
   }
   auto layout = traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
   if (traits.traces) layout = UnitLayout::PaddedChunks;
@@ -86,8 +85,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
   if (wanted == Layout::Rows) layout = UnitLayout::Rows;
   if (wanted == Layout::WholeParameters) layout = UnitLayout::WholeParameters;
   if (options.shard_size_multiple < 1) {
-    throw UsageError(
-        fmt::format("ShardOptions::shard_size_multiple is {}; it is a number of values, at least 1", options.shard_size_multiple));
+    throw UsageError("ShardOptions::shard_size_multiple is {}; it is a number of values, at least 1", options.shard_size_multiple);
   }
   if (options.shard_size_multiple > 1 && layout != UnitLayout::Flat) {
     throw UsageError("ShardOptions::shard_size_multiple pads the chunks of Layout::Flat; with another layout leave it at 1");
@@ -111,13 +109,13 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
   const auto sent = codec.sent(stored, numel);
   if (sent.numel < 0 || at::isFloatingType(codec.computed(stored)) != at::isFloatingType(stored)) {
     throw UsageError(
-        fmt::format("the codec sends {} values for {}, and computes with {} for {}; there can't be fewer than none, and floating-point "
-                    "values stay floating-point values",
-                    sent.numel, numel, c10::toString(codec.computed(stored)), c10::toString(stored)));
+        "the codec sends {} values for {}, and computes with {} for {}; there can't be fewer than none, and floating-point "
+        "values stay floating-point values",
+        sent.numel, numel, c10::toString(codec.computed(stored)), c10::toString(stored));
   }
   const auto refuse = [&](std::string_view verb, at::ScalarType other) {
-    throw UsageError(fmt::format("the codec does not {}, but it sends {} values of {} as {} of {}; let {}s() return true", verb, numel,
-                                 c10::toString(other), sent.numel, c10::toString(sent.dtype), verb));
+    throw UsageError("the codec does not {}, but it sends {} values of {} as {} of {}; let {}s() return true", verb, numel,
+                     c10::toString(other), sent.numel, c10::toString(sent.dtype), verb);
   };
   if (!codec.encodes(stored) && (sent.dtype != stored || sent.numel != numel)) refuse("encode", stored);
   const auto computed = codec.computed(stored);
@@ -149,8 +147,8 @@ void choose_dims(std::vector<ManagedParameter>& managed, const ShardOptions& opt
     dim = options.shard_dim(parameter.name, parameter.tensor);
     if (!dim) continue;
     if (*dim < -dims || *dim >= dims) {
-      throw UsageError(fmt::format("ShardOptions::shard_dim says {} for parameter '{}', which has {} dimensions; {}", *dim, parameter.name,
-                                   dims, dims == 0 ? "return nothing for it" : fmt::format("choose one from {} to {}", -dims, dims - 1)));
+      throw UsageError("ShardOptions::shard_dim says {} for parameter '{}', which has {} dimensions; {}", *dim, parameter.name, dims,
+                       dims == 0 ? "return nothing for it" : fmt::format("choose one from {} to {}", -dims, dims - 1));
     }
     if (*dim < 0) *dim += dims;
   }

@@ -84,8 +84,8 @@ void expect_named_once(std::span<Module* const> modules, const ShardOptions& opt
       if (!tensor.defined() || found == known.end()) throw UsageError(unknown(list, tensor, modules));
       const auto [first, is_new] = named.try_emplace(tensor.unsafeGetTensorImpl(), list);
       if (is_new) continue;
-      throw UsageError(fmt::format("'{}' is named twice, in ShardOptions::{} and in ShardOptions::{}; name it once",
-                                   found->second, first->second, list));
+      throw UsageError("'{}' is named twice, in ShardOptions::{} and in ShardOptions::{}; name it once", found->second, first->second,
+                       list);
     }
   };
   expect("ignored", options.ignored, with_buffers(parameters, modules));

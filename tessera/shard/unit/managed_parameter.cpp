@@ -95,9 +95,9 @@ void expect_memory_of_its_own(std::span<const ManagedParameter> managed) {
       for (size_t j = i + 1; j < extents.size() && extents[j].begin * extents[j].width < extents[i].end * extents[i].width; j++) {
         if (!overlap(extents[i], extents[j])) continue;
         throw UsageError(
-            fmt::format("parameters '{}' and '{}' share memory, but are two tensors (set_data, or views of one buffer?): each would train "
-                        "its own copy. To tie them, register the same tensor under both names; to untie them, clone() one",
-                        extents[i].name, extents[j].name));
+            "parameters '{}' and '{}' share memory, but are two tensors (set_data, or views of one buffer?): each would train "
+            "its own copy. To tie them, register the same tensor under both names; to untie them, clone() one",
+            extents[i].name, extents[j].name);
       }
     }
   }
@@ -105,7 +105,7 @@ void expect_memory_of_its_own(std::span<const ManagedParameter> managed) {
 
 void expect_shardable(const ManagedParameter& parameter) {
   const auto& tensor = parameter.tensor;
-  const auto refuse = [&](std::string_view why) { throw UsageError(fmt::format("parameter '{}' {}", parameter.name, why)); };
+  const auto refuse = [&](std::string_view why) { throw UsageError("parameter '{}' {}", parameter.name, why); };
   if (tensor.layout() != at::kStrided) refuse("is sparse or otherwise not strided; only strided parameters can be sharded");
   if (overlaps_itself(tensor)) refuse("overlaps itself (it is expanded?); pass a copy of its own");
   if (!tensor.is_leaf()) refuse("is the result of an operation, not a leaf; register a detached copy");

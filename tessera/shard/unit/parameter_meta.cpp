@@ -15,11 +15,11 @@ namespace {
 [[noreturn]] void refuse_gradient(const at::Tensor& shard) {
   const auto found = locate(shard);
   const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
-  throw UsageError(fmt::format(
+  throw UsageError(
       "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
       "tessera::full_grad(shard) for the whole, or full_params with WithGradients::Yes to change it. An optimizer that was made before "
       "fully_shard has to be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
-      which));
+      which);
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ WeightMeta& WeightMeta::of(const at::Tensor& weight) {
 
 bool WeightMeta::requires_grad() const {
   if (requires_grad_ && held.defined())
-    throw UsageError(fmt::format("a weight that is held as {} can't train; leave it out of what is quantised", form->name));
+    throw UsageError("a weight that is held as {} can't train; leave it out of what is quantised", form->name);
   return AutogradMeta::requires_grad();
 }
 

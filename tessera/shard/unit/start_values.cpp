@@ -1,7 +1,6 @@
 #include "tessera/shard/unit/start_values.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <ranges>
 
@@ -47,9 +46,9 @@ void Starts::expect_sendable(std::span<const std::vector<ManagedParameter>> grou
   all_or_none(world, {.unit = unit_}, "can't send its parameters", [&] {
     if (missing.empty()) return;
     throw UsageError(
-        fmt::format("rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
-                    "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
-                    some_of(missing)));
+        "rank 0 is to send its parameters to the others, but has no values for {}; make or load the module there, or "
+        "shard with {{.start = tessera::Start::Loaded}} and load afterwards",
+        some_of(missing));
   });
 }
 

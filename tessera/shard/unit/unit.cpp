@@ -139,10 +139,10 @@ void expect_values(const Unit& unit, std::string_view what) {
     if (parameter.unset) names.push_back(parameter.name);
   }
   throw UsageError(
-      fmt::format("{} needs the values of {}, but nobody has loaded or initialised them: load_weights, checkpoint::load and "
-                  "load_full_state_dict load parameters, ShardOptions::param_init_fn initialises those of a module on the meta device, and "
-                  "deferred_init records how a module makes its own",
-                  what, some_of(names)));
+      "{} needs the values of {}, but nobody has loaded or initialised them: load_weights, checkpoint::load and "
+      "load_full_state_dict load parameters, ShardOptions::param_init_fn initialises those of a module on the meta device, and "
+      "deferred_init records how a module makes its own",
+      what, some_of(names));
 }
 
 void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what) {

@@ -1,7 +1,6 @@
 #include "tessera/shard/unit/units.h"
 
 #include <c10/util/FunctionRef.h>
-#include <fmt/ranges.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -85,7 +84,7 @@ void need_calls_of_segments(const Module& module, Unit& unit) {
 }
 
 [[noreturn]] void refuse_unsharded(const Module& module, std::string_view what) {
-  throw UsageError(fmt::format("{}: module {} is not sharded", what, class_name(module)));
+  throw UsageError("{}: module {} is not sharded", what, class_name(module));
 }
 
 }  // namespace
@@ -122,8 +121,8 @@ std::shared_ptr<Unit> unit_for(const Module& module, std::string_view what) {
   if (boundary_of(module).is_sharded) return nullptr;
   const auto all = units(module);
   if (all.empty()) refuse_unsharded(module, what);
-  throw UsageError(fmt::format("{}: no unit was made from module {} itself; its parameters belong to unit '{}'", what, class_name(module),
-                               all.front()->name()));
+  throw UsageError("{}: no unit was made from module {} itself; its parameters belong to unit '{}'", what, class_name(module),
+                   all.front()->name());
 }
 
 std::vector<std::shared_ptr<Unit>> units_for(const Module& module, Recurse recurse, std::string_view what) {
@@ -180,8 +179,7 @@ std::string class_name(const Module& module) {
 void expect_classes(const std::vector<std::string>& wanted, const std::set<std::string>& of_model) {
   for (const auto& name : wanted) {
     if (of_model.contains(name)) continue;
-    throw UsageError(
-        fmt::format("the model has no module of the class {}, which the policy names; it has {}", name, fmt::join(of_model, ", ")));
+    throw UsageError("the model has no module of the class {}, which the policy names; it has {}", name, joined(of_model));
   }
 }
 

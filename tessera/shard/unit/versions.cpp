@@ -1,7 +1,6 @@
 #include "tessera/shard/unit/versions.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <utility>
 
@@ -102,10 +101,10 @@ void Versions::expect_untouched() {
   const BelowPaging below;
   const auto now = fingerprint_of_shards();
   if (std::exchange(pointed_at_, now) == now) return;
-  throw UsageError(fmt::format(
+  throw UsageError(
       "shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
       "ask for shard.data_ptr() anew before each time that you write, on every rank",
-      unit_.name()));
+      unit_.name());
 }
 
 void Versions::reset() {

@@ -1,7 +1,5 @@
 #include "tessera/xla/communicator/communicator.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -123,8 +121,8 @@ class XlaTransport final : public Transport {
     }
     for (const auto& part : parts) {
       if (part.size() == parts.front().size()) continue;
-      throw UsageError(fmt::format("XLA replicas can't be split into groups of {} and of {}: one program serves all groups, so they need one size",
-                                   parts.front().size(), part.size()));
+      throw UsageError("XLA replicas can't be split into groups of {} and of {}: one program serves all groups, so they need one size",
+                       parts.front().size(), part.size());
     }
     return std::make_unique<XlaTransport>(std::move(parts));
   }
@@ -139,7 +137,7 @@ class XlaTransport final : public Transport {
 
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) override {
     if (std::ssize(tensors) != traits().size) {
-      throw UsageError(fmt::format("from_replicas got {} tensors for {} ranks", tensors.size(), traits().size));
+      throw UsageError("from_replicas got {} tensors for {} ranks", tensors.size(), traits().size);
     }
     std::vector<at::Tensor> of_replica(static_cast<size_t>(runner().replicas()));
     for (const auto& group : groups_) {

@@ -4,7 +4,6 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 #include <unistd.h>
 
@@ -91,7 +90,7 @@ at::Device make_device(const XlaOptions& options) {
     throw UsageError("a backward pass ran before the XLA device was there, and libtorch makes the threads for backward passes on devices in the first of a "
                      "process: call tessera::xla::init before it");
   }
-  if (options.devices < 0) throw UsageError(fmt::format("{} XLA devices are asked for; with 0 there are all", options.devices));
+  if (options.devices < 0) throw UsageError("{} XLA devices are asked for; with 0 there are all", options.devices);
   static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
   const auto traced = env_int("TESSERA_XLA_TRACE_ONLY", 1, kMostReplicas);
   if (traced || options.programs == Programs::Traced) {

@@ -1,6 +1,5 @@
 // Operators without a lowering run on the CPU, once for each replica.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
@@ -45,9 +44,8 @@ bool writes(const c10::Argument& argument) {
 void expect_no_view(const c10::OperatorHandle& op) {
   for (const auto& result : op.schema().returns()) {
     if (result.alias_info() && !result.alias_info()->isWrite()) {
-      throw UsageError(
-          fmt::format("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
-                      toString(op.operator_name())));
+      throw UsageError("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
+                       toString(op.operator_name()));
     }
   }
 }
@@ -60,12 +58,13 @@ IValue merged(const std::vector<IValue>& values, const std::string& name) {
     for (const auto& value : values) tensors.push_back(tensor_of(value));
     for (const auto& tensor : tensors) {
       if (!tensor.defined() || tensor.sizes() == tensors[0].sizes()) continue;
-      throw UsageError(fmt::format("{} makes a tensor of sizes {} on one replica and of sizes {} on another, and a tensor has one shape on all: write in "
-                                   "place of a choice by a mask, x[mask], what keeps the shape, such as where() or masked_fill()",
-                                   name, c10::str(tensors[0].sizes()), c10::str(tensor.sizes())));
+      throw UsageError(
+          "{} makes a tensor of sizes {} on one replica and of sizes {} on another, and a tensor has one shape on all: write in "
+          "place of a choice by a mask, x[mask], what keeps the shape, such as where() or masked_fill()",
+          name, c10::str(tensors[0].sizes()), c10::str(tensor.sizes()));
     }
     if (tensors[0].defined() && tensors[0].layout() != at::kStrided) {
-      throw UsageError(fmt::format("{} made a tensor of layout {}, which XLA devices do not have", name, c10::str(tensors[0].layout())));
+      throw UsageError("{} made a tensor of layout {}, which XLA devices do not have", name, c10::str(tensors[0].layout()));
     }
     return tensors[0].defined() ? from_replicas(tensors) : at::Tensor();
   };
@@ -89,7 +88,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   expect_no_view(op);
   const auto name = toString(op.operator_name());
   if (runner().metrics().fallbacks[name]++ == 0)
-    log(LogLevel::Warning, fmt::format("XLA: {} has no lowering and runs on the CPU, which ends the program before it", name));
+    log(LogLevel::Warning, "XLA: {} has no lowering and runs on the CPU, which ends the program before it", name);
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
   const auto count = static_cast<size_t>(runner().replicas());
   std::vector<Stack> of_replica(count);
@@ -116,7 +115,8 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
     try {
       op.callBoxed(&call);
     } catch (const c10::NotImplementedError& error) {
-      throw UsageError(fmt::format("XLA devices have no lowering of {}, and the CPU has no kernel for it either: {}", name, error.what_without_backtrace()));
+      throw UsageError("XLA devices have no lowering of {}, and the CPU has no kernel for it either: {}", name,
+                       error.what_without_backtrace());
     }
     for (size_t i = 0; i < results.size(); i++) results[i].push_back(call[i]);
   }

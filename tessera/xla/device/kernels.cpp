@@ -1,7 +1,6 @@
 #include "tessera/xla/device/kernels.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -204,8 +203,9 @@ void Call::give(std::span<const Value> results) {
       if (given) {
         if (given->sizes() != results[i].sizes()) {
           if (signature_.outs[i] < signature_.inputs) {
-            throw UsageError(fmt::format("{} has a result of sizes {}, which a tensor of sizes {} can't take in place: use the operator that returns it",
-                                         signature_.name, c10::str(at::IntArrayRef(results[i].sizes())), c10::str(given->sizes())));
+            throw UsageError(
+                "{} has a result of sizes {}, which a tensor of sizes {} can't take in place: use the operator that returns it",
+                signature_.name, c10::str(at::IntArrayRef(results[i].sizes())), c10::str(given->sizes()));
           }
           given->resize_(results[i].sizes());
         }

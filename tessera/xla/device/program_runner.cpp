@@ -1,6 +1,5 @@
 #include "tessera/xla/device/program_runner.h"
 
-#include <fmt/format.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
@@ -60,9 +59,10 @@ void ProgramRunner::note_cuts(const StepProgram& step) {
     const auto is_needed = [&](const auto& result) { return std::ranges::find(needed, result.lock()) != needed.end(); };
     if (std::ranges::none_of(read.results, is_needed)) return false;
     if (metrics_.host_reads[read.reader]++ == 0) {
-      log(LogLevel::Warning, fmt::format("XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
-                                         "results of the first: keep such values as tensors until step_boundary() has been called",
-                                         read.reader));
+      log(LogLevel::Warning,
+          "XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
+          "results of the first: keep such values as tensors until step_boundary() has been called",
+          read.reader);
     }
     return true;
   });
@@ -79,15 +79,16 @@ void ProgramRunner::note_operator() {
   if (torch::autograd::get_current_graph_task_id() >= 0) traces_backward_ = true;
   if (has_warned_of_growth_ || Node::operations() < kManyOperations) return;
   has_warned_of_growth_ = true;
-  log(LogLevel::Warning, fmt::format("XLA: {} operations wait to become one program: call step_boundary() at the end of each step, or a loop is traced "
-                                     "and never computed until memory is full",
-                                     kManyOperations));
+  log(LogLevel::Warning,
+      "XLA: {} operations wait to become one program: call step_boundary() at the end of each step, or a loop is traced "
+      "and never computed until memory is full",
+      kManyOperations);
 }
 
 void ProgramRunner::note_step(bool is_new) {
   if (!is_new) return history_.ran(last_number_);
   if (const auto replaced = std::exchange(replaced_, std::nullopt)) return history_.replace(last_number_, *replaced, last_text_);
-  if (const auto difference = history_.add(last_number_, last_text_)) log(LogLevel::Warning, fmt::format("XLA: {}", *difference));
+  if (const auto difference = history_.add(last_number_, last_text_)) log(LogLevel::Warning, "XLA: {}", *difference);
 }
 
 void ProgramRunner::cut(const std::optional<std::string>& reader) {

@@ -5,7 +5,6 @@
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GeneratorImpl.h>
-#include <fmt/format.h>
 
 #include <cmath>
 #include <limits>
@@ -59,7 +58,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != kStateBytes || !state.is_cpu()) {
-      throw UsageError(fmt::format("the state of an XLA device's generator is {} bytes on the CPU", kStateBytes));
+      throw UsageError("the state of an XLA device's generator is {} bytes on the CPU", kStateBytes);
     }
     uint64_t numbers[2];
     std::memcpy(numbers, state.data(), kStateBytes);
@@ -107,7 +106,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
 XlaGenerator& generator_of(const std::optional<at::Generator>& given) {
   const auto& generator = given && given->defined() ? *given : device_generator();
   if (generator.device().type() != kXla) {
-    throw UsageError(fmt::format("an operator on xla got a generator of {}: make one for xla, or leave it out", generator.device().str()));
+    throw UsageError("an operator on xla got a generator of {}: make one for xla, or leave it out", generator.device().str());
   }
   return *static_cast<XlaGenerator*>(generator.unsafeGetGeneratorImpl());
 }
@@ -229,7 +228,7 @@ Value whole(const Call& call, const Sizes& sizes, at::ScalarType type) {
   return whole_numbers(call, sizes, 0, static_cast<uint64_t>(largest_of(type)) + 1);
 }
 Value whole_between(const Call& call, const Sizes& sizes, int64_t low, int64_t end) {
-  if (low >= end) throw UsageError(fmt::format("random whole numbers from {} up to {}, which is left out: there are none", low, end));
+  if (low >= end) throw UsageError("random whole numbers from {} up to {}, which is left out: there are none", low, end);
   return whole_numbers(call, sizes, low, static_cast<uint64_t>(end) - static_cast<uint64_t>(low));
 }
 Value whole_to(const Call& call, const Sizes& sizes, at::ScalarType /*type*/) {

@@ -1,7 +1,6 @@
 #include "tessera/xla/device/storage.h"
 
 #include <ATen/EmptyTensor.h>
-#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -19,7 +18,8 @@ constexpr size_t kReserved = size_t{1} << 44;
 std::byte* reserve() {
   auto* const addresses = ::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (addresses == MAP_FAILED) {
-    throw IoError(fmt::format("{} TB of addresses can't be reserved for the device xla, though they take no memory: {}", kReserved >> 40, std::strerror(errno)));
+    throw IoError("{} TB of addresses can't be reserved for the device xla, though they take no memory: {}", kReserved >> 40,
+                  std::strerror(errno));
   }
   return static_cast<std::byte*>(addresses);
 }
@@ -46,7 +46,7 @@ std::byte* LazyMemory::take_addresses(size_t size_class) {
     return address;
   }
   const auto bytes = size_t{1} << size_class;
-  if (bytes > kReserved - taken_) throw UsageError(fmt::format("tensors on xla have taken all of {} TB of addresses", kReserved >> 40));
+  if (bytes > kReserved - taken_) throw UsageError("tensors on xla have taken all of {} TB of addresses", kReserved >> 40);
   taken_ += bytes;
   return reserved_ + taken_ - bytes;
 }
@@ -108,9 +108,10 @@ bool is_xla(const at::Tensor& tensor) { return tensor.defined() && tensor.device
 
 void expect_the_device(const std::optional<at::Device>& device) {
   if (!device || device->type() != kXla || device->index() <= 0) return;
-  throw UsageError(fmt::format("there is no device {}: the one device is xla:0, and each of its tensors has a value for every replica; world.replicas(tensor) "
-                               "gives them, and world.from_replicas(tensors) makes a tensor of them",
-                               device->str()));
+  throw UsageError(
+      "there is no device {}: the one device is xla:0, and each of its tensors has a value for every replica; world.replicas(tensor) "
+      "gives them, and world.from_replicas(tensors) makes a tensor of them",
+      device->str());
 }
 
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element) {

@@ -1,7 +1,5 @@
 #include "tessera/xla/device/values.h"
 
-#include <fmt/format.h>
-
 #include "tessera/base/error.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/views.h"
@@ -12,7 +10,7 @@ namespace {
 ProgramRunner* the_runner = nullptr;  // never ended: tensors in static storage end after main
 
 std::shared_ptr<const Data> computed(const at::Tensor& tensor, const std::string& reader) {
-  if (!is_xla(tensor)) throw UsageError(fmt::format("replicas() takes a tensor on xla, not on {}", tensor.device().str()));
+  if (!is_xla(tensor)) throw UsageError("replicas() takes a tensor on xla, not on {}", tensor.device().str());
   const auto& cell = cell_of(tensor);
   // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
   if (cell.value && cell.value.node().kind == Node::Kind::Operation) runner().cut(reader);
@@ -55,7 +53,7 @@ at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader) {
 at::Tensor from_replicas(const std::vector<at::Tensor>& tensors) {
   const auto lock = lock_device();
   if (tensors.size() != 1 && tensors.size() != static_cast<size_t>(runner().replicas())) {
-    throw UsageError(fmt::format("from_replicas() got {} tensors for {} replicas", tensors.size(), runner().replicas()));
+    throw UsageError("from_replicas() got {} tensors for {} replicas", tensors.size(), runner().replicas());
   }
   for (const auto& tensor : tensors) {
     if (tensor.sizes() != tensors[0].sizes() || tensor.scalar_type() != tensors[0].scalar_type()) {

@@ -1,7 +1,6 @@
 #include "tessera/xla/device/views.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <numeric>
@@ -113,8 +112,8 @@ bool is_all_of_storage(const at::Tensor& tensor) {
 
 Value number_of(const at::Tensor& tensor) {
   if (tensor.numel() != 1) {
-    throw UsageError(fmt::format("an operator of an XLA device got a tensor on {} with {} elements: move it to the device first",
-                                 tensor.device().str(), tensor.numel()));
+    throw UsageError("an operator of an XLA device got a tensor on {} with {} elements: move it to the device first", tensor.device().str(),
+                     tensor.numel());
   }
   const auto number = tensor.is_floating_point() ? hlo::scalar(tensor.item().toDouble(), tensor.scalar_type())
                                                  : hlo::constant(tensor.item().toLong(), tensor.scalar_type());
@@ -229,9 +228,9 @@ void write(const at::Tensor& tensor, Value value) {
   if (!box.fits) {
     if (!is_one_number(value) && overlaps_itself(tensor)) {
       throw UsageError(
-          fmt::format("a tensor of sizes {} and strides {} can't be written, because its windows overlap, and each order of writing gives "
-                      "other values: write a copy of it, clone(), or the windows one by one",
-                      c10::str(tensor.sizes()), c10::str(tensor.strides())));
+          "a tensor of sizes {} and strides {} can't be written, because its windows overlap, and each order of writing gives "
+          "other values: write a copy of it, clone(), or the windows one by one",
+          c10::str(tensor.sizes()), c10::str(tensor.strides()));
     }
     cell.value = hlo::put(list_of(base(), elements), places_of(tensor), hlo::reshape(value, {tensor.numel()}), Combine::Second);
     return;

@@ -16,16 +16,16 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
   ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // XLA would print on standard error how it was started
   // It is never unloaded: its threads and what it has registered live as long as the process.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) throw ConfigError(fmt::format("the PJRT plugin {} can't be loaded: {}", file.string(), ::dlerror()));
+  if (!library) throw ConfigError("the PJRT plugin {} can't be loaded: {}", file, ::dlerror());
   const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
-  if (!get) throw ConfigError(fmt::format("{} is no PJRT plugin: it has no function GetPjrtApi", file.string()));
+  if (!get) throw ConfigError("{} is no PJRT plugin: it has no function GetPjrtApi", file);
   const auto* const table = get();
   // Without what reads an error, nothing that it says could be told.
   constexpr auto kLeast = offsetof(PJRT_Api, PJRT_Error_GetCode) + sizeof(void*);
-  if (!table || table->struct_size < kLeast) throw ConfigError(fmt::format("{} is no PJRT plugin: its table of functions is too short", file.string()));
+  if (!table || table->struct_size < kLeast) throw ConfigError("{} is no PJRT plugin: its table of functions is too short", file);
   if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {
-    throw ConfigError(fmt::format("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x", file.string(),
-                                  table->pjrt_api_version.major_version, table->pjrt_api_version.minor_version, PJRT_API_MAJOR));
+    throw ConfigError("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x", file,
+                      table->pjrt_api_version.major_version, table->pjrt_api_version.minor_version, PJRT_API_MAJOR);
   }
   return table;
 }
@@ -44,8 +44,8 @@ std::shared_ptr<const Api> Api::load(const std::filesystem::path& file) {
   std::error_code missing;
   const auto path = std::filesystem::canonical(file, missing);
   if (missing)
-    throw ConfigError(fmt::format("there is no PJRT plugin {}: {}; TESSERA_PJRT_PLUGIN takes cpu, tpu, cuda or the path of a library",
-                                  file.string(), missing.message()));
+    throw ConfigError("there is no PJRT plugin {}: {}; TESSERA_PJRT_PLUGIN takes cpu, tpu, cuda or the path of a library", file,
+                      missing.message());
   const std::lock_guard lock(mutex);
   auto& api = loaded[path];
   if (!api) api.reset(new Api(path));
@@ -72,7 +72,7 @@ std::optional<Api::Failure> Api::failure(PJRT_Error* error) const {
 }
 
 void Api::fail(const char* doing, const Failure& failure) const {
-  throw Error(fmt::format("PJRT plugin {}: can't {}: {} [code {}]", file_.filename().string(), doing, failure.text, failure.code));
+  throw Error("PJRT plugin {}: can't {}: {} [code {}]", file_.filename(), doing, failure.text, failure.code);
 }
 
 void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing) {

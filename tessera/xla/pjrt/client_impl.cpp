@@ -1,7 +1,5 @@
 #include "tessera/xla/pjrt/client_impl.h"
 
-#include <fmt/format.h>
-
 #include <thread>
 
 #include "tessera/base/error.h"
@@ -12,8 +10,9 @@ namespace {
 
 ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
   constexpr auto kDevices = "cpu_device_count";
-  if (options.devices < 1) throw UsageError(fmt::format("{} devices make no client: ask for one or more", options.devices));
-  if (options.devices > kMostDevices) throw UsageError(fmt::format("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices));
+  if (options.devices < 1) throw UsageError("{} devices make no client: ask for one or more", options.devices);
+  if (options.devices > kMostDevices)
+    throw UsageError("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices);
   Padded<PJRT_Client_Create_Args> arguments;
   const auto failed_with = [&](const Options& named) {
     const NamedValues values(named);
@@ -85,8 +84,7 @@ Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::mov
   handle.call<PJRT_Client_AddressableDevices_Args>("list its devices", &PJRT_Api::PJRT_Client_AddressableDevices, arguments);
   devices.assign(arguments.addressable_devices, arguments.addressable_devices + arguments.num_addressable_devices);
   if (static_cast<int>(devices.size()) < options.devices) {
-    throw ConfigError(fmt::format("{} devices are asked for, and the PJRT plugin {} has {}", options.devices,
-                                  plugin.file().filename().string(), devices.size()));
+    throw ConfigError("{} devices are asked for, and the PJRT plugin {} has {}", options.devices, plugin.file().filename(), devices.size());
   }
 }
 
@@ -120,10 +118,9 @@ std::vector<DeviceDescription> Client::devices() const {
 }
 
 Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
-  if (!tensor.device().is_cpu())
-    throw UsageError(fmt::format("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str()));
+  if (!tensor.device().is_cpu()) throw UsageError("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str());
   if (device < 0 || device >= static_cast<int>(impl_->devices.size())) {
-    throw UsageError(fmt::format("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1));
+    throw UsageError("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1);
   }
   const auto dense = tensor.contiguous();
   ArrayType type{dense.scalar_type(), dense.sizes().vec()};
@@ -158,7 +155,7 @@ Executable Client::compile(const Program& program, CompileOptions options) const
     if (impl_->barriers_are_undone) options.overrides.try_emplace("xla_disable_hlo_passes", "cse_barrier_expander");
   }
   if (options.replicas > static_cast<int>(impl_->devices.size())) {
-    throw UsageError(fmt::format("a program for {} replicas can't be put on {} devices", options.replicas, impl_->devices.size()));
+    throw UsageError("a program for {} replicas can't be put on {} devices", options.replicas, impl_->devices.size());
   }
   return Executable(
       std::make_shared<Executable::Impl>(impl_, pjrt::compile(impl_->handle, program.text, options), program.parameters, options.replicas));

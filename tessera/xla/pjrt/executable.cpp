@@ -12,17 +12,15 @@ namespace {
 /// arguments of several replicas.
 void expect_arguments(std::span<const std::vector<Buffer>> arguments, const Executable::Impl& program) {
   if (arguments.size() != static_cast<size_t>(program.replicas)) {
-    throw UsageError(fmt::format("a program for {} replicas got arguments for {}", program.replicas, arguments.size()));
+    throw UsageError("a program for {} replicas got arguments for {}", program.replicas, arguments.size());
   }
   for (size_t replica = 0; replica < arguments.size(); replica++) {
     const auto& list = arguments[replica];
     if (list.size() != program.parameters.size()) {
-      throw UsageError(fmt::format("a program with {} parameters got {} arguments", program.parameters.size(), list.size()));
+      throw UsageError("a program with {} parameters got {} arguments", program.parameters.size(), list.size());
     }
     for (size_t i = 0; i < list.size(); i++) {
-      const auto expected = [&](const std::string& problem) {
-        throw UsageError(fmt::format("argument {} of replica {} {}", i, replica, problem));
-      };
+      const auto expected = [&](const std::string& problem) { throw UsageError("argument {} of replica {} {}", i, replica, problem); };
       if (!list[i]) expected("is missing");
       if (list[i].type() != program.parameters[i].type) {
         expected(fmt::format("is a {}, where the program takes a {}", text_of(list[i].type()), text_of(program.parameters[i].type)));
@@ -38,7 +36,7 @@ void expect_donated_once(const std::vector<PJRT_Buffer*>& arguments, const std::
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto [where, is_new] = first.emplace(arguments[i], i);
     if (!is_new && (parameters[i].donated || parameters[where->second].donated)) {
-      throw UsageError(fmt::format("arguments {} and {} are the same buffer, which the program may overwrite", where->second, i));
+      throw UsageError("arguments {} and {} are the same buffer, which the program may overwrite", where->second, i);
     }
   }
 }

@@ -51,7 +51,8 @@ std::optional<GpuTopology> gpu_topology(std::string_view name) {
   if (gpu == kGpus.end()) return {};
   const std::string shape(name.substr(std::min(kind.size() + 1, name.size())));
   if (!is_shape(shape)) {
-    throw ConfigError(fmt::format("the topology '{}' does not say how many slices, hosts and devices of a host there are: write {}:1x2x8", name, gpu->name));
+    throw ConfigError("the topology '{}' does not say how many slices, hosts and devices of a host there are: write {}:1x2x8", name,
+                      gpu->name);
   }
   return GpuTopology{.options = {{"target_config", target_of(*gpu)}, {"topology", shape}}, .memory = gpu->memory};
 }

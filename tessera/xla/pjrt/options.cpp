@@ -33,7 +33,7 @@ std::string wire_of(const Option& option) {
   } else if (const auto* number = std::get_if<int64_t>(&option)) {
     writer.number(3, *number);
   } else {
-    throw UsageError(fmt::format("an option of the compiler is text, a whole number or a bool, not {}", text_of(option)));
+    throw UsageError("an option of the compiler is text, a whole number or a bool, not {}", text_of(option));
   }
   return writer.text();
 }
@@ -58,9 +58,9 @@ Options parse_options(std::string_view text) {
         list->push_back(number);
         continue;
       }
-      throw ConfigError(fmt::format("'{}' follows the option {}, which is no list of numbers", item, name));
+      throw ConfigError("'{}' follows the option {}, which is no list of numbers", item, name);
     } else {
-      throw ConfigError(fmt::format("'{}' is no option: write name=value, separated by commas", item));
+      throw ConfigError("'{}' is no option: write name=value, separated by commas", item);
     }
   }
   return options;

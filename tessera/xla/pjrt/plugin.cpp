@@ -2,8 +2,6 @@
 
 #include <c10/core/ScalarType.h>
 #include <dlfcn.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <glob.h>
 
 #include <algorithm>
@@ -93,10 +91,10 @@ Plugin Plugin::load(const std::string& name_or_path) {
     if (name_or_path == known.name) wheels.emplace_back(known.wheel);
   }
   if (wheels.empty()) {
-    throw ConfigError(fmt::format("no PJRT plugin is named '{}': name cpu, tpu or cuda, or give the path of a plugin's library", name_or_path));
+    throw ConfigError("no PJRT plugin is named '{}': name cpu, tpu or cuda, or give the path of a plugin's library", name_or_path);
   }
-  throw ConfigError(fmt::format("no PJRT plugin for '{}' is installed: `pip install {}` brings one, or TESSERA_PJRT_PLUGIN gives the path of a library",
-                                name_or_path, fmt::join(wheels, "` or `pip install ")));
+  throw ConfigError("no PJRT plugin for '{}' is installed: `pip install {}` brings one, or TESSERA_PJRT_PLUGIN gives the path of a library",
+                    name_or_path, joined(wheels, "` or `pip install "));
 }
 
 Plugin Plugin::load() { return load(env("TESSERA_PJRT_PLUGIN").value_or("cpu")); }

@@ -20,13 +20,13 @@ Client cpus(Plugin plugin, std::string_view number) {
   int devices = 0;
   const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), devices);
   if (failed != std::errc{} || end != number.data() + number.size() || devices < 1) {
-    throw ConfigError(fmt::format("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number));
+    throw ConfigError("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number);
   }
   return Client(std::move(plugin), {.devices = devices});
 }
 
 void expect_no_options(const Options& options, std::string_view name) {
-  if (!options.empty()) throw ConfigError(fmt::format("the topology '{}' has no options, so '{}' is too much", name, options.begin()->first));
+  if (!options.empty()) throw ConfigError("the topology '{}' has no options, so '{}' is too much", name, options.begin()->first);
 }
 
 TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {

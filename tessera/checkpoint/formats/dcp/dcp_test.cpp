@@ -2,7 +2,6 @@
 // torch/python_test.cpp.
 #include "tessera/checkpoint/formats/dcp/dcp.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

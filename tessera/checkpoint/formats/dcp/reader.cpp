@@ -37,8 +37,7 @@ class DcpReader {
 
   Catalog read() {
     if (!is_there(path_)) {
-      throw IoError(fmt::format("{} is no checkpoint of torch.distributed.checkpoint, or one that was not finished: it has no {}",
-                                folder_.string(), dcp::kFile));
+      throw IoError("{} is no checkpoint of torch.distributed.checkpoint, or one that was not finished: it has no {}", folder_, dcp::kFile);
     }
     const auto bytes = InputFile(path_).read_all();
     const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
@@ -69,7 +68,7 @@ class DcpReader {
   };
   using Key = std::pair<std::string, std::optional<std::vector<int64_t>>>;  // the name, and the offsets of a part of a tensor
 
-  [[noreturn]] void damaged(const std::string& why) const { throw IoError(fmt::format("{} is damaged: {}", path_.string(), why)); }
+  [[noreturn]] void damaged(const std::string& why) const { throw IoError("{} is damaged: {}", path_, why); }
 
   /// The fields of an object of one of the classes.
   const pickle::Dict& fields_of(const Value& value, std::initializer_list<std::string_view> classes, const std::string& what) const {
@@ -113,9 +112,9 @@ class DcpReader {
     const auto* const text = version->as<std::string>();
     if (text != nullptr && *text == dcp::kVersion) return;
     throw IoError(
-        fmt::format("{} has the version {}, but only {} and the ones before it are known; load it with the PyTorch that wrote "
-                    "it and save it by torch.save",
-                    path_.string(), text == nullptr ? std::string(version->kind()) : "'" + *text + "'", dcp::kVersion));
+        "{} has the version {}, but only {} and the ones before it are known; load it with the PyTorch that wrote "
+        "it and save it by torch.save",
+        path_, text == nullptr ? std::string(version->kind()) : "'" + *text + "'", dcp::kVersion);
   }
 
   /// Of a folder of ours: what was written.
@@ -145,8 +144,7 @@ class DcpReader {
       auto part = offset == nullptr || offset->is_none() ? std::nullopt : std::optional(sizes_in(key, "offset"));
       const auto* const transforms = place.find("transform_descriptors");
       if (transforms != nullptr && !transforms->is_none()) {
-        throw IoError(
-            fmt::format("{}: '{}' was transformed when it was saved, for example compressed, which can't be read", path_.string(), name));
+        throw IoError("{}: '{}' was transformed when it was saved, for example compressed, which can't be read", path_, name);
       }
       const auto& file = text_in(place, "relative_path");
       if (file.empty() || file.starts_with('.') || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
@@ -182,7 +180,7 @@ class DcpReader {
     const auto where = fmt::format("{} at byte {}, where '{}' is,", (folder_ / name).string(), offset, key.first);
     Item item{.file = number, .archive = TorchArchive(files_[number], offset, bytes, globals, where)};
     if (checksum.empty() || checksum == item.archive.checksum()) return item;
-    throw IoError(fmt::format("{} has not what {} says was saved; it is damaged, or of another save", where, path_.string()));
+    throw IoError("{} has not what {} says was saved; it is damaged, or of another save", where, path_);
   }
 
   void add_value(const std::string& name) {

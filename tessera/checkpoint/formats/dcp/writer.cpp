@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -54,12 +53,12 @@ void expect_partition(const std::string& name, const std::vector<int64_t>& shape
     for (size_t k = i + 1; k < boxes.size(); k++) {
       if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;  // and all behind it
       if (!intersection(*boxes[i], *boxes[k])) continue;
-      throw UsageError(fmt::format("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name));
+      throw UsageError("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name);
     }
   }
   if (numel == whole_slice(shape).numel()) return;
-  throw UsageError(fmt::format("the parts of '{}' have {} of its {} values; each rank has to report what it has written", name, numel,
-                               whole_slice(shape).numel()));
+  throw UsageError("the parts of '{}' have {} of its {} values; each rank has to report what it has written", name, numel,
+                   whole_slice(shape).numel());
 }
 
 /// What the items say of one name.
@@ -85,10 +84,10 @@ Value storage_of(const DcpItem& item) {
 void add(const std::string& name, Named& named, const DcpItem& item) {
   if (named.first == nullptr) named.first = &item;
   const auto& first = *named.first;
-  if (item.path != first.path) throw UsageError(fmt::format("two values have the name '{}', joined by dots; give one another name", name));
+  if (item.path != first.path) throw UsageError("two values have the name '{}', joined by dots; give one another name", name);
   const bool agrees = item.part.has_value() == first.part.has_value() &&
                       (!item.part || (item.part->dtype == first.part->dtype && item.part->box.shape == first.part->box.shape));
-  if (!agrees) throw UsageError(fmt::format("the parts of '{}' differ in dtype or shape", name));
+  if (!agrees) throw UsageError("the parts of '{}' differ in dtype or shape", name);
   const auto box = item.part.value_or(DcpItem::Part{}).box;
   if (named.boxes.emplace(box.offsets, box.sizes).second) named.items.push_back(&item);
 }
@@ -113,15 +112,14 @@ DcpRankWriter::DcpRankWriter(const fs::path& folder, int rank) : name_(fmt::form
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values) {
   if (values.sizes() != at::IntArrayRef(box.sizes)) {
-    throw UsageError(fmt::format("the part {} of '{}' was given values of the shape [{}]", to_string(box), joined_name(path),
-                                 fmt::join(values.sizes(), ", ")));
+    throw UsageError("the part {} of '{}' was given values of the shape [{}]", to_string(box), joined_name(path), joined(values.sizes()));
   }
   write(path, box, values.scalar_type(), [&](TorchArchiveWriter& archive) { archive.write(values); });
 }
 
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype,
                           c10::function_ref<void(TorchArchiveWriter&)> fill) {
-  if (!box.fits()) throw UsageError(fmt::format("'{}' has a part {} outside of its shape", joined_name(path), to_string(box)));
+  if (!box.fits()) throw UsageError("'{}' has a part {} outside of its shape", joined_name(path), to_string(box));
   const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = box.sizes});
   TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
   fill(archive);
@@ -202,7 +200,7 @@ void from_json(const nlohmann::json& json, DcpItem& item) {
   if (!json.contains("box")) return;
   const auto name = "torch." + json.at("dtype").get<std::string>();
   const auto* const dtype = torch_dtype_named(name);
-  if (dtype == nullptr) throw IoError(fmt::format("a rank has written a tensor of the unknown dtype {}", name));
+  if (dtype == nullptr) throw IoError("a rank has written a tensor of the unknown dtype {}", name);
   const auto& box = json.at("box");
   item.part = {.dtype = dtype->type, .box = {.shape = box.at(0), .offsets = box.at(1), .sizes = box.at(2)}};
 }

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,9 +38,7 @@ class HeaderReader {
   const std::filesystem::path& path() const { return file_.path(); }
   uint64_t at() const { return at_; }
   uint64_t left() const { return file_.size() - at_; }
-  [[noreturn]] void refuse(const std::string& why) const {
-    throw IoError(fmt::format("{} is damaged or cut off: {}", file_.path().string(), why));
-  }
+  [[noreturn]] void refuse(const std::string& why) const { throw IoError("{} is damaged or cut off: {}", file_.path(), why); }
 
   template <class T>
   T number() {
@@ -141,11 +138,11 @@ GgufTensor read_tensor(HeaderReader& header) {
     std::vector<std::string_view> names;
     for (const auto& code : block_codes()) names.push_back(code.name);
     const auto name = name_of_block_code(number);
-    throw IoError(fmt::format(
+    throw IoError(
         "{}: '{}' is in {}, which is not read here; those that are: {}; llama-quantize makes one of these of the model that "
         "it was made of",
-        header.path().string(), tensor.name,
-        name.empty() ? fmt::format("the code number {}, of a newer ggml or damaged", number) : std::string(name), fmt::join(names, ", ")));
+        header.path(), tensor.name,
+        name.empty() ? fmt::format("the code number {}, of a newer ggml or damaged", number) : std::string(name), joined(names));
   }
   tensor.offset = header.number<uint64_t>();
   return tensor;
@@ -206,12 +203,12 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   HeaderReader header(file);
   char magic[sizeof kGgufMagic] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
-  if (!std::ranges::equal(magic, kGgufMagic)) throw IoError(fmt::format("{} is no GGUF file", path.string()));
+  if (!std::ranges::equal(magic, kGgufMagic)) throw IoError("{} is no GGUF file", path);
   header.number<uint32_t>();
   const auto version = header.number<uint32_t>();
   if (version < kOldestGgufVersion || version > kGgufVersion)
-    throw IoError(fmt::format("{} is a GGUF file of version {}; this program reads versions {} and {}", path.string(), version,
-                              kOldestGgufVersion, kGgufVersion));
+    throw IoError("{} is a GGUF file of version {}; this program reads versions {} and {}", path, version, kOldestGgufVersion,
+                  kGgufVersion);
   const auto tensors = header.number<uint64_t>(), keys = header.number<uint64_t>();
   std::set<std::string> known;
   for (uint64_t i = 0; i < keys; i++) {
@@ -244,7 +241,7 @@ const T* GgufFile::get(const std::string& key) const {
   const auto* value = find(key);
   if (value == nullptr) return nullptr;
   const auto* data = std::get_if<T>(&value->data);
-  if (data == nullptr) throw IoError(fmt::format("{}: '{}' has another type than it should", path_.string(), key));
+  if (data == nullptr) throw IoError("{}: '{}' has another type than it should", path_, key);
   return data;
 }
 
@@ -272,7 +269,7 @@ const std::vector<int64_t>* GgufFile::integers(const std::string& key) const {
 
 std::string GgufFile::architecture() const {
   const auto name = text(kArchitectureKey);
-  if (!name) throw IoError(fmt::format("{} has no {}", path_.string(), kArchitectureKey));
+  if (!name) throw IoError("{} has no {}", path_, kArchitectureKey);
   return *name;
 }
 
@@ -298,11 +295,10 @@ Catalog read_gguf(const GgufFile& file) {
     if (heads > 0) {
       const auto rows = tensor.sizes.empty() ? 0 : tensor.sizes[0];
       if (heads > rows || rows % (2 * heads) != 0 || tensor.sizes.back() < 1)
-        throw IoError(fmt::format("{}: the rows of '{}' don't fall into {} heads", path.string(), tensor.name, heads));
+        throw IoError("{}: the rows of '{}' don't fall into {} heads", path, tensor.name, heads);
       stored.boxes = boxes_of_pairs(tensor, heads);
     }
-    if (!catalog.tensors.emplace(name, std::move(stored)).second)
-      throw IoError(fmt::format("{}: two tensors are '{}'", path.string(), name));
+    if (!catalog.tensors.emplace(name, std::move(stored)).second) throw IoError("{}: two tensors are '{}'", path, name);
   }
   return catalog;
 }

@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 
@@ -75,8 +74,8 @@ static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
   const auto sizes = values.abs();
   const auto most = (is_bfloat ? sizes.masked_fill(values.isfinite().logical_not(), 0) : sizes).max().item<double>();
   if (!(most <= (is_bfloat ? kMostOfBfloat : kMostOfHalf)))
-    throw UsageError(fmt::format("'{}' has values up to {}, which {} can't hold; write {}", entry.name, most, entry.code->name,
-                                 is_bfloat ? "F32" : "BF16 or F32"));
+    throw UsageError("'{}' has values up to {}, which {} can't hold; write {}", entry.name, most, entry.code->name,
+                     is_bfloat ? "F32" : "BF16 or F32");
 }
 
 GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors)
@@ -94,7 +93,7 @@ GgufWriter::GgufWriter(const std::filesystem::path& path, const GgufMetadata& me
   for (auto& tensor : tensors_) {
     const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
     if (row % tensor.code->values != 0 || tensor.code->encode == nullptr)
-      throw UsageError(fmt::format("'{}' with rows of {} values can't be written as {}", tensor.name, row, tensor.code->name));
+      throw UsageError("'{}' with rows of {} values can't be written as {}", tensor.name, row, tensor.code->name);
     header.text(tensor.name);
     header.number(static_cast<uint32_t>(tensor.sizes.size()));
     for (auto size = tensor.sizes.rbegin(); size != tensor.sizes.rend(); ++size) header.number(static_cast<uint64_t>(*size));
@@ -117,7 +116,7 @@ void GgufWriter::pad_to(uint64_t offset) {
 
 void GgufWriter::write(const at::Tensor& tensor) {
   const auto& entry = tensors_.at(next_++);
-  if (tensor.sizes() != at::IntArrayRef(entry.sizes)) throw UsageError(fmt::format("'{}' has other sizes than its entry", entry.name));
+  if (tensor.sizes() != at::IntArrayRef(entry.sizes)) throw UsageError("'{}' has other sizes than its entry", entry.name);
   pad_to(entry.offset);
   const auto flat = tensor.detach().contiguous().view(-1);
   const auto& code = *entry.code;
@@ -138,7 +137,7 @@ void GgufWriter::write(const at::Tensor& tensor) {
 }
 
 void GgufWriter::close() {
-  if (next_ != tensors_.size()) throw UsageError(fmt::format("{} of {} tensors were written", next_, tensors_.size()));
+  if (next_ != tensors_.size()) throw UsageError("{} of {} tensors were written", next_, tensors_.size());
   pad_to(aligned(written_, kGgufAlignment));
   file_.commit();
 }

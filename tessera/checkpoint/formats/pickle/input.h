@@ -1,8 +1,6 @@
 // The bytes of a pickle, taken one after the other.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -17,7 +15,7 @@ class Input {
   Input(std::string_view bytes, const std::string& where) : bytes_(bytes), where_(where) {}
 
   [[noreturn]] void fail(const std::string& why) const {
-    throw IoError(fmt::format("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, why));
+    throw IoError("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, why);
   }
 
   size_t size() const { return bytes_.size(); }

@@ -236,9 +236,9 @@ class Reader {
     if (!is_utf8(full)) fail("the name of a class is no UTF-8");
     if (!globals_(full)) {
       throw IoError(
-          fmt::format("{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the "
-                      "file, load it in Python and save it again with tensors and plain values only",
-                      input_.where(), full));
+          "{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the "
+          "file, load it in Python and save it again with tensors and plain values only",
+          input_.where(), full);
     }
     push(Global{.name = std::move(full)});
   }

@@ -22,13 +22,13 @@ void expect_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std
   file.read(head.data(), head.size(), begin);
   if (head.starts_with("PK")) return;
   const auto refuse = [&](const char* what) {
-    throw IoError(fmt::format("{} {}; load it in Python and save it again with today's torch.save", where, what));
+    throw IoError("{} {}; load it in Python and save it again with today's torch.save", where, what);
   };
   if (head.starts_with("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19")) refuse("is in the format that torch.save had before PyTorch 1.6");
   if (head.size() > kTarMark && std::string_view(head).substr(kTarMark).starts_with("ustar")) {
     refuse("is a tar archive, as torch.save wrote them before 2017");
   }
-  throw IoError(fmt::format("{} is no file of torch.save: it is no zip archive{}", where, head.empty() ? ", but empty" : ""));
+  throw IoError("{} is no file of torch.save: it is no zip archive{}", where, head.empty() ? ", but empty" : "");
 }
 
 /// The folder in the archive in which everything is.
@@ -36,7 +36,7 @@ std::string folder_of(const std::map<std::string, ZipEntry>& entries, const std:
   const auto found = std::ranges::find_if(entries, [](const auto& entry) {
     return entry.first.ends_with(kContent) && entry.first.find('/') + kContent.size() == entry.first.size();
   });
-  if (found == entries.end()) throw IoError(fmt::format("{} is a zip archive, but none of torch.save: it has no data.pkl", where));
+  if (found == entries.end()) throw IoError("{} is a zip archive, but none of torch.save: it has no data.pkl", where);
   return found->first.substr(0, found->first.size() - kContent.size() + 1);
 }
 
@@ -52,11 +52,11 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   for (const auto& [name, entry] : entries_) {
     const bool is_code = name.starts_with(folder_ + "code/");  // of TorchScript, which is not read
     if (entry.packed && !is_code)
-      throw IoError(fmt::format("{} is compressed, which torch.save never does; load it in Python and save it again", where_));
+      throw IoError("{} is compressed, which torch.save never does; load it in Python and save it again", where_);
   }
   const auto order = entries_.find(folder_ + "byteorder");
   if (order != entries_.end() && read_entry(file, order->second, where_) != "little") {
-    throw IoError(fmt::format("{} has another byte order than this machine; save it again on a machine with this one", where_));
+    throw IoError("{} has another byte order than this machine; save it again on a machine with this one", where_);
   }
   if (const auto save = entries_.find(folder_ + kSaveKey); save != entries_.end())
     save_ = save_number(read_entry(file, save->second, where_), where_);
@@ -66,7 +66,7 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
 }
 
 void TorchArchive::damaged(const std::string& name, const std::string& why) const {
-  throw IoError(fmt::format("{} is damaged: the tensor '{}' {}", where_, name, why));
+  throw IoError("{} is damaged: the tensor '{}' {}", where_, name, why);
 }
 
 std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, const std::string& name) const {
@@ -91,9 +91,8 @@ std::optional<ArchivedTensor> TorchArchive::tensor_of_object(const pickle::Objec
     return tensor_of_object({.name = function->name, .arguments = inner->items}, name);
   }
   if (made == "torch._utils._rebuild_qtensor" || made == "torch._utils._rebuild_sparse_tensor") {
-    throw IoError(fmt::format("{} has a {} tensor '{}', which can't be read; save {}", where_,
-                              made.ends_with("qtensor") ? "quantized" : "sparse", name,
-                              made.ends_with("qtensor") ? "its dequantize()" : "its to_dense()"));
+    throw IoError("{} has a {} tensor '{}', which can't be read; save {}", where_, made.ends_with("qtensor") ? "quantized" : "sparse", name,
+                  made.ends_with("qtensor") ? "its dequantize()" : "its to_dense()");
   }
   return std::nullopt;
 }
@@ -111,9 +110,9 @@ ArchivedTensor TorchArchive::view_of_storage(const pickle::Object& object, const
     const auto* const dict = arguments[attributes].as<pickle::Dict>();
     if (dict != nullptr && !dict->entries.empty()) {
       throw IoError(
-          fmt::format("{} has a tensor '{}' whose conjugate or negative is still to be computed; save its resolve_conj() or "
-                      "resolve_neg()",
-                      where_, name));
+          "{} has a tensor '{}' whose conjugate or negative is still to be computed; save its resolve_conj() or "
+          "resolve_neg()",
+          where_, name);
     }
   }
   std::optional<at::ScalarType> dtype;

@@ -34,8 +34,8 @@ class TorchFileReader {
     const auto& content = unwrapped(archive_.content());
     if (const auto* const object = content.as<pickle::Object>(); object != nullptr && !archive_.tensor(content, "")) refuse(object->name);
     if (archive_.tensor(content, "") || content.as<pickle::Dict>() == nullptr) {
-      throw IoError(fmt::format("{} holds {} instead of a dict of tensors", where_,
-                                archive_.tensor(content, "") ? "one tensor without a name" : content.kind()));
+      throw IoError("{} holds {} instead of a dict of tensors", where_,
+                    archive_.tensor(content, "") ? "one tensor without a name" : content.kind());
     }
     add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
     // A model is perhaps what could not be read.
@@ -49,15 +49,15 @@ class TorchFileReader {
 
   [[noreturn]] void refuse(const std::string& global) const {
     throw IoError(
-        fmt::format("{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the file, load "
-                    "it in Python and save it again with tensors and plain values only, such as model.state_dict()",
-                    where_, global));
+        "{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the file, load "
+        "it in Python and save it again with tensors and plain values only, such as model.state_dict()",
+        where_, global);
   }
 
   void add(const std::string& name, const Value& given) {
     const auto& value = unwrapped(given);
     letters_ += name.size();
-    if (letters_ > longest_) throw IoError(fmt::format("{} is damaged: its names are far longer than the file", where_));
+    if (letters_ > longest_) throw IoError("{} is damaged: its names are far longer than the file", where_);
     const auto* const items = items_of(value);
     const auto* const dict = value.as<pickle::Dict>();
     if (const auto tensor = archive_.tensor(value, name)) {
@@ -77,7 +77,7 @@ class TorchFileReader {
       if (of_module && !is_module(value) && !archive_.tensor(value, prefix)) continue;
       const auto part = to_name(key);
       if (!part) {
-        throw IoError(fmt::format("{} has {} as a key of '{}'; only texts and integers can be parts of names", where_, key.kind(), prefix));
+        throw IoError("{} has {} as a key of '{}'; only texts and integers can be parts of names", where_, key.kind(), prefix);
       }
       add(prefix + *part, value);
     }
@@ -122,7 +122,7 @@ class TorchFileReader {
     const auto of = object != nullptr ? object->name : global != nullptr ? global->name : std::string();
     // What stands for a tensor of torch, and is none that could be read, is not to be missed.
     if (object != nullptr && torch_globals(of))
-      throw IoError(fmt::format("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name));
+      throw IoError("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name);
     if (foreign_.empty()) foreign_ = of;
     catalog_.left_out.emplace(name, of.empty() ? kNoPlainData : fmt::format("{}, {}", kNoPlainData, of));
   }
@@ -130,7 +130,7 @@ class TorchFileReader {
   void expect_new(const std::string& name) const {
     if (catalog_.tensors.contains(name) || catalog_.left_out.contains(name) || catalog_.values.contains(name) ||
         catalog_.aliases.contains(name)) {
-      throw IoError(fmt::format("{} has two values whose keys, joined by dots, are '{}'", where_, name));
+      throw IoError("{} has two values whose keys, joined by dots, are '{}'", where_, name);
     }
   }
 

@@ -1,7 +1,6 @@
 // Files of torch.save: those that we write, and damaged, hostile and foreign ones. What Python says of them is in torch/python_test.cpp.
 #include "tessera/checkpoint/formats/torch/file.h"
 
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,5 +1,4 @@
 // Python's torch reads the files that we write, and we read those that it writes.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -22,7 +21,7 @@ std::string entry_name(size_t tensor) {
   return fmt::format("{}data/{}", kFolder, tensor);
 }
 
-std::string joined(const std::string& name, const std::string& key) {
+std::string path_of(const std::string& name, const std::string& key) {
   return name.empty() ? key : name + "." + key;
 }
 
@@ -51,7 +50,7 @@ Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name
   if (const auto* const tensor = std::get_if<TorchTree::Tensor>(&tree.value)) return pickled(*tensor, name);
   const auto items_of = [&](const std::vector<TorchTree>& items) {
     std::vector<Value> result;
-    for (size_t i = 0; i < items.size(); i++) result.push_back(pickled(items[i], joined(name, std::to_string(i))));
+    for (size_t i = 0; i < items.size(); i++) result.push_back(pickled(items[i], path_of(name, std::to_string(i))));
     return result;
   };
   if (const auto* const list = std::get_if<TorchTree::List>(&tree.value)) return pickle::List{.items = items_of(list->items)};
@@ -59,7 +58,7 @@ Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name
   pickle::Dict result;
   for (const auto& [key, item] : std::get<TorchTree::Dict>(tree.value).entries) {
     const auto value = std::visit([](const auto& each) { return Value(each); }, key);
-    result.entries.emplace_back(value, pickled(item, joined(name, *to_name(value))));
+    result.entries.emplace_back(value, pickled(item, path_of(name, *to_name(value))));
   }
   return result;
 }
@@ -68,12 +67,11 @@ Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name
 Value TorchArchiveWriter::pickled(const TorchTree::Tensor& tensor, const std::string& name) {
   const auto* const dtype = torch_dtype(tensor->dtype);
   if (dtype == nullptr) {
-    throw UsageError(
-        fmt::format("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", name, c10::toString(tensor->dtype)));
+    throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", name, c10::toString(tensor->dtype));
   }
   const auto width = static_cast<int64_t>(c10::elementSize(tensor->dtype));
   const auto bytes = checked_numel(tensor->shape, width);
-  if (!bytes) throw UsageError(fmt::format("tensor '{}' of the shape [{}] does not fit into a file", name, fmt::join(tensor->shape, ", ")));
+  if (!bytes) throw UsageError("tensor '{}' of the shape [{}] does not fit into a file", name, joined(tensor->shape));
   const auto [found, is_new] = storages_.try_emplace(tensor.get(), places_.size());
   if (is_new) places_.push_back({name, tensor});
 
@@ -89,22 +87,22 @@ Value TorchArchiveWriter::pickled(const TorchTree::Tensor& tensor, const std::st
 }
 
 void TorchArchiveWriter::write(const at::Tensor& tensor) {
-  if (next_ == places_.size()) throw UsageError(fmt::format("the file has all its {} tensors already", next_));
+  if (next_ == places_.size()) throw UsageError("the file has all its {} tensors already", next_);
   const auto& [name, expected] = places_[next_];
   if (tensor.scalar_type() != expected->dtype || tensor.sizes() != at::IntArrayRef(expected->shape)) {
-    throw UsageError(fmt::format("the next tensor is '{}', {} of [{}], but was given {} of [{}]", name, c10::toString(expected->dtype),
-                                 fmt::join(expected->shape, ", "), c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", ")));
+    throw UsageError("the next tensor is '{}', {} of [{}], but was given {} of [{}]", name, c10::toString(expected->dtype),
+                     joined(expected->shape), c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
   }
   append(tensor);
 }
 
 void TorchArchiveWriter::append(const at::Tensor& values) {
-  if (next_ == places_.size()) throw UsageError(fmt::format("the file has all its {} tensors already", next_));
+  if (next_ == places_.size()) throw UsageError("the file has all its {} tensors already", next_);
   const auto& [name, expected] = places_[next_];
   const auto numel = c10::multiply_integers(expected->shape);
   if (values.scalar_type() != expected->dtype || values.numel() > numel - written_) {
-    throw UsageError(fmt::format("'{}' lacks {} values of {}, but was given {} of {}", name, numel - written_,
-                                 c10::toString(expected->dtype), values.numel(), c10::toString(values.scalar_type())));
+    throw UsageError("'{}' lacks {} values of {}, but was given {} of {}", name, numel - written_, c10::toString(expected->dtype),
+                     values.numel(), c10::toString(values.scalar_type()));
   }
   const auto plain = values.detach().cpu().resolve_conj().resolve_neg().contiguous();
   if (written_ == 0) zip_.begin(entry_name(next_), static_cast<uint64_t>(numel) * plain.element_size());
@@ -134,7 +132,7 @@ uint64_t TorchArchiveWriter::close(std::span<const uint32_t> checksums) {
 
 uint64_t TorchArchiveWriter::close() {
   if (next_ < places_.size()) {
-    throw UsageError(fmt::format("closed after {} of {} tensors; '{}' is missing", next_, places_.size(), places_[next_].name));
+    throw UsageError("closed after {} of {} tensors; '{}' is missing", next_, places_.size(), places_[next_].name);
   }
   zip_.add(std::string(kFolder) + "version", "3\n");
   return zip_.close();

@@ -1,6 +1,5 @@
 #include "tessera/checkpoint/formats/torch/zip.h"
 
-#include <fmt/format.h>
 #include <libdeflate.h>
 #include <zlib.h>
 #include <algorithm>
@@ -66,7 +65,7 @@ class ZipReader {
     ZipArchive archive{.checksum = checksum_of(text)};
     for (uint64_t i = 0; i < count; i++) {
       const auto [name, entry] = record(fields);
-      if (!archive.entries.emplace(name, entry).second) throw IoError(fmt::format("the entry '{}' comes twice", name));
+      if (!archive.entries.emplace(name, entry).second) throw IoError("the entry '{}' comes twice", name);
     }
     return archive;
   }
@@ -130,11 +129,11 @@ class ZipReader {
     LittleEndian extra(fields.text(extra_bytes));
     fields.text(comment_bytes);
     take_wide(extra, {&entry.bytes, &packed, &place});
-    if ((flags & kEncrypted) != 0) throw IoError(fmt::format("the entry '{}' is encrypted", name));
+    if ((flags & kEncrypted) != 0) throw IoError("the entry '{}' is encrypted", name);
     entry.packed = packing != kStored;
-    if (!entry.packed && packed != entry.bytes) throw IoError(fmt::format("the entry '{}' has two sizes", name));
+    if (!entry.packed && packed != entry.bytes) throw IoError("the entry '{}' has two sizes", name);
     entry.begin = content_of(name, place);
-    if (entry.begin > bytes_ || packed > bytes_ - entry.begin) throw IoError(fmt::format("the entry '{}' is cut off", name));
+    if (entry.begin > bytes_ || packed > bytes_ - entry.begin) throw IoError("the entry '{}' is cut off", name);
     entry.begin += begin_;
     return {name, entry};
   }
@@ -157,7 +156,7 @@ class ZipReader {
     const auto text = bytes_at(place, kEntryBytes + name.size());
     LittleEndian header(text);
     const bool is_entry = header.four() == kEntry && std::string_view(text).substr(kEntryBytes) == name;
-    if (!is_entry) throw IoError(fmt::format("the entry '{}' is not where it should be", name));
+    if (!is_entry) throw IoError("the entry '{}' is not where it should be", name);
     header.text(22);
     const uint64_t name_bytes = header.two(), extra_bytes = header.two();
     return place + kEntryBytes + name_bytes + extra_bytes;
@@ -187,7 +186,7 @@ ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const
   try {
     return ZipReader(file, begin, bytes).read();
   } catch (const IoError& error) {
-    throw IoError(fmt::format("{} is damaged or cut off: as a zip archive, {}", where, error.what()));
+    throw IoError("{} is damaged or cut off: as a zip archive, {}", where, error.what());
   }
 }
 
@@ -212,8 +211,8 @@ std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::
   std::string bytes(entry.bytes, '\0');
   file.read(bytes.data(), entry.bytes, entry.begin);
   if (entry.crc32 != 0 && crc32_of(std::as_bytes(std::span(bytes))) != entry.crc32) {
-    throw IoError(fmt::format("{} is damaged: bytes {} to {} are not those that were written, because they have another checksum", where,
-                              entry.begin, entry.begin + entry.bytes));
+    throw IoError("{} is damaged: bytes {} to {} are not those that were written, because they have another checksum", where, entry.begin,
+                  entry.begin + entry.bytes);
   }
   return bytes;
 }

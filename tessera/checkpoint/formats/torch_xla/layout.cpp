@@ -39,8 +39,8 @@ void expect_one_dtype(const Catalog& model, const std::vector<TorchXlaShard::Par
   const auto dtype = [&](const TorchXlaShard::Part& part) { return model.tensors.at(part.name).dtype; };
   for (const auto& part : parts) {
     if (dtype(part) == dtype(parts.front())) continue;
-    throw UsageError(fmt::format("'{}' is {} and '{}' is {}, so one flat parameter can't hold both; write with flatten_parameters = false",
-                                 parts.front().name, c10::toString(dtype(parts.front())), part.name, c10::toString(dtype(part))));
+    throw UsageError("'{}' is {} and '{}' is {}, so one flat parameter can't hold both; write with flatten_parameters = false",
+                     parts.front().name, c10::toString(dtype(parts.front())), part.name, c10::toString(dtype(part)));
   }
 }
 
@@ -75,8 +75,7 @@ void add_flat(std::vector<TorchXlaShard>& layout, const Catalog& model, const st
 std::vector<std::string> divided_parameters(const Catalog& model, const TorchXlaOptions& options) {
   auto names = options.parameters;
   for (const auto& name : names) {
-    if (!model.tensors.contains(name))
-      throw UsageError(fmt::format("the parameter '{}' of TorchXlaOptions is not in the checkpoint", name));
+    if (!model.tensors.contains(name)) throw UsageError("the parameter '{}' of TorchXlaOptions is not in the checkpoint", name);
   }
   if (!names.empty()) return names;
   for (const auto& [name, tensor] : model.tensors) {
@@ -123,7 +122,7 @@ class LayoutReader {
     }
     TorchXlaShard result{.module = module, .original_name = *original->as<std::string>(), .shape = *shape};
     if (result.name() != *name) file_.fail(fmt::format("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name));
-    const auto full = xla::joined(module, result.original_name);
+    const auto full = xla::full_name(module, result.original_name);
     if (full.find(std::string(xla::kWrapped) + std::string(xla::kFlatParameter)) == std::string::npos) {
       result.parts = {{.name = xla::without_wrappers(full), .original_name = result.original_name, .shape = *shape}};
     } else {
@@ -150,7 +149,7 @@ class LayoutReader {
         numel -= numels[i];
         const auto dot = flat.rfind('.');
         const auto wrapper = dot == std::string::npos ? "" : flat.substr(0, dot);
-        result.push_back({.name = xla::without_wrappers(xla::joined(wrapper, names[i])), .original_name = names[i], .shape = shapes[i]});
+        result.push_back({.name = xla::without_wrappers(xla::full_name(wrapper, names[i])), .original_name = names[i], .shape = shapes[i]});
       }
     } catch (const nlohmann::json::exception&) {
       refuse();
@@ -186,11 +185,11 @@ std::string TorchXlaShard::name() const {
 }
 
 std::string TorchXlaShard::state_name() const {
-  return xla::joined(module, name());
+  return xla::full_name(module, name());
 }
 
 std::vector<TorchXlaShard> torch_xla_layout(const Catalog& model, const TorchXlaOptions& options) {
-  if (options.shard_size_multiple < 1) throw UsageError(fmt::format("shards can't be multiples of {} values", options.shard_size_multiple));
+  if (options.shard_size_multiple < 1) throw UsageError("shards can't be multiples of {} values", options.shard_size_multiple);
   std::map<std::string, std::vector<TorchXlaShard::Part>> parts;  // by unit
   std::vector<std::string> units, order;
   for (const auto& name : divided_parameters(model, options)) {

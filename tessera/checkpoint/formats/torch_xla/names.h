@@ -27,7 +27,7 @@ inline std::string without_wrappers(std::string name) {
   return replace_all(replace_all(std::move(name), kWrapped, ""), kFlattened, "");
 }
 
-inline std::string joined(const std::string& module, const std::string& name) {
+inline std::string full_name(const std::string& module, const std::string& name) {
   return module.empty() ? name : module + "." + name;
 }
 

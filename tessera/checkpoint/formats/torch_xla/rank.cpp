@@ -32,7 +32,7 @@ std::vector<fs::path> files_like(const fs::path& pattern) {
     ~Found() { ::globfree(this); }
   } found;
   const int status = ::glob(pattern.c_str(), 0, nullptr, &found);
-  if (status != 0 && status != GLOB_NOMATCH) throw IoError(fmt::format("can't look for the files {}", pattern.string()));
+  if (status != 0 && status != GLOB_NOMATCH) throw IoError("can't look for the files {}", pattern);
   return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
 }
 
@@ -63,7 +63,7 @@ RankContent::RankContent(const fs::path& path) : path_(path), archive_(open_arch
 }
 
 void RankContent::fail(const std::string& why) const {
-  throw IoError(fmt::format("{} {}", path_.string(), why));
+  throw IoError("{} {}", path_, why);
 }
 
 const Dict& RankContent::content() const {
@@ -119,26 +119,25 @@ std::vector<RankContent> open_all(const fs::path& path) {
     files.emplace_back(each);
     if (files.back().is_whole()) files.pop_back();
   }
-  if (files.empty()) throw IoError(fmt::format("there are no rank files of torch_xla {}", path.string()));
+  if (files.empty()) throw IoError("there are no rank files of torch_xla {}", path);
   std::ranges::stable_sort(files, {}, &RankContent::rank);
   const auto ranks = files.front().ranks();
   for (const auto& file : files) {
     if (file.ranks() == ranks) continue;
-    throw IoError(fmt::format("{} is of {} ranks and {} of {}: these are files of two checkpoints", files.front().path().string(), ranks,
-                              file.path().string(), file.ranks()));
+    throw IoError("{} is of {} ranks and {} of {}: these are files of two checkpoints", files.front().path(), ranks, file.path(),
+                  file.ranks());
   }
   for (size_t i = 0; i < files.size(); i++) {
     const auto& file = files[i];
     if (i > 0 && file.rank() == files[i - 1].rank()) {
-      throw IoError(fmt::format("{} and {} are both of rank {}; somebody has copied one", files[i - 1].path().string(),
-                                file.path().string(), file.rank()));
+      throw IoError("{} and {} are both of rank {}; somebody has copied one", files[i - 1].path(), file.path(), file.rank());
     }
     if (file.rank() >= ranks) file.fail(fmt::format("says that it is of rank {} of {}", file.rank(), ranks));
   }
   for (int64_t rank = 0; rank < ranks; rank++) {
     if (static_cast<size_t>(rank) < files.size() && files[static_cast<size_t>(rank)].rank() == rank) continue;
-    throw IoError(fmt::format("{} is of {} ranks, but the file of rank {} is missing{}", files.front().path().string(), ranks, rank,
-                              paths.size() == 1 ? "; give the prefix of all of them, or a pattern with *" : ""));
+    throw IoError("{} is of {} ranks, but the file of rank {} is missing{}", files.front().path(), ranks, rank,
+                  paths.size() == 1 ? "; give the prefix of all of them, or a pattern with *" : "");
   }
   return files;
 }

@@ -200,7 +200,7 @@ class TorchXlaReader {
     if (first().content().find(xla::kOptimizer) == nullptr) return;
     add_settings();
     if (const auto why = why_no_state()) {
-      log(LogLevel::Warning, fmt::format("the optimizer's state in {} is left out: {}", first().path().string(), *why));
+      log(LogLevel::Warning, "the optimizer's state in {} is left out: {}", first().path(), *why);
       return;
     }
     for (size_t i = 0; i < layout_.size(); i++) add_state(i);

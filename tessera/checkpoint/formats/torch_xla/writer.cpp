@@ -112,7 +112,7 @@ class Content {
         names.push_back(each.name);
         divided.insert(each.name);
         if (stored_.info(each.name).shape != each.shape) {
-          throw UsageError(fmt::format("'{}' has another shape in the checkpoint than in the layout of its shards", each.name));
+          throw UsageError("'{}' has another shape in the checkpoint than in the layout of its shards", each.name);
         }
       }
       result.entries.emplace_back(shard.state_name(), part(shard, names));
@@ -141,7 +141,7 @@ class Content {
         shapes.push_back(each.shape);
         numels.push_back(c10::multiply_integers(each.shape));
       }
-      flat.entries.emplace_back(xla::joined(shard.module, shard.original_name), TorchTree{json::array({names, shapes, numels})});
+      flat.entries.emplace_back(xla::full_name(shard.module, shard.original_name), TorchTree{json::array({names, shapes, numels})});
     }
     return {{{"shard_info", TorchTree{std::move(info)}},
              {"flatten_info", TorchTree{std::move(flat)}},
@@ -224,15 +224,15 @@ void expect_no_other_ranks(const fs::path& prefix, int ranks) {
     const auto name = rank_in_name(path.filename().string(), path.extension().string());
     if (!name || name->second == ranks) continue;
     throw UsageError(
-        fmt::format("{} is of a checkpoint of {} ranks, with which files of {} ranks would be mixed up; remove those of its "
-                    "prefix, or take another prefix",
-                    path.string(), name->second, ranks));
+        "{} is of a checkpoint of {} ranks, with which files of {} ranks would be mixed up; remove those of its "
+        "prefix, or take another prefix",
+        path, name->second, ranks);
   }
 }
 
 std::vector<fs::path> write_torch_xla(const fs::path& prefix, int ranks, const CatalogReader& stored,
                                       const std::vector<TorchXlaShard>& layout) {
-  if (ranks < 1) throw UsageError(fmt::format("files can't be divided over {} ranks", ranks));
+  if (ranks < 1) throw UsageError("files can't be divided over {} ranks", ranks);
   expect_no_other_ranks(prefix, ranks);
   for (const auto& [name, tensor] : stored.catalog().tensors) stored.expect_complete(name);
   for (const auto& bytes : stored.catalog().checksums) stored.verify(bytes);

@@ -22,7 +22,7 @@ std::vector<Value> parts_of(const Value& x, int64_t count) {
   for (int64_t i = 0; i < count; i++) parts.push_back(hlo::slice(x, 1, i * width, (i + 1) * width));
   return parts;
 }
-Value joined(std::span<const Value> parts) {
+Value concatenated(std::span<const Value> parts) {
   return hlo::concatenate(parts, 1);
 }
 
@@ -53,7 +53,7 @@ void lstm_cell(Call& call) {
   const auto gate = [&](size_t i) { return plus(given[i], hidden[i]); };
   const auto in = logistic(gate(0)), forget = logistic(gate(1)), cell = hyperbolic_tangent(gate(2)), out = logistic(gate(3));
   const auto c = plus(times(forget, call.wide_value(2)), times(in, cell));
-  give_as(call, call.result_type(), {times(out, hyperbolic_tangent(c)), c, joined(std::vector{in, forget, cell, out})});
+  give_as(call, call.result_type(), {times(out, hyperbolic_tangent(c)), c, concatenated(std::vector{in, forget, cell, out})});
 }
 
 void lstm_cell_gradient(Call& call) {
@@ -65,8 +65,8 @@ void lstm_cell_gradient(Call& call) {
   const auto g = call.has(0) ? value(0) : fixed(tanh, 0);
   auto gc = times(times(g, out), tangent_slope(tanh));
   if (call.has(1)) gc = plus(gc, value(1));
-  const auto all = joined(std::vector{times(times(gc, cell), logistic_slope(in)), times(times(gc, before), logistic_slope(forget)),
-                                      times(times(gc, in), tangent_slope(cell)), times(times(g, tanh), logistic_slope(out))});
+  const auto all = concatenated(std::vector{times(times(gc, cell), logistic_slope(in)), times(times(gc, before), logistic_slope(forget)),
+                                            times(times(gc, in), tangent_slope(cell)), times(times(g, tanh), logistic_slope(out))});
   give_as(call, type, {all, times(gc, forget), call.flag(5) ? hlo::sum(all, {0}) : Value()});
 }
 
@@ -76,7 +76,7 @@ void gru_cell(Call& call) {
   const auto reset = logistic(plus(given[0], hidden[0])), update = logistic(plus(given[1], hidden[1]));
   const auto fresh = hyperbolic_tangent(plus(given[2], times(reset, hidden[2])));
   give_as(call, call.result_type(),
-          {plus(fresh, times(update, minus(before, fresh))), joined(std::vector{reset, update, fresh, before, hidden[2]})});
+          {plus(fresh, times(update, minus(before, fresh))), concatenated(std::vector{reset, update, fresh, before, hidden[2]})});
 }
 
 void gru_cell_gradient(Call& call) {
@@ -86,8 +86,8 @@ void gru_cell_gradient(Call& call) {
   const auto of_fresh = times(times(g, minus(fixed(update, 1), update)), tangent_slope(fresh));
   const auto of_update = times(times(g, minus(before, fresh)), logistic_slope(update));
   const auto of_reset = times(times(of_fresh, hidden), logistic_slope(reset));
-  const auto to_given = joined(std::vector{of_reset, of_update, of_fresh}),
-             to_hidden = joined(std::vector{of_reset, of_update, times(of_fresh, reset)});
+  const auto to_given = concatenated(std::vector{of_reset, of_update, of_fresh}),
+             to_hidden = concatenated(std::vector{of_reset, of_update, times(of_fresh, reset)});
   const bool has_bias = call.flag(2);
   const auto sum = [&](const Value& all) { return has_bias ? hlo::sum(all, {0}) : Value(); };
   give_as(call, call.result_type(), {to_given, to_hidden, times(g, update), sum(to_given), sum(to_hidden)});

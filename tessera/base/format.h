@@ -1,0 +1,89 @@
+// Text with values in it, as fmt writes it, for headers that programs include: those need no fmt.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+namespace tessera {
+
+/// A value in a text: a number, a character, a string or a path, which must last as long as the call.
+class FormatValue {
+ public:
+  template <class T>
+  requires std::is_arithmetic_v<T> FormatValue(T value) {  // NOLINT(google-explicit-constructor)
+    if constexpr (std::same_as<T, bool>) {
+      kind = Kind::Bool, integer = value;
+    } else if constexpr (std::same_as<T, char>) {
+      kind = Kind::Char, integer = value;
+    } else if constexpr (std::same_as<T, float>) {
+      kind = Kind::Float, number = value;
+    } else if constexpr (std::floating_point<T>) {
+      kind = Kind::Double, number = static_cast<double>(value);
+    } else if constexpr (std::is_signed_v<T>) {
+      kind = Kind::Signed, integer = value;
+    } else {
+      kind = Kind::Unsigned, integer = static_cast<int64_t>(value);
+    }
+  }
+  template <class T>
+  requires std::convertible_to<const T&, std::string_view> FormatValue(const T& value)
+      : kind(Kind::Text), text(value) {}  // NOLINT(google-explicit-constructor)
+  template <class T>
+  requires requires(const T& path) { std::string_view(path.native()); }
+  FormatValue(const T& path) : kind(Kind::Text), text(path.native()) {}  // NOLINT(google-explicit-constructor)
+
+  enum class Kind { Bool, Char, Signed, Unsigned, Float, Double, Text } kind;
+  int64_t integer = 0;
+  double number = 0;
+  std::string_view text = {};
+};
+
+/// A format with places for so many values, such as "{} of {}" or "{1} of {0}"; the compiler counts them.
+template <size_t values>
+struct Format {
+  template <class T>
+  requires std::convertible_to<const T&, std::string_view>
+  consteval Format(const T& format) : text(format) {  // NOLINT(google-explicit-constructor)
+    size_t places = 0;
+    for (size_t i = 0; i + 1 < text.size(); i++) {
+      const char next = text[i + 1];
+      if ((text[i] == '{' || text[i] == '}') && next == text[i]) {
+        i++;  // a brace that is meant as such
+      } else if (text[i] == '{') {
+        places = next >= '0' && next <= '9' ? std::max<size_t>(places, next - '0' + 1) : places + 1;
+      }
+    }
+    if (places != values) throw "the format has places for another number of values";
+  }
+
+  std::string_view text;
+};
+
+/// Of any number of values.
+std::string format_values(std::string_view format, std::span<const FormatValue> values);
+
+template <class... Values>
+std::string formatted(Format<sizeof...(Values)> format, const Values&... values) {
+  return format_values(format.text, std::array<FormatValue, sizeof...(Values)>{FormatValue(values)...});
+}
+
+/// All of a range, with `separator` between them.
+template <class Range>
+std::string joined(Range&& range, std::string_view separator = ", ") {
+  std::string text;
+  bool first = true;
+  for (const auto& each : range) {
+    if (!first) text += separator;
+    first = false;
+    text += formatted("{}", each);
+  }
+  return text;
+}
+
+}  // namespace tessera
