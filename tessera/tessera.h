@@ -21,7 +21,6 @@
 #include "tessera/checkpoint/prefix_lock.h"
 #include "tessera/checkpoint/prune.h"
 #include "tessera/checkpoint/save_options.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/verify.h"

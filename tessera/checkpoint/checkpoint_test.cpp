@@ -8,7 +8,6 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/async_saver.h"
 #include "tessera/checkpoint/consolidate.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/optim/adam.h"
@@ -356,7 +355,6 @@ TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
       refused({.format = Format::Safetensors}, "out.safetensors");
       checkpoint::AsyncSaver saver(world);
       EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is no UTF-8"));
-      EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save_torch_xla(folder / "out", *odd, world); }), HasSubstr("is no UTF-8"));
     }
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

@@ -18,7 +18,6 @@
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/formats/torch/file.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/rank_file.h"
@@ -42,12 +41,6 @@ void expect_used(const ConvertOptions& options) {
   const auto refuse = [&](const char* option) {
     throw UsageError("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : "");
   };
-  if (to == Format::TorchXla) {
-    if (options.dtype) refuse("dtype");
-    if (options.weights_only) refuse("weights_only");
-    if (options.notes_of_first_rank) refuse("notes_of_first_rank");
-    if (options.memory != plain.memory) refuse("memory");
-  }
   if (options.accelerate_layout != plain.accelerate_layout && to != Format::Accelerate) refuse("accelerate_layout");
   if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
   if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
@@ -84,6 +77,8 @@ std::string folder_of_model(const fs::path& checkpoint) {
 }  // namespace
 
 void expect_writable_as(const fs::path& out, Format format) {
+  if (format == Format::TorchXla)
+    throw UsageError("rank files of torch_xla are read, not written; write a file of torch.save or a folder of the Hugging Face Hub");
   expect_no_run(out);
   expect_ending_of(out, format);
   if (format == Format::Hub) expect_no_adapter(out);
@@ -149,11 +144,11 @@ std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, st
     case Format::Accelerate:
       return write_accelerate(source, out, left_out);
     case Format::TorchXla:
-      break;
+      break;  // expect_writable_as() has refused it
     case Format::Gguf:
       throw UsageError("a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub");
   }
-  throw UsageError("rank files of torch_xla are written by convert_to_torch_xla and save_torch_xla");
+  return {};
 }
 
 Converted convert(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
@@ -191,12 +186,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   for (const auto& tensor : source.model()) {
     if (!source.run().catalog.buffers.contains(tensor.name)) result.parameters += c10::multiply_integers(tensor.shape);
   }
-  if (options.to == Format::TorchXla) {
-    result.files = convert_to_torch_xla(checkpoint, out, options.world);
-    for (const auto& tensor : source.beside()) result.left_out.emplace(tensor.key, kStandsBeside);
-  } else {
-    result.files = write_run(source, out, result.left_out);
-  }
+  result.files = write_run(source, out, result.left_out);
   return result;
 }
 

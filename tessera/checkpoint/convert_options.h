@@ -37,7 +37,7 @@ struct ConvertOptions {
   Notes settings = {};
   /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
   bool notes_of_first_rank = false;
-  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once; rank files of torch_xla need a rank's part of one
+  int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
   ConvertProgress progress = {};
 };
 

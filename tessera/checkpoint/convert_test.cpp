@@ -196,7 +196,8 @@ TEST(Convert, RefusesWhatCanNotBe) {
       {Format::Safetensors, "y.pt"}, {Format::Safetensors, "x.onnx"}, {Format::Torch, "y.safetensors"}, {Format::Torch, "y.onnx"}};
   for (const auto& [to, name] : endings)
     EXPECT_THAT(refused({.to = to, .settings = kRate}, name), HasSubstr(std::string(name) + " asks for another format")) << name;
-  for (const auto to : {Format::Tessera, Format::Dcp, Format::Hub, Format::Accelerate, Format::TorchXla}) {
+  EXPECT_THAT(refused({.to = Format::TorchXla}), HasSubstr("rank files of torch_xla are read, not written"));
+  for (const auto to : {Format::Tessera, Format::Dcp, Format::Hub, Format::Accelerate}) {
     for (const auto* name : {"y3.pth", "y.safetensors"}) EXPECT_THAT(refused({.to = to}, name), HasSubstr("is the name of a file")) << name;
   }
   EXPECT_EQ(names_in(folder.path())->size(), 1U);

@@ -109,12 +109,14 @@ constexpr std::array kOtherFormats = {OtherFormat{"dcp", Format::Dcp, true}, Oth
 
 void write_newest() {
   const auto native = fixture(kNewest), others = fixture(kNewestFormats);
-  for (const auto& folder : {native, others}) std::filesystem::remove_all(folder);
+  std::filesystem::remove_all(native);
+  for (const auto& [name, format, is_run] : kOtherFormats) std::filesystem::remove_all(others / name);
   with_ranks(2, [&](const Communicator& world) { checkpoint::save(native, FixtureRun(world, true).contents(), world); });
-  std::filesystem::create_directory(others);
+  std::filesystem::create_directories(others);
   for (const auto& [name, format, is_run] : kOtherFormats) {
+    if (format == Format::TorchXla) continue;  // those that are there were written by an earlier release
     checkpoint::ConvertOptions how{.to = format};
-    if (format == Format::Dcp || format == Format::TorchXla) how.world = 2;
+    if (format == Format::Dcp) how.world = 2;
     if (format == Format::Hub) how.max_shard_size = 100;  // two files and an index
     if (is_run) how.settings = {{"lr", 0.25}, {"momentum", 0.5}};
     checkpoint::convert(native, others / name, how);

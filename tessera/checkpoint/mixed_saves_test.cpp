@@ -9,7 +9,6 @@
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch/archive.h"
 #include "tessera/checkpoint/formats/torch/pickle.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/stored/runs.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
@@ -94,9 +93,6 @@ class TwoSaves : public ::testing::Test {
       for (const int64_t step : {1, 2}) {
         run.train(static_cast<int>(step) - 1, static_cast<int>(step));
         for (const auto& kind : kKinds) save_as(kind, of(kind.name, step), run, step);
-        if (world.is_first()) fs::create_directory(of("torch_xla", step));
-        world.barrier();
-        checkpoint::save_torch_xla(of("torch_xla", step) / "run", *run.model, world);
       }
     });
   }
@@ -128,8 +124,6 @@ TEST_F(TwoSaves, AreNeverMixed) {
   }
   for (const auto* folder : {"pytorch_model_fsdp_0", "optimizer_0"})
     EXPECT_THAT(message_of<IoError>([&] { content_of(mixed("sharded", folder)); }), HasSubstr("come from different saves")) << folder;
-  for (const auto& file : files_in(of("torch_xla", 1)))
-    EXPECT_THAT(message_of<IoError>([&] { content_of(mixed("torch_xla", file) / "run"); }), HasSubstr("come from different saves"));
 }
 
 TEST_F(TwoSaves, OfWhichOneSaysNothingAreReadAsTheirOwnersReadThem) {

@@ -144,7 +144,7 @@ TEST(SavesInOtherFormats, RefuseWhatHasNoPlaceThere) {
     const checkpoint::Contents model{.model = run.model.get()};
     EXPECT_THAT(refusal(contents(run), {.format = Format::Hub}), HasSubstr("holds the model alone"));
     EXPECT_THAT(refusal(contents(run, {{"step", 1}}), {.format = Format::Safetensors}), HasSubstr("holds the model alone"));
-    EXPECT_THAT(refusal(model, {.format = Format::TorchXla}), HasSubstr("save_torch_xla"));
+    EXPECT_THAT(refusal(model, {.format = Format::TorchXla}), HasSubstr("are read, not written"));
     EXPECT_THAT(refusal(model, {.format = Format::Dcp, .keep = checkpoint::Keep{.last = 1}}), HasSubstr("SaveOptions::keep"));
     EXPECT_THAT(refusal(model, {.format = Format::Dcp, .in_place = true}), HasSubstr("SaveOptions::in_place"));
     EXPECT_THAT(refusal(model, {.format = Format::Torch}, "model.safetensors"), HasSubstr("asks for another format"));

@@ -11,8 +11,8 @@ namespace tessera::checkpoint {
 
 struct SaveOptions {
   /// Every rank writes its part, whatever the format. Accelerate's folders hold no tensors beside the model, and replace an earlier folder
-  /// of Accelerate's when they are complete. Hub folders and safetensors files hold the model alone, and replace an earlier one. Rank files
-  /// of torch_xla are saved by save_torch_xla. AsyncSaver knows only Tessera's format.
+  /// of Accelerate's when they are complete. Hub folders and safetensors files hold the model alone, and replace an earlier one. AsyncSaver
+  /// knows only Tessera's format.
   Format format = Format::Tessera;
   AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;  // of Accelerate's folders
   int64_t max_shard_size = 5'000'000'000;                          // bytes of a file in a Hub folder

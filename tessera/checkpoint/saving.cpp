@@ -34,7 +34,6 @@ void expect_place(const fs::path& path, const Contents& contents, const SaveOpti
   if (options.format == Format::Gguf)
     throw UsageError("a GGUF file is made of a folder of the Hugging Face Hub: save that, and give it to llm::write_gguf");
   if (contents.base) throw UsageError("a checkpoint that refers to a base is of Tessera's format, not of {}", format);
-  if (options.format == Format::TorchXla) throw UsageError("rank files of torch_xla are saved by save_torch_xla");
   if (options.keep || options.in_place)
     throw UsageError("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format);
   const bool has_tensors = !contents.tensors.empty() || !contents.tensors_by_rank.empty();

@@ -258,7 +258,7 @@ TEST(TensorsBeside, AreNamedWhereOnlyTheModelIsWritten) {
   const Folder folder;
   save_two(folder / "a");
   const checkpoint::Notes settings = {{"lr", 0.1}};
-  for (const auto to : {Format::Hub, Format::Accelerate, Format::TorchXla, Format::Safetensors}) {
+  for (const auto to : {Format::Hub, Format::Accelerate, Format::Safetensors}) {
     const auto done = checkpoint::convert(folder / "a", folder / fmt::format("to-{}", static_cast<int>(to)),
                                           {.to = to, .settings = to == Format::Accelerate ? settings : decltype(settings){}});
     for (const auto* name : {"mask", "replay.states", "replay.next", "stats.mean", "stats.count", "stats.none"})

@@ -9,6 +9,7 @@
 
 #include "fuzz.h"
 #include "tessera/checkpoint/stored/runs.h"
+#include "tests/testing/torch_xla_files.h"
 
 namespace tessera::fuzz {
 namespace {
@@ -52,23 +53,9 @@ std::string torch_file_written() {
 }
 
 /// A rank file of torch_xla of one rank, with an optimizer.
-std::string of_rank(const checkpoint::TorchXlaOptions& options) {
-  const auto path = folder() + "/seed";
-  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat, .shape = {2, 3}});
-  TorchTree::Dict whole;
-  for (const auto* name : {"a.w", "b", "optimizer.a.w.exp_avg", "optimizer.b.exp_avg"}) whole.entries.emplace_back(name, TorchTree{tensor});
-  checkpoint::TorchFileWriter writer(path, {whole});
-  writer.write(at::ones({2, 3}));
-  writer.close();
-  auto catalog = checkpoint::read_torch_file(path);
-  for (const auto& [alias, name] : catalog.aliases) catalog.tensors[alias] = catalog.tensors.at(name);
-  auto model = catalog;
-  std::erase_if(model.tensors, [](const auto& entry) { return entry.first.starts_with("optimizer"); });
-  const auto layout = checkpoint::torch_xla_layout(model, options);
-  auto numbers = nlohmann::json::array();
-  for (size_t i = 0; i < layout.size(); i++) numbers.push_back(i);
-  catalog.values["optimizer.param_groups.0.params"] = numbers;
-  return bytes_of(checkpoint::write_torch_xla(folder() + "/seed", 1, checkpoint::CatalogReader(catalog), layout).front());
+std::string of_rank(bool flat) {
+  testing::write_torch_xla(folder() + "/seed", 1, {{"a.w", at::ones({2, 3})}, {"b", at::ones({2, 3})}}, flat);
+  return bytes_of(testing::torch_xla_file(folder() + "/seed", 0, 1));
 }
 
 /// Without checksums, so that changes of the pickle are read.
@@ -118,9 +105,8 @@ std::vector<std::string> seeds_of_torch_file() {
   return {
       torch_file_written(),
       unchecked(torch_file_written()),
-      unchecked(of_rank({.units = {"", "a"}})),
-      unchecked(of_rank({.flatten_parameters = true})),
-      unchecked(of_rank({.shard_param_on_dim_0 = true})),
+      unchecked(of_rank(false)),
+      unchecked(of_rank(true)),
       one(view(0, {2, 2}, {1, 2})),
       one(view(1, {2, 1000}, {1, 0})),
       one(view(0, {kHuge, 0}, {kHuge, 1})),

@@ -1,9 +1,7 @@
 """An independent re-statement of torch_xla's rules for rank files of FSDP: torch_xla itself can't run here.
 
 torch_xla_rules.py write FOLDER: writes the rank files of a model for several numbers of ranks and ways to wrap it, and what is in them.
-torch_xla_rules.py consolidate FOLDER: puts each set of rank files in the folder together, as PREFIX_theirs.pth.
 """
-import glob
 import os
 import sys
 
@@ -187,13 +185,6 @@ def write(folder):
                 name: value.tolist() for name, value in expected.items()}, way
 
 
-def consolidate(folder):
-    prefixes = {path[:path.rindex("_rank-")] for path in glob.glob(f"{folder}/*_rank-*-of-*.pth")}
-    assert prefixes
-    for prefix in prefixes:
-        files = [torch.load(path, weights_only=True) for path in glob.glob(prefix + "_rank-*-of-*.pth")]
-        torch.save({"model": consolidated(files)}, prefix + "_theirs.pth")
-
-
 os.makedirs(sys.argv[2], exist_ok=True)
-{"write": write, "consolidate": consolidate}[sys.argv[1]](sys.argv[2])
+assert sys.argv[1] == "write"
+write(sys.argv[2])

@@ -10,9 +10,10 @@
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 #include "tessera/checkpoint/peft.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
+#include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/nn/lora.h"
 #include "tessera/optim/adam.h"
 #include "tessera/shard/parameters.h"
@@ -20,6 +21,7 @@
 #include "tests/testing/net.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/small_llama.h"
+#include "tests/testing/torch_xla_files.h"
 
 namespace tessera::testing::ckpt_test {
 namespace {
@@ -88,24 +90,30 @@ TEST_F(Ckpt, ConsolidatesTheFolderThatIsNamed) {
   EXPECT_TRUE(std::filesystem::exists(prefix + "-step-000005_consolidated.pth"));
 }
 
+std::map<std::string, at::Tensor> parameters_of(const std::filesystem::path& path) {
+  const checkpoint::CatalogReader reader(checkpoint::read_model(path));
+  std::map<std::string, at::Tensor> all;
+  for (const auto& [name, tensor] : reader.catalog().tensors) all[name] = reader.read(name);
+  return all;
+}
+
 TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
   const std::string theirs = folder / "xla";
-  checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
+  write_torch_xla(theirs, 3, parameters_of(prefix + "-step-000005"));
   const auto ended = consolidate({"--ckpt_prefix", theirs});
   EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 6 tensors, 896 bytes; 224 parameters\n");
   EXPECT_THAT(ckpt("inspect", {theirs}).output, AllOf(HasSubstr("rank files of torch_xla of 3 ranks"), HasSubstr("c.bias")));
   EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 6 tensors"));
   EXPECT_EQ(ckpt("merge", {theirs, folder / "merged", "--remove-checkpoint-dir"}).status, 0);
   EXPECT_TRUE(checkpoint::torch_xla_files(theirs).empty());
-  checkpoint::convert_to_torch_xla(prefix + "-step-000005", theirs, 3);
+  write_torch_xla(theirs, 3, parameters_of(prefix + "-step-000005"));
   // The default of torch_xla matches the file that is there now, too.
   for (const auto* suffix : {"*.pth", "_rank-*-of-*.pth"}) {
     EXPECT_EQ(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", suffix, "--save_path", folder / "out.pth"}).status, 0);
     EXPECT_TRUE(checkpoint::read_torch_file(folder / "out.pth").tensors.contains("model.c.bias"));
   }
   for (int rank = 0; rank < 3; rank++) {
-    std::filesystem::copy_file(checkpoint::torch_xla_file(theirs, rank, 3),
-                               fmt::format("{}.part{}.ckpt", (folder / "epoch3").string(), rank));
+    std::filesystem::copy_file(torch_xla_file(theirs, rank, 3), fmt::format("{}.part{}.ckpt", (folder / "epoch3").string(), rank));
   }
   const auto merged = ckpt("merge", {"--ckpt_prefix", folder / "epoch3", "--ckpt_suffix", ".part*.ckpt", folder / "merged3"});
   EXPECT_EQ(merged.status, 0) << merged.output;
@@ -113,7 +121,7 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
   EXPECT_TRUE(std::filesystem::exists(folder / "merged3" / "model.safetensors"));
   EXPECT_THAT(consolidate({"--ckpt_prefix", theirs, "--ckpt_suffix", "-none"}).output,
               HasSubstr("there is no checkpoint " + theirs + "-none"));
-  std::filesystem::rename(checkpoint::torch_xla_file(theirs, 2, 3), folder / "elsewhere");
+  std::filesystem::rename(torch_xla_file(theirs, 2, 3), folder / "elsewhere");
   EXPECT_THAT(consolidate({"--ckpt_prefix", theirs}).output, HasSubstr("the file of rank 2 is missing"));
 }
 
@@ -209,9 +217,7 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
       {{"--to", "hub", "--world", "2"}, "--world means nothing for --to hub"},
       {{"--to", "dcp", "--full"}, "--full means nothing for --to dcp"},
       {{"--to", "dcp", "--max-shard-size", "1GB"}, "--max-shard-size means nothing for --to dcp"},
-      {{"--to", "torch_xla", "--memory", "1GB"}, "--memory means nothing for --to torch_xla"},
-      {{"--to", "torch_xla", "--dtype", "bf16"}, "--dtype means nothing for --to torch_xla"},
-      {{"--to", "torch_xla", "--weights-only"}, "--weights-only means nothing for --to torch_xla"},
+      {{"--to", "torch_xla"}, "--to: rank files of torch_xla are read, not written"},
   };
   for (const auto& [flags, said] : wrong) {
     std::vector<std::string> arguments = {dcp, out};

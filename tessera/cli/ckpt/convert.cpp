@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <regex>
 
 #include "tessera/base/error.h"
@@ -27,18 +28,16 @@ namespace {
 using checkpoint::Format;
 
 const std::map<std::string, Format>& formats() {
-  static const std::map<std::string, Format> kFormats = {
-      {"tessera", Format::Tessera},         {"dcp", Format::Dcp},     {"hub", Format::Hub},
-      {"safetensors", Format::Safetensors}, {"torch", Format::Torch}, {"accelerate", Format::Accelerate},
-      {"torch_xla", Format::TorchXla},      {"gguf", Format::Gguf}};
+  static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera}, {"dcp", Format::Dcp},
+                                                         {"hub", Format::Hub},         {"safetensors", Format::Safetensors},
+                                                         {"torch", Format::Torch},     {"accelerate", Format::Accelerate},
+                                                         {"gguf", Format::Gguf},       {"torch_xla", Format::TorchXla}};
   return kFormats;
 }
 
 Format format_named(const std::string& name) {
   if (const auto known = formats().find(name); known != formats().end()) return known->second;
-  std::string all;
-  for (const auto& [each, format] : formats()) all += (all.empty() ? "" : ", ") + each;
-  throw ConfigError("'{}' is no format; write one of {}", name, all);
+  throw ConfigError("'{}' is no format; write one of {}", name, joined(std::views::keys(formats())));
 }
 
 /// "lr=0.001" as a setting of an optimizer.
@@ -81,7 +80,7 @@ struct MergeCommand {
 const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
   using enum Format;
   static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
-      {"--world", {Tessera, Dcp, Accelerate, TorchXla}},
+      {"--world", {Tessera, Dcp, Accelerate}},
       {"--set", {Dcp, Torch, Accelerate}},
       {"--full", {Accelerate}},
       {"--replicated", {Accelerate}},
@@ -194,13 +193,16 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   const auto named = [raw = convert.get()](const std::string& name) {
     raw->to = name;
-    return format_named(name);
+    if (const auto format = format_named(name); format != Format::TorchXla) return format;
+    throw ConfigError("rank files of torch_xla are read, not written; write --to torch or --to hub");
   };
-  std::string names;
-  for (const auto& [name, format] : formats()) names += (names.empty() ? "{" : ",") + name;
-  names += "}";
-  add_value(*flags, "--to", options.to, named, "The format to write")->type_name(names)->required();
-  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")->type_name(names);
+  auto names = std::views::keys(formats());
+  const auto written = [](const std::string& name) { return name != "torch_xla"; };
+  add_value(*flags, "--to", options.to, named, "The format to write")
+      ->type_name("{" + joined(names | std::views::filter(written), ",") + "}")
+      ->required();
+  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")
+      ->type_name("{" + joined(names, ",") + "}");
   flags->get_option("--world")->capture_default_str();
   add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")

@@ -31,7 +31,4 @@ inline std::string full_name(const std::string& module, const std::string& name)
   return module.empty() ? name : module + "." + name;
 }
 
-/// The name of a module or of a buffer in the state of a model of which these modules are wrapped.
-std::string name_in_state(const std::string& name, const std::vector<std::string>& units);
-
 }  // namespace tessera::checkpoint::torch_xla

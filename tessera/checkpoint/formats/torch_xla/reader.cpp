@@ -1,3 +1,4 @@
+#include <c10/util/strides.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -37,17 +38,6 @@ class TorchXlaReader {
     add_buffers();
     if (content == TorchXlaContent::All) add_others();
     return std::move(catalog_);
-  }
-
-  std::vector<TorchXlaShard> take_layout() {
-    int64_t multiple = TorchXlaShard().size_multiple;
-    for (auto& shard : layout_) {
-      const auto part = parts_of(shard).front();
-      shard.on_dim_0 = part.shape.size() > 1;
-      if (shard.on_dim_0 || *checked_numel(part.shape) % multiple != 0) multiple = 1;  // then the model's other shards have it, too
-    }
-    for (auto& shard : layout_) shard.size_multiple = multiple;
-    return std::move(layout_);
   }
 
  private:
@@ -291,10 +281,6 @@ class TorchXlaReader {
 
 Catalog read_torch_xla(const fs::path& path, TorchXlaContent content) {
   return TorchXlaReader(xla::open_all(path)).take(content);
-}
-
-std::vector<TorchXlaShard> read_torch_xla_layout(const fs::path& path) {
-  return TorchXlaReader(xla::open_all(path)).take_layout();
 }
 
 }  // namespace tessera::checkpoint

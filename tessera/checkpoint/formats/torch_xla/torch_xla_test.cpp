@@ -1,5 +1,5 @@
-// Rank files of torch_xla's FSDP: those that Python makes by torch_xla's rules, as tests/python/torch_xla_rules.py states them, ours, which
-// Python puts together by the same rules, and damaged ones.
+// Rank files of torch_xla's FSDP: those that Python makes by torch_xla's rules, as tests/python/torch_xla_rules.py states them, and damaged
+// ones.
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 
 #include <gmock/gmock.h>
@@ -11,7 +11,6 @@
 #include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
-#include "tessera/checkpoint/save_torch_xla.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/verify.h"
 #include "tessera/checkpoint/weights.h"
@@ -21,6 +20,7 @@
 #include "tests/testing/net.h"
 #include "tests/testing/run_program.h"
 #include "tests/testing/saved_picture.h"
+#include "tests/testing/torch_xla_files.h"
 
 namespace tessera::testing::torch_xla_test {
 namespace {
@@ -54,7 +54,6 @@ State state_of(checkpoint::Catalog catalog) {
   return state;
 }
 
-/// The same values, shapes and dtypes, under the same names.
 /// What full_state() has, without the name of a tied parameter that no file of torch_xla has.
 State without_tied(State state) {
   state.erase("head.weight");  // "tied" comes first
@@ -135,142 +134,6 @@ TEST_F(TorchXlaOfTheirs, HaveTheStateOfTheOptimizer) {
   }
 }
 
-TEST_F(TorchXlaOfTheirs, AreDividedOverAnotherNumberOfRanks) {
-  std::filesystem::create_directory(folder / "ours");
-  for (const std::string way : kWays) {
-    SCOPED_TRACE(way);
-    const auto before = state_of(read_torch_xla(folder / (way + "2")));
-    const auto files = checkpoint::convert_to_torch_xla(folder / (way + "2"), folder / ("ours/" + way), 3);
-    EXPECT_EQ(files.size(), 3U);
-    const auto after = read_torch_xla(folder / ("ours/" + way));
-    expect_same(state_of(after), before);
-    EXPECT_EQ(after.values.at("optimizer.param_groups.0.betas"), json({0.9, 0.999}));
-    // The parts have the places and sizes that torch_xla gives them on so many ranks.
-    for (int rank = 0; rank < 3; rank++) {
-      const auto name = checkpoint::torch_xla_file("", rank, 3).string();
-      const auto ours = checkpoint::read_torch_file(folder / ("ours/" + way + name)),
-                 theirs = checkpoint::read_torch_file(folder / (way + "3" + name));
-      auto expected_state = state_of(theirs);
-      expect_same(state_of(ours), [&] {
-        for (auto& [key, tensor] : expected_state) {
-          if (key.find("running_") != std::string::npos) tensor = tensor.to(at::kFloat);  // ours are in the original dtype
-        }
-        return expected_state;
-      }());
-    }
-  }
-  run_python("consolidate", folder / "ours");
-  for (const std::string way : kWays) {
-    expect_same(state_of(checkpoint::read_model(folder / ("ours/" + way + "_theirs.pth"))), expected(way));
-  }
-  EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert_to_torch_xla(folder / "plain2", folder / "ours/plain", 2); }),
-              AllOf(HasSubstr("ours/plain_rank-00000000-of-00000003.pth is of a checkpoint of 3 ranks"), HasSubstr("another prefix")));
-}
-
-std::vector<std::string> described(const std::filesystem::path& prefix) {
-  std::vector<std::string> result;
-  for (const auto& shard : checkpoint::read_torch_xla_layout(prefix)) {
-    json line = {shard.state_name(), shard.shape, shard.on_dim_0};
-    for (const auto& part : shard.parts) line.push_back({part.original_name, part.shape});
-    result.push_back(line.dump());
-  }
-  return result;
-}
-
-TEST_F(TorchXlaOfTheirs, AreWrappedAndOrderedAsOurs) {
-  std::filesystem::create_directory(folder / "live");
-  for (const std::string way : kWays) {
-    SCOPED_TRACE(way);
-    const FullyShardedOptions options{.flatten_parameters = way.ends_with("flat"), .shard_param_on_dim_0 = way == "rows"};
-    with_ranks(2, [&](const Communicator& world) {
-      const auto model = std::make_shared<Picture>();
-      if (way.starts_with("nested") || way == "rows") {
-        const FullyShardedDataParallel conv(model->conv, world, options);
-        const FullyShardedDataParallel norm(model->norm, world, options);
-      }
-      const FullyShardedDataParallel outer(model, world, options);
-      std::optional<checkpoint::TorchXlaOptions> given;
-      if (way == "rows") given = {.units = {"", "conv", "norm"}, .shard_param_on_dim_0 = true};
-      checkpoint::save_torch_xla(folder / ("live/" + way), *model, world, given);
-    });
-    auto ours = described(folder / ("live/" + way)), theirs = described(folder / (way + "2"));
-    if (way == "rows") {  // these are in alphabetical order
-      std::ranges::sort(ours);
-      std::ranges::sort(theirs);
-    }
-    EXPECT_EQ(ours, theirs);
-  }
-}
-
-TEST(TorchXlaOfOurs, IsPutTogetherByTheirRules) {
-  const Folder folder;
-  std::map<std::string, State> states;
-  for (const int ranks : {1, 2, 3}) {
-    with_ranks(ranks, [&](const Communicator& world) {
-      const PictureRun run(world);
-      run.train(0, 2);
-      const auto name = [&](const char* way) { return way + std::to_string(ranks); };
-      checkpoint::save_torch_xla(folder / name("live"), *run.model, world);
-      checkpoint::save_torch_xla(folder / name("rows"), *run.model, world, checkpoint::TorchXlaOptions{.shard_param_on_dim_0 = true});
-      save(folder / name("native"), run);
-      const FullyShardedDataParallel flat(std::make_shared<Picture>(0.75), world, {.flatten_parameters = true});
-      checkpoint::save_torch_xla(folder / name("flat"), *flat.ptr(), world);
-      auto state = without_tied(full_state(*run.model)), flat_state = without_tied(full_state(*flat));
-      if (!world.is_first()) return;
-      checkpoint::convert_to_torch_xla(folder / name("native"), folder / name("offline"), 4 - ranks,
-                                       checkpoint::TorchXlaOptions{.units = {"", "conv", "norm"}, .flatten_parameters = true});
-      for (const auto* way : {"live", "rows", "offline"}) states[name(way)] = state;
-      states[name("flat")] = std::move(flat_state);
-    });
-  }
-  const auto layout = checkpoint::read_torch_xla_layout(folder / "live2");
-  EXPECT_EQ(layout.front().module, "");
-  EXPECT_EQ(std::ranges::count(layout, "_fsdp_wrapped_module.conv", &checkpoint::TorchXlaShard::module), 2);
-  EXPECT_TRUE(checkpoint::read_torch_xla_layout(folder / "flat2").front().is_flat());
-  run_python("consolidate", folder.path());
-  if (IsSkipped()) return;
-  for (const auto& [name, state] : states) {
-    SCOPED_TRACE(name);
-    expect_same(state_of(checkpoint::read_model(folder / (name + "_theirs.pth"))), state);
-    expect_same(state_of(checkpoint::read_model(folder / name)), state);
-  }
-  for (const auto& file : std::filesystem::directory_iterator(folder.path())) {
-    EXPECT_THAT(file.path().string(), ::testing::Not(HasSubstr(".part")));
-  }
-}
-
-TEST(TorchXlaOfOurs, IsWrappedWhereOnlyPartsOfTheModelAre) {
-  const Folder folder;
-  with_ranks(2, [&](const Communicator& world) {
-    auto net = sharded_net(world);
-    checkpoint::save_torch_xla(folder / "a", *net, world);
-    auto other = sharded_net(world);
-    {
-      const torch::NoGradGuard no_grad;
-      for (auto& parameter : other->parameters()) parameter.zero_();
-    }
-    checkpoint::load_weights(*other, folder / "a");
-    expect_same(full_state(*other), full_state(*net));
-  });
-  std::vector<std::string> modules;
-  for (const auto& shard : checkpoint::read_torch_xla_layout(folder / "a")) modules.push_back(shard.module);
-  EXPECT_THAT(modules, ElementsAre("a", "a", "b", "b", "c", "c"));
-}
-
-TEST(TorchXlaOfOurs, IsWrittenOnAllRanksOrOnNone) {
-  const Folder folder;
-  with_ranks(3, [&](const Communicator& world) {
-    auto net = sharded_net(world);
-    if (world.is_first()) std::filesystem::create_directory(checkpoint::torch_xla_file(folder / "a", 1, 3).string() + ".part");
-    world.barrier();
-    EXPECT_THAT(message_of<IoError>([&] { checkpoint::save_torch_xla(folder / "a", *net, world); }),
-                HasSubstr("rank-00000001-of-00000003"));
-    world.barrier();
-    EXPECT_EQ(checkpoint::torch_xla_files(folder / "a").size(), 0U);
-    EXPECT_FALSE(std::filesystem::exists(folder / "a_rank.part"));
-  });
-}
-
 TorchTree tree_of(const at::Tensor& tensor) {
   return {std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()})};
 }
@@ -297,7 +160,7 @@ struct WrittenFile {
 
 TEST(TorchXlaDamage, IsNamed) {
   const Folder folder;
-  const auto zero = checkpoint::torch_xla_file(folder / "a", 0, 2), one = checkpoint::torch_xla_file(folder / "a", 1, 2);
+  const auto zero = torch_xla_file(folder / "a", 0, 2), one = torch_xla_file(folder / "a", 1, 2);
   const auto refused = [&](const WrittenFile& first, const WrittenFile& second) {
     first.write(zero);
     second.write(one);
@@ -346,7 +209,7 @@ TEST(TorchXlaDamage, IsNamed) {
 
 TEST(TorchXlaDamage, OfFlatParametersIsNamed) {
   const Folder folder;
-  const auto path = checkpoint::torch_xla_file(folder / "a", 0, 1);
+  const auto path = torch_xla_file(folder / "a", 0, 1);
   const std::string name = "_fsdp_shard_FSDP_SHARD_SEPARATOR__fsdp_wrapped_module_FSDP_SHARD_SEPARATOR_flat_param_0";
   const std::string flat = "_fsdp_wrapped_module.flat_param_0";
   const auto message = [&](const json& parts) {

@@ -1,0 +1,71 @@
+// Rank files of torch_xla's FSDP, of a model that is wrapped as a whole.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "tessera/checkpoint/formats/torch/file.h"
+
+namespace tessera::testing {
+
+inline std::filesystem::path torch_xla_file(const std::filesystem::path& prefix, int rank, int ranks) {
+  return prefix.string() + fmt::format("_rank-{:08}-of-{:08}.pth", rank, ranks);
+}
+
+/// Writes the files of all ranks, with the parameters as one if `flat`. The state of their optimizer has their own values as `exp_avg`.
+inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std::map<std::string, at::Tensor> parameters,
+                            bool flat = false) {
+  using checkpoint::TorchTree;
+  nlohmann::json flatten_info = nlohmann::json::object();
+  if (flat) {
+    nlohmann::json names, shapes, numels;
+    std::vector<at::Tensor> values;
+    for (const auto& [name, whole] : parameters) {
+      names.push_back("_fpw_module." + name);
+      shapes.push_back(whole.sizes().vec());
+      numels.push_back(whole.numel());
+      values.push_back(whole.flatten());
+    }
+    flatten_info["_fsdp_wrapped_module.flat_param_0"] = {names, shapes, numels};
+    parameters = {{"flat_param_0", at::cat(values)}};
+  }
+  constexpr int64_t kMultiple = 128;  // of which the number of values of a rank is a multiple
+  for (int rank = 0; rank < ranks; rank++) {
+    TorchTree::Dict model, state;
+    nlohmann::json shards, numbers = nlohmann::json::array();
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, whole] : parameters) {
+      const auto original = "_fsdp_wrapped_module." + name;
+      std::string key = "_fsdp_shard." + original;
+      for (size_t dot = 0; (dot = key.find('.', dot)) != std::string::npos;) key.replace(dot, 1, "_FSDP_SHARD_SEPARATOR_");
+      const auto own = (whole.numel() + ranks * kMultiple - 1) / (ranks * kMultiple) * kMultiple;
+      parts.push_back(at::constant_pad_nd(whole.flatten(), {0, own * ranks - whole.numel()}).slice(0, own * rank, own * (rank + 1)));
+      const auto tensor = [&] { return TorchTree{std::make_shared<checkpoint::TorchTensor>(whole.scalar_type(), std::vector{own})}; };
+      model.entries.emplace_back(key, tensor());
+      state.entries.emplace_back(static_cast<int64_t>(numbers.size()), TorchTree{TorchTree::Dict{{{"exp_avg", tensor()}}}});
+      shards[key] = {{"_orig_size", whole.sizes().vec()}, {"_orig_name", original}};
+      numbers.push_back(numbers.size());
+    }
+    const nlohmann::json metadata = {{"shard_info", {{"", shards}}},
+                                     {"flatten_info", flatten_info},
+                                     {"buffer_info", nlohmann::json::object()},
+                                     {"world_size", ranks},
+                                     {"rank", rank}};
+    const nlohmann::json group = {{"lr", 0.5}, {"params", numbers}};
+    const TorchTree::Dict optimizer{{{"state", {state}}, {"param_groups", {nlohmann::json::array({group})}}}};
+    checkpoint::TorchFileWriter writer(torch_xla_file(prefix, rank, ranks),
+                                       {TorchTree::Dict{{{"model", {model}}, {"shard_metadata", {metadata}}, {"optimizer", {optimizer}}}}});
+    for (int copies = 0; copies < 2; copies++) {
+      for (const auto& part : parts) writer.write(part);
+    }
+    writer.close();
+  }
+}
+
+}  // namespace tessera::testing
