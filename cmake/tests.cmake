@@ -207,7 +207,7 @@ if(PJRT_INCLUDE_DIR AND Libtorch_PYTHON AND NOT TESSERA_SANITIZE)
     target_link_libraries(xla_bridge PRIVATE tessera_all)
     set_target_properties(xla_bridge PROPERTIES LIBRARY_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/tests")
     set(_operators "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/xla/operators.py" $<TARGET_FILE:xla_bridge>
-      --table "${PROJECT_SOURCE_DIR}/docs/xla-operators.md")
+      --table "${PROJECT_SOURCE_DIR}/docs/tables/xla-operators.md")
   else()
     message(STATUS "${Libtorch_PYTHON} does not import expecttest and numpy: the tests of XLA devices with libtorch's database of operators are left out")
   endif()

@@ -17,7 +17,7 @@ constexpr std::string_view kPrefix = "TESSERA_";
 
 /// The variable of a key of the configuration.
 constexpr EnvVariable of_key(std::string_view name) {
-  return {name, "those of the key", "the key of a [configuration](configuration.md) with this name in small letters", "`Trainer`"};
+  return {name, "those of the key", "the key of a [configuration](../configuration.md) with this name in small letters", "`Trainer`"};
 }
 
 constexpr std::array kTable = {
@@ -131,7 +131,7 @@ std::optional<std::string> warning_of_unknown_env() {
     if (!empty && !is_known_env(name)) unknown.push_back(with_suggestion(name));
   }
   if (unknown.empty()) return std::nullopt;
-  return fmt::format("the environment has {}, which Tessera does not read; docs/environment.md lists what it does read",
+  return fmt::format("the environment has {}, which Tessera does not read; docs/tables/environment.md lists what it does read",
                      fmt::join(unknown, " and "));
 }
 

@@ -16,7 +16,7 @@ struct EnvVariable {
   bool for_tests = false;
 };
 
-/// The table from which docs/environment.md is generated.
+/// The table from which docs/tables/environment.md is generated.
 std::span<const EnvVariable> env_table();
 
 /// Whether the name is in the table or does not begin with TESSERA_.

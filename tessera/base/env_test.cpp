@@ -98,7 +98,7 @@ std::string page() {
   text << "# Environment variables\n\n"
           "All variables of Tessera itself. Any other variable whose name begins with `TESSERA_` has no effect: `tessera launch` and\n"
           "rank 0 print a warning that suggests the most similar name. An empty value counts as unset. The variables of launchers\n"
-          "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](communication.md) and [launching](launching.md). This page is\n"
+          "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](../communication.md) and [launching](../launching.md). This page is\n"
           "generated from `tessera/base/env_table.cpp`: `TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
   write_table(text, false);
   text << "\n## For tests\n\n";
@@ -107,7 +107,7 @@ std::string page() {
 }
 
 TEST(EnvironmentPage, IsGeneratedFromTheTable) {
-  testing::expect_page(TESSERA_ROOT "/docs/environment.md", page(), "base/env");
+  testing::expect_page(TESSERA_ROOT "/docs/tables/environment.md", page(), "base/env");
 }
 
 }  // namespace

@@ -52,14 +52,14 @@ std::string table_without_effect() {
 
 TEST(ConfigurationPage, HasTheTableOfKeys) {
   using enum config::Section;
-  std::string text = read_file(TESSERA_ROOT "/docs/configuration-keys.md");
+  std::string text = read_file(TESSERA_ROOT "/docs/tables/configuration-keys.md");
   const auto begin = text.find(kTableBegins);
   ASSERT_NE(begin, std::string::npos);
   text.resize(begin + kTableBegins.size());
   text += table(Top);
   for (const auto section : {Fsdp, Tessera, Parallelism}) text += fmt::format("\nUnder `{}`:\n{}", section_name(section), table(section));
   text += fmt::format("\nKeys of Accelerate that change nothing here:\n{}", table_without_effect());
-  expect_page(TESSERA_ROOT "/docs/configuration-keys.md", text, "config/page");
+  expect_page(TESSERA_ROOT "/docs/tables/configuration-keys.md", text, "config/page");
 }
 
 TEST(Keys, AreOfOnePiece) {

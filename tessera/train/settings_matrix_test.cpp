@@ -359,12 +359,12 @@ TEST(SettingsMatrix, EachKeyHasItsEffect) {
   }
   constexpr std::string_view kBegin = "<!-- Measured by a test: TESSERA_TEST_WRITE_PAGES=1 ./check train/settings_matrix -->\n",
                              kEnd = "\n<!-- end -->\n";
-  auto page = read_file(TESSERA_ROOT "/docs/configuration-keys.md");
+  auto page = read_file(TESSERA_ROOT "/docs/tables/configuration-keys.md");
   const auto begin = page.find(kBegin), end = page.find(kEnd);
   ASSERT_LT(begin, end);
   ASSERT_NE(end, std::string::npos);
   page.replace(begin + kBegin.size(), end - begin - kBegin.size(), table);
-  expect_page(TESSERA_ROOT "/docs/configuration-keys.md", page, "train/settings_matrix");
+  expect_page(TESSERA_ROOT "/docs/tables/configuration-keys.md", page, "train/settings_matrix");
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ def main(root, build):
     api = set(WORD.findall(public))
     patterns = ("tessera/**/*_test.cpp", "tests/**/*.cpp", "examples/*.cpp", "recipes/*.cpp")
     users = [set(WORD.findall(path.read_text())) for pattern in patterns for path in root.glob(pattern)]
-    keys = (root / "docs/configuration-keys.md").read_text()
+    keys = (root / "docs/tables/configuration-keys.md").read_text()
     tessera = str(build / "bin/tessera")
     helps = {"tessera": help_of(tessera), "ckpt": help_of(tessera, "ckpt"), "flags": help_of(tessera, "launch") + help_of(str(build / "bin/llama"))}
     theirs = {section: known_of(modules) for section, modules in THEIRS.items() if importlib.util.find_spec(modules[0])}  # Accelerate may be missing

@@ -27,7 +27,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def pages_of(root):
-    return [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")] + sorted((root / "docs").glob("*.md"))
+    return [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")] + sorted((root / "docs").rglob("*.md"))
 
 
 # --- listings --------------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 // The corpus of idioms: things that programs do with models. Each idiom runs once with plain libtorch and once sharded, and either gives
-// the same numbers or is refused with an error that says why. docs/idioms.md is generated from it.
+// the same numbers or is refused with an error that says why. docs/tables/idioms.md is generated from it.
 #pragma once
 
 #include <ATen/autocast_mode.h>

@@ -1,4 +1,4 @@
-// Runs the corpus, and makes the page docs/idioms.md of it.
+// Runs the corpus, and makes the page docs/tables/idioms.md of it.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -154,7 +154,7 @@ std::string page() {
 }
 
 TEST(Page, IsMadeFromTheCorpus) {
-  testing::expect_page(TESSERA_ROOT "/docs/idioms.md", page(), "idioms/Page");
+  testing::expect_page(TESSERA_ROOT "/docs/tables/idioms.md", page(), "idioms/Page");
   EXPECT_GE(trials().size(), 150);
 }
 

@@ -1,4 +1,4 @@
-// Runs the corpus on two XLA devices, and makes the page docs/xla-idioms.md of it: each idiom ends in the numbers of ranks on the CPU, or in
+// Runs the corpus on two XLA devices, and makes the page docs/tables/xla-idioms.md of it: each idiom ends in the numbers of ranks on the CPU, or in
 // an error.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -148,7 +148,7 @@ TEST(XlaPage, IsMadeFromTheCorpus) {
       "`TESSERA_TEST_WRITE_PAGES=1 ./check --long idioms/XlaPage`.\n\n"
       "| chapter | idiom | |\n| --- | --- | --- |\n{}",
       counts["equal"], counts["refused"], rows);
-  testing::expect_page(TESSERA_ROOT "/docs/xla-idioms.md", text, "--long idioms/XlaPage");
+  testing::expect_page(TESSERA_ROOT "/docs/tables/xla-idioms.md", text, "--long idioms/XlaPage");
 }
 
 }  // namespace

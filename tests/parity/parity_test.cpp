@@ -1,4 +1,4 @@
-// Trains each case of cases.json with PyTorch's own FSDP2, with Tessera, and replicated, and compares the results. docs/parity.md is made
+// Trains each case of cases.json with PyTorch's own FSDP2, with Tessera, and replicated, and compares the results. docs/tables/parity.md is made
 // of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -183,7 +183,7 @@ std::string page() {
 }
 
 TEST(Page, IsMadeOfTheCases) {
-  testing::expect_page(TESSERA_ROOT "/docs/parity.md", page(), "parity");
+  testing::expect_page(TESSERA_ROOT "/docs/tables/parity.md", page(), "parity");
 }
 
 }  // namespace

@@ -414,7 +414,7 @@ HEAD = """# Operators of XLA devices
 
 libtorch's own database of operators, run on the device `xla` and on the CPU: values of up to six samples of each type, and gradients where
 there are some. Operators with complex numbers, sparse tensors or nothing to compare are left out. What is "on the CPU" ends the program before it
-(see [XLA devices](xla.md)). This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check --long xla/operators_whole`.
+(see [XLA devices](../xla.md)). This page is made from the tests: `TESSERA_TEST_WRITE_PAGES=1 ./check --long xla/operators_whole`.
 
 | operator | lowered | tested types | compiled for TPU |
 | --- | --- | --- | --- |
