@@ -39,7 +39,7 @@ def install():
 def headers():
     """Of each folder of tessera/, the headers that the reference lists, and all models."""
     found = {}
-    for cell in re.findall(r"^\| (`\w+/.*?) \|", (ROOT / "docs/reference.md").read_text(), re.M):
+    for cell in re.findall(r"^\| (`\w+/.*?) \|", (ROOT / "docs/tables/reference.md").read_text(), re.M):
         folder = ""
         for name in re.findall(r"`([\w/]+\.h)`", cell):
             # A name without a folder is beside the one before it, or below the same room.

@@ -248,9 +248,9 @@ def selftest(tmp):
     write("tessera/nn/bad.cpp", "tests/testing/net.h")
     write("tessera/checkpoint/bad.cpp", "tessera/nn/lora.h")
     write("tessera/checkpoint/peft.cpp", "tessera/nn/lora.h")  # good, because it is of the same package
-    (tmp / "docs").mkdir()
-    (tmp / "docs/files.md").write_text("\n## Files of `nn`\n\n```\n lora, gone   adapters\n```\n")
-    assert list(unlisted(tmp)) == ["docs/files.md does not say what bad of nn does", "docs/files.md names gone, which is not in nn"], list(unlisted(tmp))
+    (tmp / "tessera/nn/lora.h").write_text("// Adapters,\n// low.\n")
+    silent = []
+    assert "| `lora` | Adapters, low. |" in files_page(tmp, silent) and any("tessera/nn/bad does not say" in each for each in silent), silent
     found = list(complaints(tmp))
     for words in ("base/bad.h: base may not know comm", "bad.cpp: tessera/comm/shm", "bad.cpp:2: includes start with", "top.h: tessera/shard/unit",
                   "up.cpp:1: an inner room of shard may not use tessera/shard/norms.h", "access/open.h: tessera/shard/unit", "memory/above.cpp: tessera/shard/unit/unit.h is in an inner room", "unit/a: includes tessera/shard/unit/b", "mesh.cpp: tessera/comm/host/link.h",
@@ -261,15 +261,31 @@ def selftest(tmp):
     assert not any("good." in complaint or "hidden" in complaint or "peft" in complaint for complaint in found), found
 
 
-def unlisted(root):
-    """Files that docs/files.md does not name, and those that it names and that are not there."""
-    for section in (root / "docs/files.md").read_text().split("\n## Files of ")[1:]:
-        room, listing = section.split("`")[1], section.split("```")[1]
-        files = {path.stem for path in (root / "tessera" / room).rglob("*") if path.suffix in {".h", ".cpp"} and not path.name.endswith("_test.cpp")}
-        # Each line begins with its files: words with commas between, up to two spaces or a colon. A folder may stand before them.
-        named = {name for names in re.findall(r"^ +(?:[a-z_]+/ +)?([a-z_0-9]+(?:, [a-z_0-9]+)*)(?= {2}|:|$)", listing, re.M) for name in names.split(", ")}
-        yield from (f"docs/files.md does not say what {file} of {room} does" for file in sorted(files - named))
-        yield from (f"docs/files.md names {file}, which is not in {room}" for file in sorted(named - files))
+FILES = """# Files
+
+The files of each folder, a header and its source as one line, with the comment that they begin with. This page is made from the test: `python3
+tests/check_rooms.py . --draw`. [Architecture](../architecture.md) says which folder may use which."""
+
+
+def head(path):
+    """The comment that a file begins with."""
+    text = path.read_text() if path.exists() else ""
+    return " ".join(line[2:].strip() for line in re.match(r"(//.*\n)*", text)[0].splitlines())
+
+
+def files_page(root, wrong):
+    lines = [FILES]
+    folder = None
+    sources = {path.with_suffix("") for path in (root / "tessera").rglob("*.*") if path.suffix in {".h", ".cpp"} and not path.stem.endswith("_test")}
+    for stem in sorted(stem for stem in sources if "opaque" not in stem.parts):
+        says = head(stem.with_suffix(".h")) or head(stem.with_suffix(".cpp"))
+        if not says:
+            wrong.append(f"{stem.relative_to(root)} does not say in a comment on its first line what it does")
+        if stem.parent != folder:
+            folder = stem.parent
+            lines.append(f"\n## {folder.relative_to(root)}\n\n| file | has |\n| --- | --- |")
+        lines.append(f"| `{stem.name}` | {says.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
@@ -278,12 +294,13 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         selftest(pathlib.Path(folder))
     root = pathlib.Path(sys.argv[1])
-    wrong = [*complaints(root), *unlisted(root)]
-    page = root / "docs/architecture.md"
-    drawn = in_page(page.read_text(), picture(includes_of(root)))
-    if "--draw" in sys.argv:
-        page.write_text(drawn)
-    elif drawn != page.read_text():
-        wrong.append("docs/architecture.md: the picture of shard is not what the code has; draw it anew by python3 tests/check_rooms.py . --draw")
+    wrong = [*complaints(root)]
+    architecture, files = root / "docs/architecture.md", root / "docs/tables/files.md"
+    pages = {architecture: in_page(architecture.read_text(), picture(includes_of(root))), files: files_page(root, wrong)}
+    for page, drawn in pages.items():
+        if "--draw" in sys.argv:
+            page.write_text(drawn)
+        elif not page.exists() or drawn != page.read_text():
+            wrong.append(f"{page.relative_to(root)} is not as the code is; draw it anew by python3 tests/check_rooms.py . --draw")
     print("\n".join(wrong) or "every include looks the allowed way")
     sys.exit(1 if wrong else 0)

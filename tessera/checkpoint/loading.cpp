@@ -1,3 +1,4 @@
+// checkpoint::load: all ranks agree that everything fits before any of them changes a value.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>

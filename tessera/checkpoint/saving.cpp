@@ -1,3 +1,4 @@
+// checkpoint::save: chooses the format, and replaces what was there when all is written.
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// Facts of the machine for `tessera env`: processors, memory and their limits, the system.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gnu/libc-version.h>

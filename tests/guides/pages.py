@@ -115,11 +115,11 @@ def check_listings(root):
                 wrong.append(f"{page.relative_to(root)}:{line}: this listing is no part of a program in examples/ or of a file in tests/extending/")
     if seen < 10:
         wrong.append(f"only {seen} listings were found; has the way to mark them changed?")
-    table = (root / "docs/reference.md").read_text()
+    table = (root / "docs/tables/reference.md").read_text()
     for umbrella in ("tessera/tessera.h", "tessera/models.h", "tessera/extending.h"):
         for header in re.findall(r'#include "tessera/(.*)"', (root / umbrella).read_text()):
             if header.rsplit("/", 1)[1] not in table:
-                wrong.append(f"docs/reference.md does not name {header}")
+                wrong.append(f"docs/tables/reference.md does not name {header}")
     authors = "".join(page.read_text() for page in (root / "docs").glob("extending*.md"))
     wrong += [f"docs/extending*.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     index = (root / "examples/README.md").read_text()

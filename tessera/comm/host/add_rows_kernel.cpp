@@ -1,3 +1,4 @@
+// Adds rows in host memory, the loop in which reductions spend their time.
 #include "tessera/comm/host/add_rows.h"
 
 #include <ATen/Parallel.h>

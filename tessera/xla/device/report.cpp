@@ -1,3 +1,4 @@
+// metrics_report: what was compiled, what ran, and what cut steps, for people.
 #include "tessera/xla/metrics.h"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Compiled programs: from the cache on disk, running them, and what their compiler says.
 #include <fmt/format.h>
 
 #include <unordered_map>

@@ -1,3 +1,4 @@
+// Reads folders of torch.distributed.checkpoint: their .metadata, and the values in .distcp files.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -1,3 +1,4 @@
+// Writes folders of torch.distributed.checkpoint.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 

@@ -1,3 +1,4 @@
+// Writes GGUF files, whose matrices are encoded in blocks.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

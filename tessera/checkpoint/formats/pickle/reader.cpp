@@ -1,3 +1,4 @@
+// Reads a pickle into a tree of plain values, without running what it says.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Writes a tree of plain values as a pickle.
 #include <bit>
 #include <unordered_map>
 

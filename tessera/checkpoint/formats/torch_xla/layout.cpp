@@ -1,3 +1,4 @@
+// How the parameters in rank files are divided: shard_info and flatten_info.
 #include <fmt/format.h>
 
 #include <optional>

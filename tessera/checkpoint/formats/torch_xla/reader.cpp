@@ -1,3 +1,4 @@
+// Reads the rank files of all ranks as one catalog.
 #include <c10/util/strides.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
