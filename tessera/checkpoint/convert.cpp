@@ -14,6 +14,7 @@
 #include "tessera/base/storage.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
@@ -77,8 +78,7 @@ std::string folder_of_model(const fs::path& checkpoint) {
 }  // namespace
 
 void expect_writable_as(const fs::path& out, Format format) {
-  if (format == Format::TorchXla)
-    throw UsageError("rank files of torch_xla are read, not written; write a file of torch.save or a folder of the Hugging Face Hub");
+  expect_written(format);
   expect_no_run(out);
   expect_ending_of(out, format);
   if (format == Format::Hub) expect_no_adapter(out);
@@ -108,16 +108,16 @@ void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
 }
 
 void expect_ending_of(const fs::path& out, Format format) {
-  const auto extension = out.extension().string();
-  const bool is_torch = has_torch_extension(out), is_safetensors = extension == ".safetensors", is_gguf = extension == ".gguf";
-  if (format != Format::Torch && format != Format::Safetensors && format != Format::Gguf) {
-    if (!is_torch && !is_safetensors && !is_gguf) return;
-    throw UsageError("{} is the name of a file, but {} is a folder; leave '{}' out", out, name_of(format), extension);
+  const auto ending = out.extension().string();
+  const auto has = [&](const FormatRow& row) { return std::ranges::find(row.endings, ending) != row.endings.end(); };
+  const auto& row = row_of(format);
+  if (row.endings.empty()) {
+    if (std::ranges::none_of(format_rows(), has)) return;
+    throw UsageError("{} is the name of a file, but {} is a folder; leave '{}' out", out, row.name, ending);
   }
-  if (format == Format::Torch ? is_torch : format == Format::Gguf ? is_gguf : is_safetensors) return;
   // What begins with a digit is a part of the name, as in net-0.5.
-  const bool is_none = extension.size() < 2 || std::isdigit(static_cast<unsigned char>(extension[1])) != 0;
-  if (is_none) return;
+  const bool is_none = ending.size() < 2 || std::isdigit(static_cast<unsigned char>(ending[1])) != 0;
+  if (has(row) || is_none) return;
   throw UsageError(
       "{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
       "and those of GGUF in .gguf",
@@ -129,28 +129,6 @@ void expect_outside(const fs::path& out, const fs::path& checkpoint) {
   throw UsageError("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out, checkpoint);
 }
 
-std::vector<fs::path> write_run(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
-  switch (source.options().to) {
-    case Format::Tessera:
-      return write_ranks(source, out);
-    case Format::Dcp:
-      return write_dcp(source, out);
-    case Format::Hub:
-      return write_hub(source, out);
-    case Format::Safetensors:
-      return write_safetensors(source, out);
-    case Format::Torch:
-      return write_torch(source, out);
-    case Format::Accelerate:
-      return write_accelerate(source, out, left_out);
-    case Format::TorchXla:
-      break;  // expect_writable_as() has refused it
-    case Format::Gguf:
-      throw UsageError("a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub");
-  }
-  return {};
-}
-
 Converted convert(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
   expect_sound(checkpoint, out, options);
   Converted result{.from = format_of(checkpoint)};
@@ -159,7 +137,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   }
   if (result.from == Format::Gguf && GgufFile(checkpoint).is_adapter())
     throw UsageError("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` makes a folder of peft of it", checkpoint, checkpoint);
-  const bool weights_only = options.weights_only || options.to == Format::Hub || options.to == Format::Safetensors;
+  const bool weights_only = options.weights_only || row_of(options.to).model_alone;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
   if (options.to != Format::Tessera) {
     expect_no_blocks(run);
@@ -186,7 +164,8 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   for (const auto& tensor : source.model()) {
     if (!source.run().catalog.buffers.contains(tensor.name)) result.parameters += c10::multiply_integers(tensor.shape);
   }
-  result.files = write_run(source, out, result.left_out);
+  result.files = row_of(options.to).write(source, out);
+  result.left_out.insert(source.left_out().begin(), source.left_out().end());
   return result;
 }
 

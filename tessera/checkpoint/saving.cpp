@@ -12,6 +12,7 @@
 #include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/live/save.h"
@@ -30,21 +31,20 @@ constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at onc
 
 /// Throws UsageError for what the format has no place for.
 void expect_place(const fs::path& path, const Contents& contents, const SaveOptions& options) {
-  const auto format = name_of(options.format);
+  const auto& row = row_of(options.format);
+  const auto format = row.name;
   if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
-  if (options.format == Format::Gguf)
-    throw UsageError("a GGUF file is made of a folder of the Hugging Face Hub: save that, and give it to llm::write_gguf");
+  expect_written(options.format);
   if (contents.base) throw UsageError("a checkpoint that refers to a base is of Tessera's format, not of {}", format);
   if (options.keep || options.in_place)
     throw UsageError("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format);
   const bool has_tensors = !contents.tensors.empty() || !contents.tensors_by_rank.empty();
-  if (options.format == Format::Hub || options.format == Format::Safetensors) {
+  if (row.model_alone) {
     if (contents.optimizer || has_tensors || contents.notes.begin() != contents.notes.end())
       throw UsageError("{} holds the model alone; leave the optimizer, notes and tensors beside the model out", format);
-  } else if (options.format == Format::Accelerate && has_tensors) {
+  } else if (!row.takes_extra && has_tensors) {
     const auto& tensors = contents.tensors.empty() ? contents.tensors_by_rank : contents.tensors;
-    throw UsageError("Accelerate's folders have no place for the tensor '{}' beside the model; save it in another format",
-                     tensors.begin()->first);
+    throw UsageError("{} has no place for the tensor '{}' beside the model; save it in another format", format, tensors.begin()->first);
   }
 }
 
@@ -56,7 +56,7 @@ void expect_replaceable(const fs::path& folder) {
 
 /// Throws UsageError for what readers of a format for whole models would take for something else.
 void expect_whole_model(ConstModuleRef model, Format format) {
-  if (format != Format::Hub && format != Format::Safetensors) return;
+  if (!row_of(format).model_alone) return;
   if (!adapters().describe(model).empty()) {
     throw UsageError(
         "the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
@@ -75,7 +75,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   auto out = path;
   const ConvertOptions how{.to = options.format,
                            .world = world.size(),
-                           .weights_only = options.format == Format::Hub || options.format == Format::Safetensors,
+                           .weights_only = row_of(options.format).model_alone,
                            .max_shard_size = options.max_shard_size,
                            .accelerate_layout = options.accelerate_layout,
                            .notes_of_first_rank = true,
@@ -109,11 +109,11 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   auto live = live_run(own, world, failure);
   together([&] { expect_no_blocks(live.run); });
   const RunSource source(std::move(live), how, world, failure, fmt::format("could not save {}", path.string()));
-  std::map<std::string, std::string> left_out;
-  write_run(source, out, left_out);
+  row_of(options.format).write(source, out);
   source.end_on_first([&] {
     if (out != path) replace_folder(path, out);
-    for (const auto& [name, why] : left_out) log(LogLevel::Warning, "{} is saved without the note '{}': {}", path, printable(name), why);
+    for (const auto& [name, why] : source.left_out())
+      log(LogLevel::Warning, "{} is saved without the note '{}': {}", path, printable(name), why);
   });
 }
 

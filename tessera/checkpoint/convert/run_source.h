@@ -67,6 +67,10 @@ class RunSource {
   const std::vector<SourceTensor>& beside() const { return beside_; }
   int64_t bytes() const { return all_; }
 
+  /// What the format has no place for, and why: noted by those that write it.
+  void leave_out(const std::string& name, const std::string& why) const { left_out_.emplace(name, why); }
+  const std::map<std::string, std::string>& left_out() const { return left_out_; }
+
   /// Calls `write` with the values of the box, piece by piece in row-major order. What several files have is read from `first`.
   void copy(const SourceTensor& tensor, const TensorSlice& box, c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write,
             size_t first = 0) const;
@@ -96,6 +100,7 @@ class RunSource {
   std::vector<SourceTensor> model_, state_, beside_;
   int64_t all_ = 0;
   mutable int64_t done_ = 0;
+  mutable std::map<std::string, std::string> left_out_;
 };
 
 /// Logs the names of tensors beside the model that are not written, for commands that write the model alone.
@@ -106,26 +111,19 @@ nlohmann::json setting_of(const std::string& text);
 /// A note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
 nlohmann::json value_of_note(const std::string& text);
 
-/// Throws UsageError for a name that is not one of the format, or that is in the way of a run.
+/// Throws UsageError for a format that is only read, for a name that is not one of the format, or that is in the way of a run.
 void expect_writable_as(const std::filesystem::path& out, Format format);
 /// Throws UsageError for state that only Tessera's format has: of eight bits.
 void expect_no_blocks(const Manifest& run);
 /// Throws UsageError for a format that needs a file system, where there is none.
 void expect_storable(const std::filesystem::path& out, Format format);
 
-/// Writes the run in the format of its options, and returns the files or the folder. Adds what has no place there to `left_out`. Not for
-/// rank files of torch_xla. Collective, as all below.
-std::vector<std::filesystem::path> write_run(const RunSource& source, const std::filesystem::path& out,
-                                             std::map<std::string, std::string>& left_out);
-
-// Each writes the run to `out`, and returns its files or the folder.
+// Of each format: writes the run to `out`, and returns its files or the folder. Collective.
 std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_dcp(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_torch(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_safetensors(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_hub(const RunSource& source, const std::filesystem::path& out);
-/// Adds what has no place in Accelerate's folders to `left_out`.
-std::vector<std::filesystem::path> write_accelerate(const RunSource& source, const std::filesystem::path& out,
-                                                    std::map<std::string, std::string>& left_out);
+std::vector<std::filesystem::path> write_accelerate(const RunSource& source, const std::filesystem::path& out);
 
 }  // namespace tessera::checkpoint

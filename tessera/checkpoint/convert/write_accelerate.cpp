@@ -49,7 +49,7 @@ void write_generators(const fs::path& path, const at::Tensor& state, const json&
 }
 
 /// Writes the notes of each object into its file, as far as they are of one: "scheduler.last_epoch" into scheduler.bin.
-void write_objects(const RunSource& source, const fs::path& folder, std::map<std::string, std::string>& left_out) {
+void write_objects(const RunSource& source, const fs::path& folder) {
   std::map<std::string, TorchTree::Dict> files;
   for (const auto& [name, text] : source.notes()) {
     if (name == "step" || name == kSettingsNote) continue;
@@ -61,7 +61,7 @@ void write_objects(const RunSource& source, const fs::path& folder, std::map<std
                                   : is_one_of("scheduler") || is_one_of("dl_state_dict") ? ".bin"
                                                                                          : nullptr;
     if (extension == nullptr || dot == std::string::npos) {
-      left_out.emplace(name, "Accelerate has no place for a note of this name");
+      source.leave_out(name, "Accelerate has no place for a note of this name");
     } else {
       files[object + extension].entries.emplace_back(name.substr(dot + 1), TorchTree{value_of_note(text)});
     }
@@ -98,7 +98,7 @@ void write_folder(const RunSource& source, const fs::path& folder) {
 
 }  // namespace
 
-std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out, std::map<std::string, std::string>& left_out) {
+std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& out) {
   source.in_new_folder(out, [&](const fs::path& folder) {
     std::vector<std::string> own;  // files of the ranks of this process alone
     write_folder(source, folder);
@@ -113,8 +113,8 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
         write_generators(folder / own.back(), state,
                          step == notes.end() ? json(0) : value_of_note(step->second), source.run().save);
       }
-      if (source.is_first()) write_objects(source, folder, left_out);
-      for (const auto& tensor : source.beside()) left_out.emplace(tensor.key, kStandsBeside);
+      if (source.is_first()) write_objects(source, folder);
+      for (const auto& tensor : source.beside()) source.leave_out(tensor.key, kStandsBeside);
     });
     const auto all = source.texts(json(own).dump());
     source.on_first([&] {

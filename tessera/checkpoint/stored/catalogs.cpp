@@ -8,11 +8,9 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/storage.h"
-#include "tessera/checkpoint/formats/accelerate.h"
-#include "tessera/checkpoint/formats/dcp/dcp.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
-#include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 #include "tessera/checkpoint/step_folders.h"
@@ -25,14 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The formats of a folder, as far as its names tell.
+/// The format of a folder, as far as its names tell.
 std::optional<Format> format_of_folder(const fs::path& folder) {
-  if (is_there(folder / ".metadata")) return Format::Dcp;
-  if (is_there(folder / kManifestFile)) return Format::Tessera;
-  if (is_accelerate_folder(folder)) return Format::Accelerate;
-  if (is_hub_folder(folder)) return Format::Hub;
-  const auto names = names_in(folder).value_or(std::vector<std::string>());
-  if (std::ranges::any_of(names, has_rank_file_name)) return Format::Tessera;
+  for (const auto& row : format_rows()) {
+    if (row.is_folder && row.is_folder(folder)) return row.format;
+  }
   return {};
 }
 
@@ -60,28 +55,6 @@ void expect_no_part(const fs::path& file) {
 }
 
 }  // namespace
-
-std::string_view name_of(Format format) {
-  switch (format) {
-    case Format::Tessera:
-      return "a checkpoint of Tessera";
-    case Format::Dcp:
-      return "a folder of torch.distributed.checkpoint";
-    case Format::Hub:
-      return "a folder of the Hugging Face Hub";
-    case Format::Safetensors:
-      return "a safetensors file";
-    case Format::Torch:
-      return "a file of torch.save";
-    case Format::Accelerate:
-      return "a folder of Accelerate's save_state";
-    case Format::TorchXla:
-      return "rank files of torch_xla";
-    case Format::Gguf:
-      return "a GGUF file";
-  }
-  return "";
-}
 
 bool is_part(const fs::path& file) {
   const auto name = file.filename().string();
@@ -112,31 +85,7 @@ Format format_of(const fs::path& path) {
 }
 
 Catalog read_catalog(const fs::path& path) {
-  switch (format_of(path)) {
-    case Format::Tessera:
-      return read_manifest(path).catalog;
-    case Format::Dcp:
-      return read_dcp(path);
-    case Format::Hub:
-      return read_hub_folder(path);
-    case Format::Torch:
-      return read_torch_file(path);
-    case Format::Accelerate:
-      return read_accelerate(path);
-    case Format::TorchXla:
-      return read_torch_xla(path);
-    case Format::Gguf:
-      return read_gguf(GgufFile(path));
-    case Format::Safetensors:
-      break;
-  }
-  Catalog catalog;
-  const SafetensorsFile file(path);
-  if (is_rank_file(file)) {
-    throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
-  }
-  add_safetensors(catalog, file);
-  return catalog;
+  return row_of(format_of(path)).read(path);
 }
 
 int64_t steps_of_optimizer(const fs::path& path) {

@@ -7,6 +7,7 @@
 #include <ranges>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/stored/catalogs.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
@@ -323,8 +324,7 @@ Manifest read_run(const std::filesystem::path& path, const ModelNames& names) {
   if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
   auto catalog = read_catalog(path);
   // Weights alone have no keys around them: "model." is a part of the model, as in a language model whose head is tied.
-  if ((format == Format::Hub || format == Format::Safetensors || format == Format::Gguf) && names.all.empty())
-    return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
+  if (row_of(format).model_alone && names.all.empty()) return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
   auto run = run_of(std::move(catalog), names);
   const auto generator = run.catalog.tensors.find(run.generator);
   if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // of each rank, in the first files

@@ -8,12 +8,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <ranges>
 #include <regex>
+#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"
 #include "tessera/checkpoint/formats/hub.h"
 #include "tessera/checkpoint/merge.h"
@@ -27,17 +28,19 @@ namespace {
 
 using checkpoint::Format;
 
-const std::map<std::string, Format>& formats() {
-  static const std::map<std::string, Format> kFormats = {{"tessera", Format::Tessera}, {"dcp", Format::Dcp},
-                                                         {"hub", Format::Hub},         {"safetensors", Format::Safetensors},
-                                                         {"torch", Format::Torch},     {"accelerate", Format::Accelerate},
-                                                         {"gguf", Format::Gguf},       {"torch_xla", Format::TorchXla}};
-  return kFormats;
+std::string names_of_formats(const std::string& separator, bool only_read = true) {
+  std::set<std::string_view> names;
+  for (const auto& row : checkpoint::format_rows()) {
+    if (only_read || row.format != Format::TorchXla) names.insert(row.flag);
+  }
+  return joined(names, separator);
 }
 
 Format format_named(const std::string& name) {
-  if (const auto known = formats().find(name); known != formats().end()) return known->second;
-  throw ConfigError("'{}' is no format; write one of {}", name, joined(std::views::keys(formats())));
+  const auto rows = checkpoint::format_rows();
+  const auto row = std::ranges::find(rows, name, &checkpoint::FormatRow::flag);
+  if (row == rows.end()) throw ConfigError("'{}' is no format; write one of {}", name, names_of_formats(", "));
+  return row->format;
 }
 
 /// "lr=0.001" as a setting of an optimizer.
@@ -196,13 +199,9 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
     if (const auto format = format_named(name); format != Format::TorchXla) return format;
     throw ConfigError("rank files of torch_xla are read, not written; write --to torch or --to hub");
   };
-  auto names = std::views::keys(formats());
-  const auto written = [](const std::string& name) { return name != "torch_xla"; };
-  add_value(*flags, "--to", options.to, named, "The format to write")
-      ->type_name("{" + joined(names | std::views::filter(written), ",") + "}")
-      ->required();
+  add_value(*flags, "--to", options.to, named, "The format to write")->type_name("{" + names_of_formats(",", false) + "}")->required();
   add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")
-      ->type_name("{" + joined(names, ",") + "}");
+      ->type_name("{" + names_of_formats(",") + "}");
   flags->get_option("--world")->capture_default_str();
   add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")

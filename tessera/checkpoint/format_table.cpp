@@ -1,0 +1,109 @@
+#include "tessera/checkpoint/format_table.h"
+
+#include <algorithm>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/formats/accelerate.h"
+#include "tessera/checkpoint/formats/dcp/dcp.h"
+#include "tessera/checkpoint/formats/gguf/gguf.h"
+#include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
+#include "tessera/checkpoint/stored/manifest.h"
+#include "tessera/checkpoint/stored/rank_file.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// By its manifest, or without one by the names of its files, unless these are beside those of another format.
+bool is_tessera_folder(const fs::path& folder) {
+  if (is_there(folder / kManifestFile)) return true;
+  if (is_accelerate_folder(folder) || is_hub_folder(folder)) return false;
+  return std::ranges::any_of(names_in(folder).value_or(std::vector<std::string>()), has_rank_file_name);
+}
+
+Catalog read_safetensors(const fs::path& path) {
+  const SafetensorsFile file(path);
+  if (is_rank_file(file)) throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
+  Catalog catalog;
+  add_safetensors(catalog, file);
+  return catalog;
+}
+
+}  // namespace
+
+std::span<const FormatRow> format_rows() {
+  static const std::vector<FormatRow> kRows = {
+      {.format = Format::Dcp,
+       .flag = "dcp",
+       .name = "a folder of torch.distributed.checkpoint",
+       .is_folder = [](const fs::path& folder) { return is_there(folder / ".metadata"); },
+       .read = read_dcp,
+       .write = write_dcp},
+      {.format = Format::Tessera,
+       .flag = "tessera",
+       .name = "a checkpoint of Tessera",
+       .is_folder = is_tessera_folder,
+       .read = [](const fs::path& path) { return read_manifest(path).catalog; },
+       .write = write_ranks},
+      {.format = Format::Accelerate,
+       .flag = "accelerate",
+       .name = "a folder of Accelerate's save_state",
+       .is_folder = is_accelerate_folder,
+       .takes_extra = false,
+       .read = read_accelerate,
+       .write = write_accelerate},
+      {.format = Format::Hub,
+       .flag = "hub",
+       .name = "a folder of the Hugging Face Hub",
+       .is_folder = [](const fs::path& folder) { return is_hub_folder(folder); },
+       .model_alone = true,
+       .read = read_hub_folder,
+       .write = write_hub},
+      {.format = Format::Safetensors,
+       .flag = "safetensors",
+       .name = "a safetensors file",
+       .endings = {".safetensors"},
+       .model_alone = true,
+       .read = read_safetensors,
+       .write = write_safetensors},
+      {.format = Format::Torch,
+       .flag = "torch",
+       .name = "a file of torch.save",
+       .endings = {".pth", ".pt", ".bin"},
+       .read = read_torch_file,
+       .write = write_torch},
+      {.format = Format::TorchXla,
+       .flag = "torch_xla",
+       .name = "rank files of torch_xla",
+       .read = [](const fs::path& path) { return read_torch_xla(path); },
+       .unwritten = "rank files of torch_xla are read, not written; write a file of torch.save or a folder of the Hugging Face Hub"},
+      {.format = Format::Gguf,
+       .flag = "gguf",
+       .name = "a GGUF file",
+       .endings = {".gguf"},
+       .model_alone = true,
+       .read = [](const fs::path& path) { return read_gguf(GgufFile(path)); },
+       .unwritten = "a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub"},
+  };
+  return kRows;
+}
+
+const FormatRow& row_of(Format format) {
+  return *std::ranges::find(format_rows(), format, &FormatRow::format);
+}
+
+std::string_view name_of(Format format) {
+  return row_of(format).name;
+}
+
+void expect_written(Format format) {
+  if (row_of(format).write == nullptr) throw UsageError(std::string(row_of(format).unwritten));
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,36 @@
+// The table of formats: all that reading, writing and the command line know of each. A new format is a row here, and its name in `Format`.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "tessera/checkpoint/format.h"
+
+namespace tessera::checkpoint {
+
+struct Catalog;
+class RunSource;
+
+struct FormatRow {
+  Format format;
+  std::string_view flag;                       // of `tessera ckpt convert`: "dcp"
+  std::string_view name;                       // for people: "a folder of torch.distributed.checkpoint"
+  std::vector<std::string_view> endings = {};  // of its files; of a folder, and of files with one prefix, there are none
+  /// Whether a folder is one, as far as its names tell. The first row that says so has it.
+  bool (*is_folder)(const std::filesystem::path& folder) = nullptr;
+  bool model_alone = false;  // it has no place for an optimizer, notes and tensors beside the model
+  bool takes_extra = true;   // it has a place for tensors beside the model
+  Catalog (*read)(const std::filesystem::path& path);
+  /// Writes the run to `out`, and returns its files or the folder. Collective.
+  std::vector<std::filesystem::path> (*write)(const RunSource& source, const std::filesystem::path& out) = nullptr;
+  std::string_view unwritten = {};  // why it is only read
+};
+
+std::span<const FormatRow> format_rows();
+const FormatRow& row_of(Format format);
+/// Throws UsageError for a format that is only read.
+void expect_written(Format format);
+
+}  // namespace tessera::checkpoint
