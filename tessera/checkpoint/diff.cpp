@@ -32,7 +32,7 @@ struct Side {
         continue;
       }
       const auto [parameter, key] = state_name(name);
-      const auto known = run.optimizer == other_optimizer ? todays_key(run.optimizer, key) : torch_key(run.optimizer, key);
+      const auto known = run.optimizer == other_optimizer ? key : torch_key(run.optimizer, key);
       if (!known.empty()) names[fmt::format("{}{}.{}", kOptimizerPrefix, parameter, known)] = name;
     }
   }

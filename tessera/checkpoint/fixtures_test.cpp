@@ -22,7 +22,7 @@ namespace {
 
 using checkpoint::Format;
 
-constexpr auto kNewest = "checkpoint-0.2", kNewestFormats = "formats-0.2";
+constexpr auto kNewest = "checkpoint-0.3", kNewestFormats = "formats-0.3";
 
 /// It has weights of several dtypes, a tied one, a frozen one and a buffer, and sizes that two ranks do not divide.
 struct Fixture : torch::nn::Module {

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr auto kManifestFormat = "tessera";
-constexpr int kManifestVersion = 2;                                        // version 1 had no manifest
+constexpr int kManifestVersion = 2;                                        // a folder without one has rank files only
 constexpr auto kChecksum = "xxh3_64";                                      // of all else in the manifest, as JSON without spaces
 constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so that their bytes can be counted
 
@@ -70,11 +70,8 @@ class Composition {
         add_whole(name);
       } else if (c10::multiply_integers(sizes) == part.numel()) {
         add_slices(name, part);
-      } else {  // in blocks of a rank's own values
-        throw UsageError(
-            "'{}' has {} values for {} of its parameter, in blocks of a rank's own, as SmallAdamW of earlier versions had: "
-            "load it with the one that wrote it, or leave the optimizer out",
-            name, c10::multiply_integers(sizes), part.numel());
+      } else {
+        throw IoError("'{}' has {} values for {} of its parameter", name, c10::multiply_integers(sizes), part.numel());
       }
     }
     for (const auto* name : {&file.record.generator, &file.record.device_generator}) {
@@ -191,14 +188,11 @@ StoredTensor tensor_from_json(const json& text) {
 
 json to_json(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kManifestFormat},       {"version", kManifestVersion},
-                 {"ranks", manifest.ranks},         {"save", manifest.save},
-                 {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
-                 {"buffers", catalog.buffers},      {"aliases", catalog.aliases},
-                 {"tensors", json::object()},       {"blocks", json::object()} /* which earlier versions want */,
-                 {"files", json::array()},          {"origin", manifest.origin},
-                 {"generator", manifest.generator}, {"not_state", manifest.not_state},
-                 {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
+  json result = {{"format", kManifestFormat},       {"version", kManifestVersion},     {"ranks", manifest.ranks},
+                 {"save", manifest.save},           {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
+                 {"buffers", catalog.buffers},      {"aliases", catalog.aliases},      {"tensors", json::object()},
+                 {"files", json::array()},          {"origin", manifest.origin},       {"generator", manifest.generator},
+                 {"not_state", manifest.not_state}, {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
                  {"base", to_json(manifest.base)},  {"adapters", manifest.adapters}};
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
@@ -212,28 +206,27 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   return result;
 }
 
-/// Throws UsageError for one of a later version, which is no damage.
+/// Throws UsageError for one of another version, which is no damage.
 void expect_known(const json& text) {
   if (text.at("format") != kManifestFormat) throw IoError("it is of another program");
   const int version = text.at("version");
-  if (version < 1) throw IoError("its version is {}", version);
-  if (version == kManifestVersion) return;
-  throw UsageError("the checkpoint is of version {}, this version of Tessera reads 1 and {}; load it with the one that wrote it", version,
-                   kManifestVersion);
+  if (version != kManifestVersion)
+    throw UsageError("the checkpoint is of version {}, this version of Tessera reads {}; load it with the one that wrote it", version,
+                     kManifestVersion);
 }
 
 /// `bytes_of_files` gets the sizes that the files should have.
 Manifest manifest_from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
-  manifest.origin = text.value("origin", manifest.origin);  // older ones have none
+  manifest.origin = text.at("origin");
   auto& catalog = manifest.catalog;
   catalog.save = {.number = manifest.save, .file = folder / kManifestFile};
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");
-  manifest.not_state = text.value("not_state", catalog.buffers);  // older ones name only buffers
-  manifest.beside = text.value("beside", manifest.beside);
-  if (text.contains("base")) manifest.base = base_from_json(text["base"]);
-  manifest.adapters = text.value("adapters", manifest.adapters);
+  manifest.not_state = text.at("not_state");
+  manifest.beside = text.at("beside");
+  manifest.base = base_from_json(text.at("base"));
+  manifest.adapters = text.at("adapters");
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty()) throw IoError("it names the file '{}', which is not in its folder", name);
@@ -253,8 +246,8 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
     if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name))
       throw IoError("there is no tensor '{}' beside the model", name);
   }
-  manifest.generator = text.value("generator", kGeneratorName);
-  manifest.device_generator = text.value("device_generator", manifest.device_generator);
+  manifest.generator = text.at("generator");
+  manifest.device_generator = text.at("device_generator");
   for (auto* name : {&manifest.generator, &manifest.device_generator}) {
     if (!catalog.tensors.contains(*name)) name->clear();
   }

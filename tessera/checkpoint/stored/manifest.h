@@ -35,7 +35,7 @@ struct Manifest {
 
 inline constexpr auto kManifestFile = "manifest.json";
 
-/// Reads the manifest of a checkpoint, or makes one of the headers of its files if it is older than manifests. Throws IoError if the folder
+/// Reads the manifest of a checkpoint, or makes one of the headers of its files if it has none. Throws IoError if the folder
 /// is no checkpoint or incomplete.
 Manifest read_manifest(const std::filesystem::path& folder);
 /// Makes the manifest of the headers of the files of all ranks, which `open` gives one by one. Throws IoError unless they are of one save.

@@ -16,12 +16,6 @@ constexpr std::string_view kOwnOptim = "tessera::optim::", kTorchOptim = "torch:
 constexpr std::string_view kStepKey = "step";
 
 constexpr std::string_view kSharedRules[] = {"Adam", "AdamW", "SGD", "Adagrad"};  // of Tessera and of torch::optim
-/// What Tessera called its state up to 0.2, beside what PyTorch calls it.
-constexpr std::pair<std::string_view, std::string_view> kOldKeys[] = {{"first", "exp_avg"},
-                                                                      {"second", "exp_avg_sq"},
-                                                                      {"first_scales", "exp_avg_scales"},
-                                                                      {"second_scales", "exp_avg_sq_scales"},
-                                                                      {"steps", kStepKey}};
 
 /// The name of the class without its namespace.
 std::string_view last_of(std::string_view optimizer) {
@@ -38,14 +32,6 @@ bool is_own_sgd(std::string_view optimizer) {
 }
 
 }  // namespace
-
-std::string todays_key(const std::string& optimizer, const std::string& key) {
-  if (optimizer.starts_with(kTorchOptim) || optimizer == kSomeOptimizer) return key;
-  if (!is_own(optimizer)) return key == "steps" ? std::string(kStepKey) : key;  // a program's own, whose other names are its own
-  if (key == "momentum") return is_own_sgd(optimizer) ? "momentum_buffer" : "exp_avg";
-  const auto* const old = std::ranges::find(kOldKeys, key, &std::pair<std::string_view, std::string_view>::first);
-  return old == std::end(kOldKeys) ? key : std::string(old->second);
-}
 
 std::string class_of_settings(const json& settings) {
   const auto has = [&](const char* name) { return settings.contains(name); };
@@ -89,12 +75,11 @@ bool is_same_rule(const std::string& one, const std::string& other) {
 }
 
 std::string torch_key(const std::string& optimizer, const std::string& key) {
-  auto today = todays_key(optimizer, key);
-  return is_own_sgd(optimizer) && today == kStepKey ? "" : today;
+  return is_own_sgd(optimizer) && key == kStepKey ? "" : key;
 }
 
 std::string renamed_key(const std::string& key, const std::string& from, const std::string& to) {
-  return is_own(to) ? todays_key(from, key) : torch_key(from, key);
+  return is_own(to) ? key : torch_key(from, key);
 }
 
 std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim::ParameterState> state, const std::string& from,

@@ -21,9 +21,7 @@ nlohmann::json default_settings(const std::string& optimizer);
 /// kSomeOptimizer: the class must be inferred from the keys.
 bool is_same_rule(const std::string& one, const std::string& other);
 
-/// What this class calls `key` today: as PyTorch does. Earlier versions of Tessera had names of their own.
-std::string todays_key(const std::string& optimizer, const std::string& key);
-/// The same; empty for what PyTorch does not keep.
+/// What PyTorch calls `key` of this class, which has PyTorch's names; empty for what PyTorch does not keep.
 std::string torch_key(const std::string& optimizer, const std::string& key);
 /// The name in the class `to` for what was saved as `key` of the class `from`; empty for what it does not keep.
 std::string renamed_key(const std::string& key, const std::string& from, const std::string& to);

@@ -20,8 +20,6 @@ namespace {
 constexpr auto kKey = "tessera";
 constexpr std::string_view kRank = "rank-";
 constexpr int kRankFormat = 3;
-constexpr int kWithoutChecksums = 2;
-constexpr int kFlatFormat = 1;  // version 0.1.0: a part is a range of values in memory order, and the optimizer's state has no slices
 
 nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
   auto json = nlohmann::json::object();
@@ -45,15 +43,11 @@ nlohmann::json to_json(const RankRecord& record) {
           {"base", to_json(record.base)},   {"adapters", record.adapters}};
 }
 
-PartRecord part_from_json(const nlohmann::json& json, int format) {
+PartRecord part_from_json(const nlohmann::json& json) {
   PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
   auto left = checked_numel(part.shape);
   if (!left) throw IoError("there is no tensor of the shape [{}]", joined(part.shape));
-  if (format == kFlatFormat) {
-    part.slices = slices_of_range(part.shape, part.strides, json.at("begin").get<int64_t>(), json.at("numel").get<int64_t>());
-    return part;
-  }
   for (const auto& slice : json.at("slices")) {
     part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
     if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
@@ -63,11 +57,11 @@ PartRecord part_from_json(const nlohmann::json& json, int format) {
   return part;
 }
 
-std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, int format) {
+std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json) {
   std::map<std::string, PartRecord> parts;
   for (const auto& [name, part] : json.items()) {
     try {
-      parts[name] = part_from_json(part, format);
+      parts[name] = part_from_json(part);
     } catch (const Error& error) {
       throw IoError("the place of '{}' makes no sense: {}", name, error.what());
     }
@@ -76,56 +70,24 @@ std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json, in
 }
 
 RankRecord record_from_json(const nlohmann::json& json) {
-  const auto format = json.at("format").get<int>();
-  if (format > kRankFormat) {
-    throw UsageError("its format is {}, this version of Tessera reads formats {} to {}; load it with the one that wrote it", format,
-                     kFlatFormat, kRankFormat);
-  }
-  if (format < kFlatFormat) {
-    throw IoError("its format is {}, this version of Tessera reads formats {} to {}", format, kFlatFormat, kRankFormat);
-  }
+  if (const auto format = json.at("format").get<int>(); format != kRankFormat)
+    throw UsageError("its format is {}, this version of Tessera reads {}; load it with the one that wrote it", format, kRankFormat);
   RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
-  record.checksums = format > kWithoutChecksums;
-  record.parts = parts_from_json(json.at("parts"), format);
-  if (format != kFlatFormat) record.state = parts_from_json(json.at("state"), format);
+  record.parts = parts_from_json(json.at("parts"));
+  record.state = parts_from_json(json.at("state"));
   record.outside = json.at("whole").get<std::vector<std::string>>();
   record.buffers = json.at("buffers").get<std::vector<std::string>>();
   record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
   record.optimizer = json.at("optimizer").get<std::string>();
   record.notes = json.at("notes").get<std::map<std::string, std::string>>();
-  record.origin = json.value("origin", std::map<std::string, std::string>());  // older files have none
-  record.generator = json.value("generator", kGeneratorName);                  // of which no older file has two
-  record.device_generator = json.value("device_generator", record.device_generator);
-  record.beside = json.value("beside", record.beside);
-  record.by_rank = json.value("by_rank", record.by_rank);
-  if (json.contains("base")) record.base = base_from_json(json["base"]);
-  record.adapters = json.value("adapters", record.adapters);
+  record.origin = json.at("origin").get<std::map<std::string, std::string>>();
+  record.generator = json.at("generator").get<std::string>();
+  record.device_generator = json.at("device_generator").get<std::string>();
+  record.beside = json.at("beside").get<std::vector<std::string>>();
+  record.by_rank = json.at("by_rank").get<std::vector<std::string>>();
+  record.base = base_from_json(json.at("base"));
+  record.adapters = json.at("adapters").get<std::string>();
   return record;
-}
-
-/// Gives each tensor of the optimizer's state the place of its parameter, which files of the first format leave to the reader.
-void place_state(RankRecord& record, const SafetensorsFile& file) {
-  for (const auto& name : file.names()) {
-    const auto dot = name.rfind('.');
-    if (!name.starts_with(kOptimizerPrefix) || dot == std::string::npos) continue;
-    const auto known =
-        record.parts.find(name.substr(std::string_view(kOptimizerPrefix).size(), dot - std::string_view(kOptimizerPrefix).size()));
-    const auto& sizes = file.info(name).sizes;
-    if (known == record.parts.end() || sizes.empty()) {
-      const auto strides = c10::contiguous_strides(sizes);
-      record.state[name] = {.shape = sizes, .strides = {strides.begin(), strides.end()}, .slices = {whole_slice(sizes)}};
-      continue;
-    }
-    const auto& part = known->second;
-    if (c10::multiply_integers(sizes) == part.numel()) {
-      record.state[name] = part;
-      continue;
-    }
-    int64_t begin = 0;  // in the memory order of the parameter
-    for (size_t d = 0; !part.slices.empty() && d < part.shape.size(); d++) begin += part.slices.front().offsets[d] * part.strides[d];
-    const std::vector<int64_t> flat = {c10::multiply_integers(part.shape)};
-    record.state[name] = {.shape = flat, .strides = {1}, .slices = slices_of_range(flat, begin, part.numel())};
-  }
 }
 
 /// Removes `before` and the number that follows it from the front of the text. Returns the number, or nothing if they are not there.
@@ -191,12 +153,11 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
     if (record.rank != rank || record.ranks != ranks) {
       throw IoError("it was written by rank {} of {}; somebody has renamed it", record.rank, record.ranks);
     }
-    if (record.state.empty() && !record.optimizer.empty()) place_state(record, file);
     for (auto* name : {&record.generator, &record.device_generator}) {
       if (!file.contains(*name)) name->clear();
     }
     const auto has_none = [&](const std::string& name) { return !file.has_checksum(name); };
-    if (record.checksums && std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
+    if (std::ranges::any_of(file.names(), has_none)) throw IoError("its checksums are gone");
     const auto values_of = [&](const std::string& name) {
       return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
     };

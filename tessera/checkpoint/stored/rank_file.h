@@ -19,7 +19,7 @@ namespace tessera::checkpoint {
 
 /// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
-/// The name of the state of the random generator in older files of ours, and in those of other formats.
+/// The name of the state of the random generator in files of other formats.
 inline constexpr auto kGeneratorName = "generator.cpu";
 /// Its name in a run: no module or parameter has an empty name, so nothing of a model begins with a dot.
 inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
@@ -46,7 +46,6 @@ BaseRecord base_from_json(const nlohmann::json& json);
 
 struct RankRecord {
   int rank = 0, ranks = 1;
-  bool checksums = true;                         // whether the file must have them, which old ones do not
   uint64_t save = 0;                             // a random number for each save, by which files of different saves are told apart
   std::map<std::string, PartRecord> parts = {};  // sharded parameters
   /// Tensors of the optimizer's state. If a tensor has one value for each block of a parameter's values, its slices are those of the flat
