@@ -4,7 +4,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/convert/writers.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/dcp/dcp.h"
 #include "tessera/checkpoint/formats/gguf/gguf.h"

@@ -32,7 +32,7 @@ std::vector<std::string> seeds_of_rank_file() {
   const auto part = [](std::vector<int64_t> shape, std::vector<int64_t> strides, std::vector<int64_t> offsets, std::vector<int64_t> sizes) {
     return nlohmann::json{{"shape", shape}, {"strides", strides}, {"slices", {{{"offsets", offsets}, {"sizes", sizes}}}}};
   };
-  nlohmann::json record = {{"format", 2},
+  nlohmann::json record = {{"format", 3},
                            {"rank", 0},
                            {"ranks", 1},
                            {"save", 17},
@@ -42,7 +42,14 @@ std::vector<std::string> seeds_of_rank_file() {
                            {"buffers", {"b"}},
                            {"aliases", {{"tied", "w"}}},
                            {"optimizer", ""},
-                           {"notes", {{"step", "1"}}}};
+                           {"notes", {{"step", "1"}}},
+                           {"origin", nlohmann::json::object()},
+                           {"generator", ""},
+                           {"device_generator", ""},
+                           {"beside", nlohmann::json::array()},
+                           {"by_rank", nlohmann::json::array()},
+                           {"base", {{"name", ""}, {"checksum", ""}, {"forms", ""}, {"parameters", nlohmann::json::array()}}},
+                           {"adapters", ""}};
   std::vector<std::string> result = {record.dump()};
   const auto changed = [&](const auto& change) {
     auto copy = record;
@@ -60,10 +67,6 @@ std::vector<std::string> seeds_of_rank_file() {
   changed([&](auto& json) { json["whole"] = {"b", "missing"}; });
   changed([&](auto& json) { json["aliases"] = {{"w", "w"}}; });
   changed([&](auto& json) { json["format"] = 1; });
-  changed([&](auto& json) {
-    json["format"] = 1;
-    json["parts"]["w"] = {{"shape", {2, 3}}, {"strides", {3, 1}}, {"begin", 0}, {"numel", 6}};
-  });
   result.push_back(std::string(50'000, '['));
   result.push_back("{}");
   result.push_back("");

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tessera/checkpoint/convert/writers.h"
 #include "tessera/checkpoint/convert_options.h"
 #include "tessera/checkpoint/live/live_run.h"
 #include "tessera/checkpoint/stored/manifest.h"
@@ -117,13 +118,5 @@ void expect_writable_as(const std::filesystem::path& out, Format format);
 void expect_no_blocks(const Manifest& run);
 /// Throws UsageError for a format that needs a file system, where there is none.
 void expect_storable(const std::filesystem::path& out, Format format);
-
-// Of each format: writes the run to `out`, and returns its files or the folder. Collective.
-std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);
-std::vector<std::filesystem::path> write_dcp(const RunSource& source, const std::filesystem::path& out);
-std::vector<std::filesystem::path> write_torch(const RunSource& source, const std::filesystem::path& out);
-std::vector<std::filesystem::path> write_safetensors(const RunSource& source, const std::filesystem::path& out);
-std::vector<std::filesystem::path> write_hub(const RunSource& source, const std::filesystem::path& out);
-std::vector<std::filesystem::path> write_accelerate(const RunSource& source, const std::filesystem::path& out);
 
 }  // namespace tessera::checkpoint

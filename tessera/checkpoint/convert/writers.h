@@ -1,0 +1,19 @@
+// What writes a run, one function for each format.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+namespace tessera::checkpoint {
+
+class RunSource;
+
+// Each writes the run to `out`, and returns its files or the folder. Collective.
+std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_dcp(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_torch(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_safetensors(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_hub(const RunSource& source, const std::filesystem::path& out);
+std::vector<std::filesystem::path> write_accelerate(const RunSource& source, const std::filesystem::path& out);
+
+}  // namespace tessera::checkpoint
