@@ -9,7 +9,7 @@ copyright = "the authors of Tessera"
 extensions = ["myst_parser", "breathe"]
 root_doc = "README"
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-include_patterns = ["*.md", "docs/*.md", "examples/*.md", "api/*.rst"]
+include_patterns = ["*.md", "docs/*.md", "docs/tables/*.md", "bench/*.md", "examples/*.md", "api/*.rst"]
 
 myst_heading_anchors = 3  # as code hosts make them
 breathe_projects = {"tessera": os.environ["TESSERA_REFERENCE"] + "/xml"}
@@ -32,22 +32,22 @@ def groups_of(text):
     """The pages under each heading of docs/README.md."""
     for part in re.split(r"^## ", text, flags=re.M)[1:]:
         title, _, body = part.partition("\n")
-        yield title, list(dict.fromkeys(re.findall(r"\]\(([\w.-]+\.md)\)", body)))
+        yield title, [os.path.normpath(f"docs/{page}") for page in dict.fromkeys(re.findall(r"\]\(([\w./-]+\.md)\)", body))]
 
 
 def add_contents(app, docname, source):
     """The tree of pages is what docs/README.md lists; the reference leads to the pages of each header."""
     folder = pathlib.Path(app.srcdir)
     if docname == "README":
-        groups = [(title, [f"docs/{page}" for page in pages]) for title, pages in groups_of((folder / "docs/README.md").read_text())]
+        groups = list(groups_of((folder / "docs/README.md").read_text()))
         groups[0][1].insert(0, "docs/README.md")
         if headers := sorted(f"api/{page.name}" for page in folder.glob("api/*.rst")):
             groups.insert(2, ("API", headers))
         groups.append(("Project", sorted(page.name for page in folder.glob("*.md") if page.name != "README.md") + ["examples/README.md"]))
         for title, pages in groups:
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n" + "\n".join(pages) + "\n```\n"
-    if docname == "docs/reference" and any(folder.glob("api/*.rst")):
-        source[0] = re.sub(r"^\| `(\w+)/", r"| [\1](../api/\1.rst) `\1/", source[0], flags=re.M)
+    if docname == "docs/tables/reference" and any(folder.glob("api/*.rst")):
+        source[0] = re.sub(r"^\| `(\w+)/", r"| [\1](../../api/\1.rst) `\1/", source[0], flags=re.M)
 
 
 def add_index(app, error):

@@ -1,4 +1,4 @@
-// The demands of a lazily traced device on the core, as numbered in docs/architecture.md. They are tested on the silent device, whose
+// The demands of a lazily traced device on the core, as numbered in docs/mechanism.md. They are tested on the silent device, whose
 // memory can't be read and whose tensors stand for all ranks at once.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
