@@ -124,7 +124,7 @@ TEST(XlaPage, IsMadeFromTheCorpus) {
   const auto file = folder / "outcomes";
   for (;;) {
     Process child({this_program()}, kRunFrom.environment(fmt::format("{} {}", lines_of(file).size(), file.string())));
-    const auto status = child.wait(std::chrono::minutes(10));
+    const auto status = child.wait(std::chrono::minutes(30));
     if (status == 0) break;
     ASSERT_EQ(status, 128 + SIGSEGV) << all[lines_of(file).size()].idiom.what;
     std::ofstream(file, std::ios::app) << "the process ends: an address in a device's memory can't be read" << std::endl;
