@@ -331,7 +331,7 @@ foreach(_chapter IN LISTS _chapters)
   set_tests_properties(idioms/${_chapter} PROPERTIES ENVIRONMENT "${_environment};${_all_settings}" TIMEOUT ${_limit})
 endforeach()
 if(TEST idioms/XlaPage)
-  set_tests_properties(idioms/XlaPage PROPERTIES TIMEOUT 1800)  # each idiom has programs of its own to compile
+  set_tests_properties(idioms/XlaPage PROPERTIES TIMEOUT 3600)  # each idiom has programs of its own to compile
 endif()
 
 # The same training by PyTorch's own FSDP2, and the page that says what agrees.
@@ -446,7 +446,7 @@ if(MPIRUN AND Libtorch_PYTHON)
   set_tests_properties(launchers/losses PROPERTIES TIMEOUT 600)
 endif()
 
-# The worked examples of docs/extending*.md. What has its place only in the library's own files is a patch: the program has these files with it in
+# The worked examples of docs/extending.md. What has its place only in the library's own files is a patch: the program has these files with it in
 # place of the library's, and with them the sources that read the same tables. The sanitizers would take that for two definitions by mistake.
 if(NOT TESSERA_SANITIZE)
   set(_extending "${PROJECT_SOURCE_DIR}/tests/extending")

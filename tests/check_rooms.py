@@ -277,7 +277,7 @@ def files_page(root, wrong):
     lines = [FILES]
     folder = None
     sources = {path.with_suffix("") for path in (root / "tessera").rglob("*.*") if path.suffix in {".h", ".cpp"} and not path.stem.endswith("_test")}
-    for stem in sorted(stem for stem in sources if "opaque" not in stem.parts):
+    for stem in sorted((stem for stem in sources if "opaque" not in stem.parts), key=lambda stem: (stem.parent, stem.name)):
         says = head(stem.with_suffix(".h")) or head(stem.with_suffix(".cpp"))
         if not says:
             wrong.append(f"{stem.relative_to(root)} does not say in a comment on its first line what it does")

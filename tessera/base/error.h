@@ -15,7 +15,7 @@ class Error : public std::exception {
   explicit Error(std::string message);
   /// UsageError("there is no parameter {} in {}", name, folder)
   template <class... Values>
-  requires(sizeof...(Values) > 0) explicit Error(Format<sizeof...(Values)> message, const Values&... values)
+  requires(sizeof...(Values) > 0) explicit Error(FormatString<std::type_identity_t<Values>...> message, const Values&... values)
       : Error(formatted(message, values...)) {}
 
   const char* what() const noexcept override { return message_.c_str(); }

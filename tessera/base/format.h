@@ -44,22 +44,32 @@ class FormatValue {
   std::string_view text = {};
 };
 
-/// A format with places for so many values, such as "{} of {}" or "{1} of {0}"; the compiler counts them.
-template <size_t values>
-struct Format {
+/// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses one that does not fit.
+template <class... Values>
+struct FormatString {
   template <class T>
   requires std::convertible_to<const T&, std::string_view>
-  consteval Format(const T& format) : text(format) {  // NOLINT(google-explicit-constructor)
-    size_t places = 0;
-    for (size_t i = 0; i + 1 < text.size(); i++) {
-      const char next = text[i + 1];
-      if ((text[i] == '{' || text[i] == '}') && next == text[i]) {
-        i++;  // a brace that is meant as such
-      } else if (text[i] == '{') {
-        places = next >= '0' && next <= '9' ? std::max<size_t>(places, next - '0' + 1) : places + 1;
+  consteval FormatString(const T& format) : text(format) {  // NOLINT(google-explicit-constructor)
+    constexpr bool kNumbers[] = {std::is_arithmetic_v<Values>..., false};
+    size_t next = 0, most = 0;
+    for (size_t i = 0; i < text.size(); i++) {
+      if (text[i] != '{' && text[i] != '}') continue;
+      if (i + 1 < text.size() && text[i + 1] == text[i]) {  // a brace that is meant as such
+        i++;
+        continue;
       }
+      const auto end = text.find('}', i);
+      if (text[i] == '}' || end == std::string_view::npos) throw "the format has a brace without its other one";
+      const auto place = text.substr(i + 1, end - i - 1);
+      i = end;
+      const bool has_index = !place.empty() && place[0] >= '0' && place[0] <= '9';
+      const size_t index = has_index ? static_cast<size_t>(place[0] - '0') : next++;
+      most = std::max(most, index + 1);
+      const auto spec = place.substr(has_index ? 1 : 0);
+      if (index >= sizeof...(Values)) throw "the format has a place for a value that is not given";
+      if (!spec.empty() && (spec[0] != ':' || !kNumbers[index])) throw "only numbers are written in other ways than {}";
     }
-    if (places != values) throw "the format has places for another number of values";
+    if (most != sizeof...(Values)) throw "the format has no place for a value that is given";
   }
 
   std::string_view text;
@@ -69,7 +79,7 @@ struct Format {
 std::string format_values(std::string_view format, std::span<const FormatValue> values);
 
 template <class... Values>
-std::string formatted(Format<sizeof...(Values)> format, const Values&... values) {
+std::string formatted(FormatString<std::type_identity_t<Values>...> format, const Values&... values) {
   return format_values(format.text, std::array<FormatValue, sizeof...(Values)>{FormatValue(values)...});
 }
 

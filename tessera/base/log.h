@@ -33,7 +33,7 @@ void set_log_rank(int rank);
 
 void log(LogLevel level, std::string_view text);
 template <class... Values>
-requires(sizeof...(Values) > 0) void log(LogLevel level, Format<sizeof...(Values)> text, const Values&... values) {
+requires(sizeof...(Values) > 0) void log(LogLevel level, FormatString<std::type_identity_t<Values>...> text, const Values&... values) {
   log(level, formatted(text, values...));
 }
 

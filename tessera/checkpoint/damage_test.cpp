@@ -60,7 +60,7 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("is cut off, or of another save"));
     world.barrier();
-    if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");  // as before there were manifests
+    if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("it was written by rank 0 of 2"));
     world.barrier();

@@ -152,7 +152,6 @@ TEST(Fixtures, OfOtherFormatsAreRead) {
   EXPECT_GT(found, 0);
 }
 
-// As checkpoints were before there were manifests.
 TEST(Fixtures, AreReadWithoutTheirManifests) {
   const Folder folder;
   std::filesystem::copy(fixture(kNewest), folder / "a");

@@ -20,13 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// By its manifest, or without one by the names of its files, unless these are beside those of another format.
-bool is_tessera_folder(const fs::path& folder) {
-  if (is_there(folder / kManifestFile)) return true;
-  if (is_accelerate_folder(folder) || is_hub_folder(folder)) return false;
-  return std::ranges::any_of(names_in(folder).value_or(std::vector<std::string>()), has_rank_file_name);
-}
-
 Catalog read_safetensors(const fs::path& path) {
   const SafetensorsFile file(path);
   if (is_rank_file(file)) throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
@@ -48,7 +41,7 @@ std::span<const FormatRow> format_rows() {
       {.format = Format::Tessera,
        .flag = "tessera",
        .name = "a checkpoint of Tessera",
-       .is_folder = is_tessera_folder,
+       .is_folder = [](const fs::path& folder) { return is_there(folder / kManifestFile); },
        .read = [](const fs::path& path) { return read_manifest(path).catalog; },
        .write = write_ranks},
       {.format = Format::Accelerate,
@@ -95,7 +88,10 @@ std::span<const FormatRow> format_rows() {
 }
 
 const FormatRow& row_of(Format format) {
-  return *std::ranges::find(format_rows(), format, &FormatRow::format);
+  const auto rows = format_rows();
+  const auto row = std::ranges::find(rows, format, &FormatRow::format);
+  if (row == rows.end()) throw Error("the format {} has no row in the table", static_cast<int>(format));
+  return *row;
 }
 
 std::string_view name_of(Format format) {

@@ -27,7 +27,7 @@ std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 enum class Check { Sizes, Checksums };
 /// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints,
 /// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
-/// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of a later version.
+/// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of another version.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
 /// The same for programs of several ranks: rank 0 looks, so that all go on from the same one. With `before`, of those whose N is less.
 /// Collective.

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -98,8 +99,8 @@ at::Tensor read_idx(const std::filesystem::path& file) {
   unpacked.read(header, kMagic);
   const auto dimensions = header.size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>(header[3]));
   if (dimensions == 0 || header[0] != 0 || header[1] != 0 || header[2] != kBytes) {
-    throw IoError("{} is no IDX file of bytes: it begins with [{:02x}] instead of [00, 00, 08, number of dimensions]", file,
-                  joined(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size())));
+    throw IoError("{} is no IDX file of bytes: it begins with [{}] instead of [00, 00, 08, number of dimensions]", file,
+                  fmt::format("{:02x}", fmt::join(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size()), ", ")));
   }
   if (dimensions > kMostDimensions) {
     throw IoError("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file, dimensions, kMostDimensions);

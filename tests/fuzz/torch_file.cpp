@@ -53,8 +53,8 @@ std::string torch_file_written() {
 }
 
 /// A rank file of torch_xla of one rank, with an optimizer.
-std::string of_rank(bool flat) {
-  testing::write_torch_xla(folder() + "/seed", 1, {{"a.w", at::ones({2, 3})}, {"b", at::ones({2, 3})}}, flat);
+std::string of_rank(testing::TorchXlaWay way) {
+  testing::write_torch_xla(folder() + "/seed", 1, {{"a.w", at::ones({2, 3})}, {"b", at::ones({2, 3})}}, way);
   return bytes_of(testing::torch_xla_file(folder() + "/seed", 0, 1));
 }
 
@@ -105,8 +105,9 @@ std::vector<std::string> seeds_of_torch_file() {
   return {
       torch_file_written(),
       unchecked(torch_file_written()),
-      unchecked(of_rank(false)),
-      unchecked(of_rank(true)),
+      unchecked(of_rank(testing::TorchXlaWay::Values)),
+      unchecked(of_rank(testing::TorchXlaWay::Flat)),
+      unchecked(of_rank(testing::TorchXlaWay::Rows)),
       one(view(0, {2, 2}, {1, 2})),
       one(view(1, {2, 1000}, {1, 0})),
       one(view(0, {kHuge, 0}, {kHuge, 1})),

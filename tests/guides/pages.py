@@ -27,7 +27,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
 
 
 def pages_of(root):
-    return [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")] + sorted((root / "docs").rglob("*.md"))
+    return [root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "bench/results.md")] + sorted((root / "docs").rglob("*.md"))
 
 
 # --- listings --------------------------------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def missing_files(root, page):
 def too_long(root, page):
     """Pages that a test writes may be long, and so may tables and what programs have printed."""
     name, lines = page.relative_to(root), page.read_text().splitlines()
-    is_index = page.parent.name == "examples"
+    is_index = page.parent.name in ("examples", "bench")
     if len(lines) > LONGEST_PAGE and not is_index and "made from the test" not in page.read_text():
         yield f"{name} has {len(lines)} lines; at most {LONGEST_PAGE} are read to the end"
     fenced = False
@@ -121,7 +121,7 @@ def check_listings(root):
             if header.rsplit("/", 1)[1] not in table:
                 wrong.append(f"docs/tables/reference.md does not name {header}")
     authors = "".join(page.read_text() for page in (root / "docs").glob("extending*.md"))
-    wrong += [f"docs/extending*.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
+    wrong += [f"docs/extending.md does not name {path.relative_to(root)}" for path in own if f"({'../' + path.relative_to(root).as_posix()})" not in authors]
     index = (root / "examples/README.md").read_text()
     for name in programs:
         if f"]({name})" not in index:

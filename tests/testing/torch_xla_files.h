@@ -18,12 +18,15 @@ inline std::filesystem::path torch_xla_file(const std::filesystem::path& prefix,
   return prefix.string() + fmt::format("_rank-{:08}-of-{:08}.pth", rank, ranks);
 }
 
-/// Writes the files of all ranks, with the parameters as one if `flat`. The state of their optimizer has their own values as `exp_avg`.
+/// How parameters are divided: their values, all of them as one parameter, or rows.
+enum class TorchXlaWay { Values, Flat, Rows };
+
+/// Writes the files of all ranks. The state of their optimizer has the parameters' own values as `exp_avg`.
 inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std::map<std::string, at::Tensor> parameters,
-                            bool flat = false) {
+                            TorchXlaWay way = TorchXlaWay::Values) {
   using checkpoint::TorchTree;
   nlohmann::json flatten_info = nlohmann::json::object();
-  if (flat) {
+  if (way == TorchXlaWay::Flat) {
     nlohmann::json names, shapes, numels;
     std::vector<at::Tensor> values;
     for (const auto& [name, whole] : parameters) {
@@ -44,9 +47,15 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
       const auto original = "_fsdp_wrapped_module." + name;
       std::string key = "_fsdp_shard." + original;
       for (size_t dot = 0; (dot = key.find('.', dot)) != std::string::npos;) key.replace(dot, 1, "_FSDP_SHARD_SEPARATOR_");
-      const auto own = (whole.numel() + ranks * kMultiple - 1) / (ranks * kMultiple) * kMultiple;
-      parts.push_back(at::constant_pad_nd(whole.flatten(), {0, own * ranks - whole.numel()}).slice(0, own * rank, own * (rank + 1)));
-      const auto tensor = [&] { return TorchTree{std::make_shared<checkpoint::TorchTensor>(whole.scalar_type(), std::vector{own})}; };
+      const auto multiple = ranks * (way == TorchXlaWay::Rows ? 1 : kMultiple);
+      const auto values = way == TorchXlaWay::Rows ? whole : whole.flatten();
+      const auto padded = (values.size(0) + multiple - 1) / multiple * multiple, own = padded / ranks;
+      auto more = values.sizes().vec();
+      more.front() = padded - values.size(0);
+      parts.push_back(at::cat({values, at::zeros(more, values.options())}).slice(0, own * rank, own * (rank + 1)).contiguous());
+      const auto tensor = [shape = parts.back().sizes().vec(), dtype = whole.scalar_type()] {
+        return TorchTree{std::make_shared<checkpoint::TorchTensor>(dtype, shape)};
+      };
       model.entries.emplace_back(key, tensor());
       state.entries.emplace_back(static_cast<int64_t>(numbers.size()), TorchTree{TorchTree::Dict{{{"exp_avg", tensor()}}}});
       shards[key] = {{"_orig_size", whole.sizes().vec()}, {"_orig_name", original}};

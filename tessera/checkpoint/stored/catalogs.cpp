@@ -28,7 +28,8 @@ std::optional<Format> format_of_folder(const fs::path& folder) {
   for (const auto& row : format_rows()) {
     if (row.is_folder && row.is_folder(folder)) return row.format;
   }
-  return {};
+  const auto names = names_in(folder).value_or(std::vector<std::string>());
+  return std::ranges::any_of(names, has_rank_file_name) ? std::optional(Format::Tessera) : std::nullopt;  // without its manifest
 }
 
 /// Folders in this one that are checkpoints, for people who name the folder around them.

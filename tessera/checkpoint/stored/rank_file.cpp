@@ -164,11 +164,10 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
     const auto refuse = [](const std::string& name, const PartRecord& part) {
       throw IoError("it has not the {} values of '{}' that it promises", part.numel(), name);
     };
-    for (const auto& [name, part] : record.parts) {
-      if (values_of(name) != part.numel()) refuse(name, part);
-    }
-    for (const auto& [name, part] : record.state) {  // may have one value for a block of the parameter's
-      if (const auto values = values_of(name); values < std::min<int64_t>(part.numel(), 1) || values > part.numel()) refuse(name, part);
+    for (const auto* parts : {&record.parts, &record.state}) {
+      for (const auto& [name, part] : *parts) {
+        if (values_of(name) != part.numel()) refuse(name, part);
+      }
     }
     for (const auto* names : {&record.outside, &record.buffers, &record.beside, &record.by_rank}) {
       for (const auto& name : *names) file.info(name);

@@ -48,8 +48,7 @@ struct RankRecord {
   int rank = 0, ranks = 1;
   uint64_t save = 0;                             // a random number for each save, by which files of different saves are told apart
   std::map<std::string, PartRecord> parts = {};  // sharded parameters
-  /// Tensors of the optimizer's state. If a tensor has one value for each block of a parameter's values, its slices are those of the flat
-  /// parameter.
+  /// Tensors of the optimizer's state. One with a value for each block of a parameter's values has slices of its own, of one dimension.
   std::map<std::string, PartRecord> state = {};
   std::vector<std::string> outside = {};            // parameters that belong to no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};            // each rank writes its own

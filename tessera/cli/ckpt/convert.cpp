@@ -28,19 +28,24 @@ namespace {
 
 using checkpoint::Format;
 
-std::string names_of_formats(const std::string& separator, bool only_read = true) {
+/// Whether `convert` writes the format: by its row, or by the package models.
+bool is_written(const checkpoint::FormatRow& row) {
+  return row.write != nullptr || row.format == Format::Gguf;
+}
+
+std::string names_of_formats(const std::string& separator, bool written) {
   std::set<std::string_view> names;
   for (const auto& row : checkpoint::format_rows()) {
-    if (only_read || row.format != Format::TorchXla) names.insert(row.flag);
+    if (!written || is_written(row)) names.insert(row.flag);
   }
   return joined(names, separator);
 }
 
-Format format_named(const std::string& name) {
+const checkpoint::FormatRow& format_named(const std::string& name, bool written) {
   const auto rows = checkpoint::format_rows();
   const auto row = std::ranges::find(rows, name, &checkpoint::FormatRow::flag);
-  if (row == rows.end()) throw ConfigError("'{}' is no format; write one of {}", name, names_of_formats(", "));
-  return row->format;
+  if (row == rows.end()) throw ConfigError("'{}' is no format; write one of {}", name, names_of_formats(", ", written));
+  return *row;
 }
 
 /// "lr=0.001" as a setting of an optimizer.
@@ -196,12 +201,15 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   const auto named = [raw = convert.get()](const std::string& name) {
     raw->to = name;
-    if (const auto format = format_named(name); format != Format::TorchXla) return format;
-    throw ConfigError("rank files of torch_xla are read, not written; write --to torch or --to hub");
+    const auto& row = format_named(name, true);
+    if (!is_written(row)) throw ConfigError(std::string(row.unwritten));
+    return row.format;
   };
-  add_value(*flags, "--to", options.to, named, "The format to write")->type_name("{" + names_of_formats(",", false) + "}")->required();
-  add_value(*flags, "--from", options.from, format_named, "What IN has to be; it is recognised unless given")
-      ->type_name("{" + names_of_formats(",") + "}");
+  add_value(*flags, "--to", options.to, named, "The format to write")->type_name("{" + names_of_formats(",", true) + "}")->required();
+  add_value(
+      *flags, "--from", options.from, [](const std::string& name) { return format_named(name, false).format; },
+      "What IN has to be; it is recognised unless given")
+      ->type_name("{" + names_of_formats(",", false) + "}");
   flags->get_option("--world")->capture_default_str();
   add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")

@@ -53,7 +53,7 @@ pjrt::Plugin plugin_of(const XlaFlags& flags) {
   throw ConfigError(
       "no plugin is known for the topology '{}': a name is a kind of device and its chips, v5p:2x2x1 for TPUs, h100:1x2x8 for GPUs "
       "or cpu:8 for plugins for CPUs, and --plugin says which plugin knows another; here are {}",
-      flags.topology, here.empty() ? "none" : fmt::format("{}", joined(here)));
+      flags.topology, here.empty() ? "none" : joined(here));
 }
 
 Json json_of(const pjrt::Options& options) {

@@ -116,7 +116,7 @@ void TorchArchiveWriter::append(const at::Tensor& values) {
 
 std::vector<uint64_t> TorchArchiveWriter::reserve() {
   std::vector<uint64_t> reserved;
-  first_room_ = zip_.entries();
+  first_reserved_ = zip_.entries();
   for (; next_ < places_.size(); next_++) {
     const auto& tensor = *places_[next_].tensor;
     const auto bytes = static_cast<uint64_t>(c10::multiply_integers(tensor.shape)) * c10::elementSize(tensor.dtype);
@@ -126,7 +126,7 @@ std::vector<uint64_t> TorchArchiveWriter::reserve() {
 }
 
 uint64_t TorchArchiveWriter::close(std::span<const uint32_t> checksums) {
-  for (size_t i = 0; i < checksums.size(); i++) zip_.set_checksum(first_room_ + i, checksums[i]);
+  for (size_t i = 0; i < checksums.size(); i++) zip_.set_checksum(first_reserved_ + i, checksums[i]);
   return close();
 }
 

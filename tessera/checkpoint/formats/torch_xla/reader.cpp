@@ -27,10 +27,7 @@ using pickle::Value;
 class TorchXlaReader {
  public:
   explicit TorchXlaReader(std::vector<xla::RankContent> files) : files_(std::move(files)), layout_(xla::layout_of(files_.front())) {
-    for (const auto& file : files_) {
-      catalog_.files.push_back(file.path());
-      note_save(catalog_, file.archive().save(), file.path());
-    }
+    for (const auto& file : files_) catalog_.files.push_back(file.path());
   }
 
   Catalog take(TorchXlaContent content) {
