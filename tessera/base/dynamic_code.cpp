@@ -70,10 +70,14 @@ TESSERA_KERNEL float DynamicCode::encode(std::span<const float> values, uint8_t*
     std::fill_n(codes, values.size(), uint8_t{255});
     return std::numeric_limits<float>::quiet_NaN();
   }
-  const float factor = most == 0 ? 0 : 1 / most;
+  const float factor = 1 / most;
+  if (!std::isfinite(factor)) {  // all values are 0, or so small that they count as 0
+    std::fill_n(codes, values.size(), uint8_t{0});
+    return 0;
+  }
   for (const float value : values) {
     const float place = (std::clamp(value * factor, -1.0F, 1.0F) + 1) * 0.5F * 65535;
-    *codes++ = most == 0 ? 0 : code_of_[static_cast<size_t>(place + 0.5F)];
+    *codes++ = code_of_[static_cast<size_t>(place + 0.5F)];
   }
   return most;
 }

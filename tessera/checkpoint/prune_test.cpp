@@ -72,10 +72,12 @@ TEST(Prune, LeavesOtherFoldersAlone) {
   std::filesystem::remove(step_folder(prefix, 60) / "rank-0-of-1.safetensors");
   std::filesystem::create_directories(folder / "run-step-5.part");
   std::filesystem::create_directories(folder / "runner-step-1");
+  std::filesystem::create_directories(folder / "run-step--5");
   prune(prefix, {.last = 1});
   EXPECT_THAT(steps_of(prefix), ElementsAre(50, 60));  // the newest that can be loaded stays
   EXPECT_TRUE(std::filesystem::exists(folder / "run-step-5.part"));
   EXPECT_TRUE(std::filesystem::exists(folder / "runner-step-1"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "run-step--5"));
 }
 
 TEST(Prune, NeedsSense) {

@@ -31,7 +31,7 @@ std::optional<int64_t> number_in(std::string_view text) {
   int64_t number = -1;
   const auto* const last = text.data() + text.size();
   const auto [stop, wrong] = std::from_chars(text.data(), last, number);
-  if (wrong != std::errc() || stop != last) return {};
+  if (wrong != std::errc() || stop != last || number < 0) return {};
   return number;
 }
 

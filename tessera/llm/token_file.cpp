@@ -377,6 +377,7 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
 struct TokenFile::Mapping {
   Mapping(const fs::path& path, uint64_t size) : size(size) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file) throw IoError("can't open {}: {}", path, std::strerror(errno));
     data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.get(), 0);
     if (data == MAP_FAILED) throw IoError("can't map {} into memory: {}", path, std::strerror(errno));
   }
