@@ -105,7 +105,7 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
     return message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "whole.safetensors"); });
   };
   for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("or of another save"));
-  std::filesystem::remove(folder / "a/manifest.json");  // as before there were manifests
+  std::filesystem::remove(folder / "a/manifest.json");  // a folder may have rank files only
   for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("come from different saves"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));

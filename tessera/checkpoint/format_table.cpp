@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// By its manifest, or without one by the names of its files, unless these are beside those of another format.
+/// Recognises the folder by its manifest or, without one, by its rank files, unless these lie beside the files of another format.
 bool is_tessera_folder(const fs::path& folder) {
   if (is_there(folder / kManifestFile)) return true;
   if (is_accelerate_folder(folder) || is_hub_folder(folder)) return false;
