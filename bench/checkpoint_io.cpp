@@ -1,4 +1,4 @@
-// What reading and writing files of tensors costs: opening one with many tensors, and the checksums beside the copying.
+// Costs of reading and writing files of tensors: opening one with many tensors, and checksums beside copying.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 

@@ -28,7 +28,7 @@ double seconds(const Communicator& world, const std::function<void()>& act) {
   return own.item<double>();
 }
 
-/// What no checkpoint can be faster than: the bytes of this rank, from memory to disk.
+/// Writes this rank's bytes from memory to disk: no checkpoint can be faster.
 void write_plainly(const std::filesystem::path& path, const at::Tensor& bytes) {
   constexpr int64_t kBlock = 8 << 20;
   const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644));
@@ -42,8 +42,8 @@ void write_plainly(const std::filesystem::path& path, const at::Tensor& bytes) {
   TORCH_CHECK(::fsync(file.get()) == 0, "can't write ", path);
 }
 
-/// Seconds of the fastest of three. What each wrote is removed and synced before the next, so that only the first meets memory that the
-/// machine has to be given first.
+/// Seconds of the fastest of three runs. Removes and syncs the files before each, so that only the first run waits for the machine to
+/// provide memory.
 double fastest(const Communicator& world, const std::filesystem::path& target, const std::function<void()>& act) {
   double least = std::numeric_limits<double>::infinity();
   for (int i = 0; i < 3; i++) {
@@ -97,7 +97,7 @@ int run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
   report_save("weights.safetensors", weights, {.format = Format::Safetensors});
   report("load", seconds(world, [&] { checkpoint::load(folder / "native", contents, world); }));
   checkpoint::AsyncSaver saver(world);
-  saver.save(folder / "first", contents);  // takes its buffers
+  saver.save(folder / "first", contents);  // allocates its buffers
   saver.wait();
   double pause = 0;
   report("async save", seconds(world, [&] {

@@ -32,7 +32,7 @@ double seconds(const Communicator& world, const std::function<void()>& act) {
 }
 
 void report(const Communicator& world, const std::string& system, const std::string& operation, int64_t bytes, double took) {
-  // What must be read and written at least: a copy reads and writes each byte, a sum reads what all ranks have and writes its part.
+  // The least traffic of memory: a copy reads and writes each byte, a sum reads what all ranks have and writes its part.
   const auto ranks = static_cast<double>(world.size()), size = static_cast<double>(bytes);
   const double moved = operation == "reduce_scatter" ? size + size / ranks : 2 * size;
   if (world.rank() != 0) return;
@@ -55,7 +55,7 @@ int run() {
     report(world, name, "reduce_scatter", bytes, seconds(world, [&] { world.reduce_scatter(std::span(&piece, 1)).wait(); }));
     report(world, name, "all_reduce", bytes, seconds(world, [&] { world.all_reduce(other).wait(); }));
     if (world.traits().name != "shm") continue;
-    // The way of gradients that share memory: the caller has packed them, the sum is all that is left.
+    // Gradients in shared memory: the caller has packed them, so only the sum is left.
     const auto slots = GradientSlots::of(world);
     const auto turn = GradientSlots::make_turn();
     const GradientPlan plan{.numel = numel, .dtype = at::kFloat, .device = at::kCPU};

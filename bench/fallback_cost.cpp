@@ -1,5 +1,5 @@
-// What an operator costs more because one of its operands is a sharded parameter that is whole already, and what a step of torch's AdamW
-// costs a unit of many small parameters.
+// The extra cost of an operator with an unsharded parameter among its operands, and the cost of a step of torch's AdamW on a unit of many
+// small parameters.
 //   build/bin/bench_fallback_cost
 #include <tessera/tessera.h>
 #include <torch/torch.h>

@@ -37,7 +37,7 @@ void shard(const Model& model, const tessera::Communicator& world) {
   tessera::fully_shard(model, {.mesh = world});
 }
 
-/// The best of several.
+/// Returns the time of the fastest of several steps.
 double step_time(int ranks, int units) {
   Model model(units);
   shard(model, tessera::fake_world(0, ranks));
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
     for (const int ranks : {2, 8, 64, 512, 4096}) fmt::print("{:>8} {:>10.1f}\n", ranks, step_time(ranks, kUnits));
   }
   if (part != "steps") {
-    step_time(2, 8);  // what the first use of the library costs
+    step_time(2, 8);  // keeps the cost of the library's first use out of the table
     fmt::print("making units for 2 ranks\n{:>8} {:>10} {:>12}\n", "units", "ms", "us a unit");
     for (const int units : {8, 64, 512, 4096}) {
       Model model(units);

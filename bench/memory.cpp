@@ -1,5 +1,5 @@
-// Trains a GPT by one technique, and says what it takes of memory: by formula, by kind, and as the kernel counts it. bench/memory runs it
-// for a table of techniques.
+// Trains a GPT by one technique, and reports its memory: by formula, by kind, and as the kernel counts it. bench/memory runs it for a table
+// of techniques.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
@@ -24,7 +24,7 @@ struct Flags {
   bool unsynced = false, bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
 };
 
-/// What this process takes, its part of what it shares with others counted.
+/// This process's memory in MB, with its part of shared memory.
 double own_megabytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -39,7 +39,7 @@ double over_ranks(const Communicator& world, double value, Reduce op) {
   return all.item<double>();
 }
 
-/// The most that this rank has taken since it was made.
+/// Records the most memory that this rank takes while the object lives.
 class Peak {
  public:
   Peak()
@@ -114,7 +114,7 @@ class Training {
   optim::SGD optimizer_;
 };
 
-/// What all ranks take together, by kind, in MB.
+/// The memory of all ranks together by formula, by kind, in MB.
 nlohmann::json formula(const Flags& flags, int ranks) {
   const auto width = static_cast<double>(flags.width), layers = static_cast<double>(flags.layers);
   const auto block = 4 * (12 * width * width + 13 * width) / 1e6;
@@ -134,7 +134,7 @@ nlohmann::json formula(const Flags& flags, int ranks) {
 int run(const Flags& flags) {
   const auto world = init();
   {
-    // What libraries and thread pools take is there from now on, and does not count.
+    // Makes libraries and thread pools take their memory first, which does not count.
     Flags small = flags;
     small.width = 128, small.layers = 1, small.weights.clear();
     Training(small, world).step();

@@ -1,4 +1,5 @@
-// A step of a model that no host here could hold, for the compiler of a pod: tessera xla compile --topology NAME -- bench_pod vit-10b. bench/pods runs it.
+// A step of a model that no host here could hold, for a pod's compiler: tessera xla compile --topology NAME -- bench_pod vit-10b.
+// bench/pods runs it.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/models/llama.h>
@@ -15,7 +16,7 @@ namespace {
 using namespace tessera;
 
 const DeferredInitOptions kWithoutDraws = {.seed = 1};  // the generator draws nothing ahead
-constexpr int kSteps = 3;  // the first makes moments, and the compiler takes what comes twice
+constexpr int kSteps = 3;  // the first makes moments, and the compiler takes the program that comes twice
 
 struct Flags {
   std::string model = "vit-10b", dtype = "fp32";

@@ -140,7 +140,7 @@ Subject make_subject(const Flags& flags) {
               }};
 }
 
-/// Those of a GPT, drawn on its device, so that all systems begin alike.
+/// Draws a GPT's start values on its device, so that all systems begin alike.
 void set_start_values(const torch::nn::Module& gpt) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(0);
@@ -153,7 +153,7 @@ void set_start_values(const torch::nn::Module& gpt) {
   }
 }
 
-/// Of Tessera, or what a user of plain libtorch has.
+/// An optimizer of Tessera, or of plain libtorch.
 struct AnyOptimizer {
   std::function<void()> step, zero_grad;
 };
@@ -228,7 +228,7 @@ class OperatorCount {
   at::CallbackHandle handle_;
 };
 
-/// What this process takes of memory, its part of what it shares with others counted.
+/// This process's memory in MiB, with its part of shared memory.
 double own_megabytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -252,7 +252,7 @@ uint64_t bytes_sent(const Communicator& world) {
   return all;
 }
 
-/// What a step takes, in milliseconds.
+/// Milliseconds of a step.
 struct Times {
   double all = 0;
   double pass = 0;    // until forward and backward have returned; a device may still compute
@@ -289,7 +289,7 @@ int run(const Flags& flags) {
   auto optimizer = make_optimizer(flags, *subject.module);
   const auto batch_size = flags.batch > 0 ? flags.batch : subject.batch;
   torch::manual_seed(1 + world.rank());
-  // What a user of plain libtorch would do for lower precision.
+  // Autocast is what a user of plain libtorch takes for lower precision.
   const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
   at::autocast::set_autocast_enabled(kind, autocast);
   const auto draw = [&] {

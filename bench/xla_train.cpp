@@ -1,5 +1,5 @@
-// Trains a model of the benchmarks on XLA devices, sharded if there are several, or by eager libtorch, in one process or as one of several ranks that
-// shard it, and says what a step takes: one line of JSON. bench/xla runs it.
+// Trains a model of the benchmarks on XLA devices, sharded if there are several, or by eager libtorch, in one process or on one of several
+// ranks that shard it, and prints what a step takes as one line of JSON. bench/xla runs it.
 #include <fmt/format.h>
 #include <tessera/base/env.h>
 #include <tessera/models/gpt.h>
@@ -59,7 +59,7 @@ Subject make_subject(const Flags& flags, at::ScalarType dtype) {
           }};
 }
 
-/// What a step has taken, in milliseconds.
+/// Milliseconds of a step.
 struct Times {
   double all = 0, processor = 0;
   double tracing = 0;   // until all operators of the step are noted

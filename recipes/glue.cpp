@@ -55,7 +55,7 @@ Model make_model(const Flags& flags, const BertConfig& config, Trainer& trainer)
   auto model = trainer.make_model([&] { return Model(config); });
   if (!flags.model.empty() && trainer.needs_values()) {
     checkpoint::load_weights(*model, flags.model,
-                             {.may_be_missing = {"classifier\\..*"},  // it is what is trained for the first time
+                             {.may_be_missing = {"classifier\\..*"},  // the head is trained for the first time
                               .may_be_unknown = {"cls\\..*", ".*position_ids"},
                               .renamed = model->renames()});
   }

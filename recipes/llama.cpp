@@ -16,7 +16,7 @@ namespace {
 using namespace tessera;
 using Model = models::LlamaForCausalLM;
 
-constexpr double kLeast = 1e-6;  // of a number of tokens by which something is divided
+constexpr double kLeast = 1e-6;  // the least number of tokens to divide by
 
 /// A row of a batch: its tokens and their places in their documents.
 struct Batch {
@@ -69,14 +69,14 @@ Settings settings_of(const Flags& flags) {
   return settings;
 }
 
-/// Of keys that nobody sets.
+/// Values of keys that neither flags nor the configuration set.
 Settings defaults_of(const Flags& flags) {
   if (flags.method == "qlora") return {{"tessera_quantisation", "nf4"}, {"tessera_lora_r", "8"}};
   if (flags.method == "lora" || flags.method == "dora") return {{"tessera_lora_r", "8"}};
   return {};
 }
 
-/// By --method, or by the configuration.
+/// Whether --method or the configuration has made adapters.
 bool has_adapters(const Model& model) {
   return !lora::adapters(model).empty();
 }
@@ -105,7 +105,7 @@ void expect_use(const Flags& flags, const models::LlamaConfig& config, const Mod
   }
 }
 
-/// What is done to a model before it is sharded. Its weights come after that, or are drawn, the same on all ranks.
+/// Sets the sharding options of a model. Its weights are loaded after sharding, or drawn, the same on all ranks.
 void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, ShardOptions& options) {
   options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
   const auto units = llm::units_named(flags.units);
@@ -136,7 +136,7 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
   return (sums[0] / sums[1]).item<double>();
 }
 
-/// Writes a trial, before there is anything to lose.
+/// Tries to write the files of the output, before there is anything to lose.
 void expect_places(const Flags& flags) {
   const auto expect_other = [](const char* flag, const std::filesystem::path& folder, const std::filesystem::path& used, const char* what) {
     if (!used.empty() && std::filesystem::weakly_canonical(used) == std::filesystem::weakly_canonical(folder))
@@ -166,7 +166,7 @@ void expect_places(const Flags& flags) {
   const NewFile other(flags.gguf);
 }
 
-/// The prompt, before there is anything to lose: {1, tokens}.
+/// Encodes the prompt as {1, tokens}, and refuses a long one before there is anything to lose.
 at::Tensor prompt_of(const Flags& flags, const Source& source) {
   const auto prompt = source.tokenizer.encode(flags.prompt);
   const auto longest = source.config.max_position_embeddings;
@@ -254,15 +254,15 @@ int train_model(const Flags& flags) {
   trainer.prepare(optimizer, loader, rate);
 
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
-  auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of the passes of a step, the mean over the ranks
+  auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of a step's passes so far, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
   if (!flags.model.empty()) show_text("before", model, flags, source, prompt, trainer, run);
-  bool is_kept = false;  // what the adapters are now
+  bool is_kept = false;  // whether the adapters are saved as they are
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
       const auto accumulation = trainer.accumulate();
       const Batch batch(samples);
-      // The mean over the learned tokens of a step, of which each rank and each pass may have another number.
+      // The mean over a step's learned tokens, whose number may differ between ranks and passes.
       const auto own = batch.counted().to(torch::kFloat), counted = trainer.reduce(own, Reduce::Mean);
       const auto divisor = passes == 1 ? counted.clamp_min(kLeast) : torch::full_like(counted, batch.targets.numel());
       const auto share =

@@ -15,7 +15,7 @@
 struct Flags {
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
   std::string optimizer = "adamw";
-  // Of adapters: keys of the configuration say what is not given.
+  // Adapters: the configuration's keys apply where a flag is not given.
   std::string method;
   std::optional<std::string> quantisation, target_modules;
   std::optional<int64_t> rank;

@@ -15,7 +15,7 @@ using models::MnistNet;
 constexpr int kBelowTarget = 21;  // exit status
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
 
-/// What the flags say of the configuration. What they leave open, launch may have set.
+/// Converts flags to settings. `tessera launch` may set what they leave open.
 TrainerOptions options_of(const Flags& flags) {
   TrainerOptions options{.log_with = flags.metrics};
   auto& settings = options.settings;

@@ -1,5 +1,5 @@
-// What those include who extend Tessera from a program of their own: the classes to derive from, and what these are made of. Programs that
-// only train need tessera/tessera.h. How each is done is in docs/extending.md.
+// For programs that extend Tessera: the classes to derive from, and what these are made of. Programs that only train need
+// tessera/tessera.h. docs/extending.md says how each kind of part is added.
 #pragma once
 
 #include "tessera/base/error.h"

@@ -46,7 +46,7 @@ void give_name(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("give its final name to", from);
 }
 
-/// Makes the new name of a file or folder last. Without it, it is there nevertheless.
+/// Syncs the parent folder, so that the new name of a file or folder survives a loss of power. If that fails, the name exists all the same.
 void make_last(const fs::path& path) {
   try {
     sync_folder(path.parent_path());
@@ -55,7 +55,7 @@ void make_last(const fs::path& path) {
   }
 }
 
-/// What a link leads to. Throws IoError for what no file should replace, such as a device.
+/// Resolves a symbolic link. Throws IoError for a path that no file should replace, such as a device.
 fs::path target_of(fs::path path) {
   if (object_path(path)) return path;
   std::error_code none;
@@ -71,7 +71,7 @@ fs::path unfinished_path(const fs::path& path) {
   return object_path(path) ? path : fs::path(path.string() + ".part");
 }
 
-/// Collects bytes until a part is full. The first part waits for the end.
+/// Collects bytes into parts and uploads each part when it is full. Part 0 is kept until the end, so that it can be overwritten.
 class NewFile::Uploading {
  public:
   Uploading(std::unique_ptr<Upload> upload, fs::path path) : upload_(std::move(upload)), path_(std::move(path)) {}
@@ -79,7 +79,7 @@ class NewFile::Uploading {
   void write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       auto& part = number_ == 0 ? first_ : next_;
-      // What is written first is what may be written again.
+      // Only part 0 can be overwritten, so it takes all of the first write.
       const auto room = part.empty() && number_ == 0 ? std::max(bytes.size(), upload_part(0)) : upload_part(number_) - part.size();
       const auto count = std::min(bytes.size(), room);
       part.insert(part.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(count));
@@ -123,7 +123,7 @@ NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfin
   }
   auto part = open_locked(part_, O_WRONLY);
   if (!part.file) fail("create", path_);
-  // Where there are no locks, nothing is lost but this warning.
+  // On file systems without locks, a second writer gets no error here.
   if (part.state == LockedFile::State::Held) {
     throw IoError("somebody else is writing {} now; if all ranks came here, call it on one rank", path_);
   }
@@ -192,7 +192,7 @@ void write_text(const fs::path& path, std::string_view text) {
   NewFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
-  // Stores are not ours, so they are asked what they have taken.
+  // A Storage is code of the program, so what it has stored is read back.
   if (object_path(path) && InputFile(path).read_all() != text)
     throw IoError("{} was written, but the store gives other bytes back; save again", path);
 }
@@ -232,7 +232,7 @@ NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock
 NewFolder::~NewFolder() {
   try {
     if (pending_ && (!made_ || is_at(made_, part_))) remove_tree(part_);
-  } catch (...) {  // what stays is no complete checkpoint
+  } catch (...) {  // a folder that stays is not a complete checkpoint
   }
 }
 

@@ -13,12 +13,12 @@
 
 namespace tessera {
 
-/// PATH.part: the name of a file or folder until it is complete. In a Storage it is PATH, because nothing is renamed there: a file appears
-/// when it is complete, and a folder is complete when the file is there that is written last.
+/// PATH.part: the name of a file or folder until it is complete. In a Storage it is PATH itself, because nothing is renamed there: a file
+/// appears when it is complete, and a folder is complete when it has the file that is written last.
 std::filesystem::path unfinished_path(const std::filesystem::path& path);
 
 /// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
-/// removes it. If PATH is a link, what it leads to is replaced. Two at once, of threads or processes, never mix: the second is refused.
+/// removes it. If PATH is a symbolic link, its target is replaced. A second writer of the same PATH, in any thread or process, is refused.
 /// Every failure is an IoError.
 class NewFile {
  public:
@@ -27,12 +27,12 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile();
 
-  /// The name that it has until then.
+  /// The name of the file until commit().
   const std::filesystem::path& part() const { return part_; }
   void write(std::span<const std::byte> bytes);
   /// Leaves room for so many bytes, which are written through an UnfinishedFile.
   void reserve(uint64_t bytes);
-  /// Closes the file until overwrite() or commit(), because a process can't have many open at once. It has no lock from here on.
+  /// Closes the file until overwrite() or commit(), because a process can't have many files open at once. Its lock ends for good.
   void set_aside();
   /// Replaces bytes that have been written.
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
@@ -41,7 +41,7 @@ class NewFile {
 
  private:
   class Uploading;
-  /// Opens it again if it was set aside.
+  /// Opens the file again if it was set aside.
   void take_up();
 
   std::filesystem::path path_, part_;
@@ -50,10 +50,10 @@ class NewFile {
   std::unique_ptr<Uploading> uploading_;  // into a Storage, in place of the file
 };
 
-/// A file of this text, in place of one that is there.
+/// Writes a file with this text, and replaces a file of that name.
 void write_text(const std::filesystem::path& path, std::string_view text);
 
-/// A NewFile of another process or object, into which this one writes, too.
+/// Writes into the file of a NewFile that another process or object has made.
 class UnfinishedFile {
  public:
   /// NewFile::part().
@@ -73,8 +73,8 @@ class UnfinishedFile {
 class NewFolder {
  public:
   explicit NewFolder(const std::filesystem::path& path) : NewFolder(path, unfinished_path(path), {}) {}
-  /// Removes a `part` that a killed process has left. It may be PATH itself where folders can't be renamed. The lock is taken here unless
-  /// the caller has it already.
+  /// Removes a folder `part` that a killed process has left. `part` may be PATH itself where folders can't be renamed. Takes the lock
+  /// unless the caller passes it.
   NewFolder(std::filesystem::path path, std::filesystem::path part, std::optional<NamedLock> lock);
   NewFolder(const NewFolder&) = delete;
   NewFolder& operator=(const NewFolder&) = delete;
@@ -87,7 +87,7 @@ class NewFolder {
  private:
   std::filesystem::path path_, part_;
   std::optional<NamedLock> lock_;  // none in a Storage
-  Fd made_;                        // tells it from one that somebody else has put in its place
+  Fd made_;                        // the open folder, to tell it from one that somebody else has put in its place
   bool pending_ = true;
 };
 

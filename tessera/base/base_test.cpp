@@ -13,7 +13,7 @@
 namespace tessera::base_test {
 namespace {
 
-/// Of the exception that is due.
+/// Returns the message of the exception that `act` throws.
 template <class Act>
 std::string message(const Act& act) {
   try {
@@ -88,7 +88,7 @@ TEST(Compat, GuardsAStorageAndLiftsTheGuard) {
     compat::unguard_storage(storage);
     EXPECT_NO_THROW((void)tensor.data_ptr<float>());
     EXPECT_NO_THROW((void)tensor.mutable_data_ptr<float>());
-    compat::guard_storage(storage);  // with the words that it had
+    compat::guard_storage(storage);  // with the message of the first guard
     EXPECT_THAT(message([&] { (void)tensor.data_ptr<float>(); }), ::testing::HasSubstr("these parameters are elsewhere"));
   }
 }
@@ -129,7 +129,7 @@ TEST(MoveModule, KeepsTheTensorsAndMovesTheirValues) {
   for (const auto& tensor : held) EXPECT_TRUE(tensor.is_meta() && tensor.requires_grad());
   EXPECT_TRUE(norm->weight.is_same(held[0]));
   for (const auto& buffer : norm->buffers()) EXPECT_TRUE(buffer.is_meta());
-  move_module(*norm, at::kCPU);  // what has no values has none to move
+  move_module(*norm, at::kCPU);  // tensors without values have none to move
   EXPECT_TRUE(norm->weight.is_meta());
 }
 

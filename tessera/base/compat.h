@@ -33,8 +33,8 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// A kind of thread-local information of our own. `name` lasts as long as the process. Kinds are numbers in older versions, of which libtorch
-/// uses the first few and the last, and the addresses of such names in newer ones.
+/// A kind of thread-local information of our own. `name` lasts as long as the process. In older versions a kind is a number, of which
+/// libtorch uses the first few and the last; in newer ones it is the address of such a name.
 template <class Kind = c10::DebugInfoKind>
 constexpr Kind debug_info_kind(const std::string_view& name) {
   if constexpr (std::is_enum_v<Kind>) {

@@ -25,11 +25,11 @@
 namespace tessera {
 namespace {
 
-/// A file that is gone when it is closed. Empty, and errno says why, if there can be none in the folder.
+/// Opens a file that is gone when it is closed. Returns an empty Fd, with the reason in errno, if the folder can have no such file.
 Fd nameless_file(const std::filesystem::path& folder) {
   Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) return file;
-  auto name = (folder / "tessera-XXXXXX").string();  // a file system that makes no such files
+  auto name = (folder / "tessera-XXXXXX").string();  // for file systems without O_TMPFILE
   file = Fd(::mkostemp(name.data(), O_CLOEXEC));
   if (file) ::unlink(name.c_str());
   return file;
@@ -75,11 +75,11 @@ class Mapped {
 
  private:
   std::mutex mutex_;
-  std::map<uintptr_t, uintptr_t> ends_;  // from where each begins
+  std::map<uintptr_t, uintptr_t> ends_;  // the end of each part, by its begin
   std::atomic<size_t> count_ = 0;
 };
 
-/// What a DataPtr of such memory keeps.
+/// The mapping that a DataPtr owns.
 class Region {
  public:
   Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder, std::string_view what) : bytes_(bytes) {

@@ -1,4 +1,4 @@
-// Memory whose values lie in a file: the system can have the pages back while nobody uses them.
+// Memory that is mapped from a file, so that the system can have its pages back while nobody uses them.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,24 +10,24 @@
 namespace tessera {
 
 struct DiskMemoryOptions {
-  /// Where the files lie. They have no name there, and end with the memory. Empty: TMPDIR, or /tmp.
+  /// The folder of the files, which have no names and end with the memory. Empty: TMPDIR, or /tmp.
   std::filesystem::path folder = {};
   double fraction = 1;  // of the bytes; the rest is ordinary memory
 };
 
-/// The folder itself, or the one for temporary files if it is left out.
+/// Returns options.folder, or the folder for temporary files if it is empty.
 std::filesystem::path folder_of(const DiskMemoryOptions& options);
 
-/// Throws ConfigError if the folder is no place for such files, or the fraction makes no sense.
+/// Throws ConfigError if the folder can't be used or lies in memory, or if the fraction is not between 0 and 1.
 void expect_sensible(const DiskMemoryOptions& options);
 
-/// All zeros at first. The room on the disk is taken at once, so that a full disk is an IoError here and not the end of the process later.
-/// `what` will be kept there, for that error.
+/// Returns zeroed memory. Takes the space on the disk at once, so that a full disk is an IoError here and not the end of the process later.
+/// `what` tells in that error what was to be kept there.
 at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what);
 
-// Safe for any memory; no effect unless it is disk-backed.
+// These two take any memory, and do nothing unless it is disk-backed.
 
-/// Gives the pages back. Their values stay in the file, and come back when somebody reads them.
+/// Gives the pages back to the system. Their values stay in the file, and are read again when somebody uses them.
 void evict_pages(const void* begin, size_t bytes) noexcept;
 /// Lets the system read the pages before somebody needs them.
 void read_pages_ahead(const void* begin, size_t bytes) noexcept;

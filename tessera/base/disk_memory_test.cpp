@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Of this process, in kB, as the kernel counts it.
+/// A line of this process's /proc/self/status, in kB.
 size_t resident(const std::string& kind) {
   std::ifstream lines("/proc/self/status");
   for (std::string line; std::getline(lines, line);) {

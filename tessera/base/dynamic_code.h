@@ -17,7 +17,7 @@ class DynamicCode {
   static const DynamicCode& of_signed();
   static const DynamicCode& of_unsigned();
 
-  /// The codes of one block, and its scale: the largest size in it, or NaN if something in it is NaN or infinite.
+  /// Writes the codes of one block and returns its scale: the largest magnitude in it, or NaN if a value is NaN or infinite.
   float encode(std::span<const float> values, uint8_t* codes) const;
   void decode(const uint8_t* codes, float scale, std::span<float> values) const;
   float value(uint8_t code) const { return values_[code]; }
@@ -28,7 +28,7 @@ class DynamicCode {
   explicit DynamicCode(bool is_signed);
 
   std::array<float, 256> values_;
-  std::array<uint8_t, 65536> code_of_;  // of -1 + 2 i / 65535
+  std::array<uint8_t, 65536> code_of_;  // [i] is the code of -1 + 2 i / 65535
 };
 
 }  // namespace tessera

@@ -31,7 +31,7 @@ const ErrorClass& class_at(char number) {
 
 }  // namespace
 
-// Whoever does not catch the first error hears the last words of it.
+// The handler of last words is installed with the first error, so that it is there for one that nobody catches.
 Error::Error(std::string message) : message_(std::move(message)) {
   say_last_words();
 }

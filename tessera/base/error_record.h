@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// The variable with the path of the file. Empty or unset: nobody wants to know.
+/// The variable with the path of the file. Empty or unset: nothing is recorded.
 inline constexpr const char* kErrorFile = "TORCHELASTIC_ERROR_FILE";
 
 /// Writes why this process fails into the file that its launcher has named. The first record counts: later ones are consequences. Does
@@ -21,7 +21,7 @@ struct ErrorRecord {
   std::chrono::system_clock::time_point when;  // it was written
 };
 
-/// What is written there, by a process of Tessera, by one of Python's torch, or as plain text. Nothing if nobody has written.
+/// Reads the record that Tessera or Python's torch has written, or plain text. Nothing if the file is empty or missing.
 std::optional<ErrorRecord> read_error_record(const std::filesystem::path& file);
 
 }  // namespace tessera

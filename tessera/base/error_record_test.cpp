@@ -31,7 +31,7 @@ TEST(ErrorRecord, KeepsTheFirstError) {
   }
   const auto record = read_error_record(path);
   ASSERT_TRUE(record);
-  EXPECT_EQ(record->message, "no \"such\" file\nin /data \xef\xbf\xbd");  // what is no UTF-8 is replaced
+  EXPECT_EQ(record->message, "no \"such\" file\nin /data \xef\xbf\xbd");  // bytes that are not UTF-8 are replaced
   EXPECT_LT(record->when - before, std::chrono::minutes(1));
   EXPECT_GT(record->when - before, -std::chrono::minutes(1));
 }

@@ -1,4 +1,4 @@
-// A point in the work that is queued on a device: memory that queued work still reads may be reused once it has passed.
+// A point in the work that is queued on a device. Once it has passed, memory that earlier work reads may be reused.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A value, cheap to copy. An event that was never recorded counts as passed. Whoever waits on the event's own stream waits for nothing.
+/// A value, cheap to copy. An event that was never recorded counts as passed. block() on the event's own stream does nothing.
 class Event {
  public:
   Event() = default;
@@ -23,8 +23,8 @@ class Event {
     return event;
   }
 
-  /// The same for a point that hardly anyone but its own stream waits for. The device hears of it when another stream does, which then waits
-  /// for all that is queued by that time. Until then the stream has to exist.
+  /// Like record(), for an event that hardly any other stream waits for. It is recorded on the device only when another stream waits, which
+  /// then waits for all work that is queued on the event's stream by that time. Until then the stream has to exist.
   static Event later(c10::Device device) {
     Event event;
     if (!device.is_cpu()) event.stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -36,7 +36,7 @@ class Event {
   /// Whether it is known that nothing has to wait for it.
   bool passed() const { return !stream_ || (event_ && event_->query()); }
 
-  /// What the calling thread queues on its current stream of the event's device from now on runs after the event.
+  /// Makes work that the calling thread queues from now on, on its current stream of the event's device, run after the event.
   void block() const {
     if (!stream_) return;
     const auto current = c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device());
@@ -58,7 +58,7 @@ class Event {
   std::shared_ptr<c10::Event> now() const { return event_ ? event_ : recorded(*stream_); }
 
   std::optional<c10::Stream> stream_ = {};
-  std::shared_ptr<c10::Event> event_;  // null until the device hears of it
+  std::shared_ptr<c10::Event> event_;  // null until it is recorded on the device
 };
 
 }  // namespace tessera

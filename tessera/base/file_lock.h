@@ -1,5 +1,5 @@
-// Locks of open files: they end with the last process that has the file open, and network file systems know them too. Those of a name also
-// say who holds them.
+// Locks of open files: they end with the last process that has the file open, and network file systems know them too. A NamedLock also says
+// who holds it.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@ namespace tessera {
 struct LockedFile {
   enum class State { Taken, Held, NotPossible };  // held by somebody else; not possible where the file system has no locks
 
-  Fd file;  // not open if the file can't be opened
+  Fd file;  // not open if opening has failed
   State state = State::NotPossible;
 };
 
@@ -23,8 +23,8 @@ LockedFile open_locked(const std::filesystem::path& path, int flags);
 /// Whether the path still leads to the open file: the last owner of its lock may have removed or renamed it.
 bool is_at(const Fd& file, const std::filesystem::path& path);
 
-/// A lock on a file that has the name of the lock's owner in it. It is tried once, without waiting. The file goes with this object; one
-/// that a killed process has left is locked by nobody.
+/// A lock on a file that contains the name of the lock's owner. The constructor tries once, without waiting. The destructor removes the
+/// file; a file that a killed process has left is not locked.
 class NamedLock {
  public:
   /// Throws IoError if the file can't be made.
@@ -34,7 +34,7 @@ class NamedLock {
   ~NamedLock();
 
   LockedFile::State state() const { return state_; }
-  /// Who holds it: this process, or if the state is Held, another one.
+  /// The name of the holder: this process or, if the state is Held, another one.
   const std::string& owner() const { return owner_; }
 
  private:
@@ -44,8 +44,8 @@ class NamedLock {
   std::string owner_;
 };
 
-/// Takes the lock PATH.lock of a file or folder that one job writes at a time. Throws IoError if another job has it. Where there are no
-/// locks, nothing keeps others away.
+/// Takes the lock PATH.lock of a file or folder that one job writes at a time. Throws IoError if another job has it. On file systems
+/// without locks, it keeps nobody away.
 NamedLock lock_place(const std::filesystem::path& path);
 
 }  // namespace tessera

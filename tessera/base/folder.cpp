@@ -63,7 +63,7 @@ TemporaryFolder::TemporaryFolder(const std::string& name) {
 }
 
 TemporaryFolder::~TemporaryFolder() {
-  std::error_code failed;  // what stays is the system's to remove
+  std::error_code failed;  // a folder that can't be removed is left to the system
   std::filesystem::remove_all(path_, failed);
 }
 
@@ -128,13 +128,13 @@ bool is_there(const fs::path& path) {
 }
 
 fs::path link_target(fs::path path) {
-  constexpr int kMostLinks = 40;  // as the kernel has it
+  constexpr int kMostLinks = 40;  // the kernel's limit
   if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   std::error_code error;
   for (int i = 0; i < kMostLinks && fs::is_symlink(path, error); i++) {
     const auto target = fs::read_symlink(path, error);
     if (error) break;
-    path = path.parent_path() / target;  // an absolute target as it is
+    path = path.parent_path() / target;  // an absolute target replaces the whole path
     if (!path.has_filename() && path.has_relative_path()) path = path.parent_path();
   }
   return path;

@@ -1,4 +1,4 @@
-// Text with values in it, as fmt writes it, for headers that programs include: those need no fmt.
+// Formats text as fmt does, for headers that programs include: those can't use fmt.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// A value in a text: a number, a character, a string or a path, which must last as long as the call.
+/// A value to format: a number, a character, a string or a path. Strings and paths must last as long as the call.
 class FormatValue {
  public:
   template <class T>
@@ -44,6 +44,7 @@ class FormatValue {
   std::string_view text = {};
 };
 
+<<<<<<< HEAD
 /// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses one that does not fit.
 template <class... Values>
 struct FormatString {
@@ -57,6 +58,21 @@ struct FormatString {
       if (i + 1 < text.size() && text[i + 1] == text[i]) {  // a brace that is meant as such
         i++;
         continue;
+=======
+/// A format string with places for `values` values, such as "{} of {}" or "{1} of {0}"; the compiler counts them.
+template <size_t values>
+struct Format {
+  template <class T>
+  requires std::convertible_to<const T&, std::string_view>
+  consteval Format(const T& format) : text(format) {  // NOLINT(google-explicit-constructor)
+    size_t places = 0;
+    for (size_t i = 0; i + 1 < text.size(); i++) {
+      const char next = text[i + 1];
+      if ((text[i] == '{' || text[i] == '}') && next == text[i]) {
+        i++;  // an escaped brace
+      } else if (text[i] == '{') {
+        places = next >= '0' && next <= '9' ? std::max<size_t>(places, next - '0' + 1) : places + 1;
+>>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
       }
       const auto end = text.find('}', i);
       if (text[i] == '}' || end == std::string_view::npos) throw "the format has a brace without its other one";
@@ -75,7 +91,6 @@ struct FormatString {
   std::string_view text;
 };
 
-/// Of any number of values.
 std::string format_values(std::string_view format, std::span<const FormatValue> values);
 
 template <class... Values>
@@ -83,7 +98,7 @@ std::string formatted(FormatString<std::type_identity_t<Values>...> format, cons
   return format_values(format.text, std::array<FormatValue, sizeof...(Values)>{FormatValue(values)...});
 }
 
-/// All of a range, with `separator` between them.
+/// Formats all elements of a range, with `separator` between them.
 template <class Range>
 std::string joined(Range&& range, std::string_view separator = ", ") {
   std::string text;

@@ -1,4 +1,4 @@
-// A file of which any part can be read, or memory that stands for one.
+// A file of which any part can be read, or a function that stands for one.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace tessera {
 /// Every failure is an IoError.
 class InputFile {
  public:
-  /// Pipes, folders and the like are errors.
+  /// Throws for pipes, folders and the like.
   explicit InputFile(std::filesystem::path path);
-  /// What is in no file: `read` copies `count` bytes from `offset` on. `name` is what errors call it.
+  /// For bytes that are in no file: `read` copies `count` bytes from `offset` on. Errors call it `name`.
   using Read = std::function<void(void* to, uint64_t count, uint64_t offset)>;
   InputFile(std::filesystem::path name, uint64_t size, Read read) : path_(std::move(name)), size_(size), read_(std::move(read)) {}
 
@@ -23,7 +23,7 @@ class InputFile {
   /// In bytes, when it was opened.
   uint64_t size() const { return size_; }
   void read(void* to, uint64_t count, uint64_t offset) const;
-  /// The first bytes, or all.
+  /// The first `count` bytes, of which the file must have as many; or all.
   std::string read_first(uint64_t count) const;
   std::string read_all() const { return read_first(size_); }
 

@@ -10,16 +10,17 @@ class Error;
 
 namespace tessera {
 
-/// Called with the first Error that is made, and by init(). From then on, an Error of Tessera or of libtorch that nobody catches ends the
-/// process with status 1 and "PROGRAM: message" on standard error, instead of "terminate called" and a core. With libtorch's come the unit
-/// that this thread has used last, and the calls only where TORCH_SHOW_CPP_STACKTRACES=1 asks for them. Other exceptions go to the handler
-/// that the program had. All of them are recorded for the launcher. Only the first call does something.
+/// Installs a terminate handler. The first Error that is made and init() call this function; only the first call does something. From then
+/// on, an Error of Tessera or of libtorch that nobody catches ends the process with status 1 and "PROGRAM: message" on standard error,
+/// instead of "terminate called" and a core. Messages of libtorch also name the unit that this thread used last, and have the stack trace
+/// only if TORCH_SHOW_CPP_STACKTRACES=1 asks for it. Other exceptions go to the handler that the program had. All of them are recorded for
+/// the launcher.
 void say_last_words();
 
-/// Where this thread is: "backward" of unit "layers.3".
+/// Notes for such a message where this thread is: "backward" of unit "layers.3".
 void note_place(std::string_view phase, std::string_view unit);
 
-/// The message of an error of libtorch without the calls that led to it, unless TORCH_SHOW_CPP_STACKTRACES=1 asks for them.
+/// The message of an error of libtorch without its stack trace, unless TORCH_SHOW_CPP_STACKTRACES=1 asks for it.
 std::string message_without_calls(const c10::Error& error);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// What ranks tell the launcher that started them: that they wait for the others at the start, that they have read what the configuration
-// says, and because of which rank they fail.
+// Reports of ranks to the launcher that started them: that they wait for the others at the start, that they have read the configuration,
+// and because of which rank they fail.
 #pragma once
 
 #include <map>
@@ -14,16 +14,17 @@ namespace tessera {
 
 /// `rank` joins a world, and waits until the other ranks join it too.
 void record_start(int rank) noexcept;
-/// The world that `rank` has waited for is there.
+/// The world that `rank` has waited for is complete.
 void record_joined(int rank) noexcept;
-/// `rank` has read what the configuration says.
+/// `rank` has read a configuration, and with it the settings that the launcher passes on.
 void record_settings(int rank) noexcept;
 /// `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
-/// The same, if the launcher knows this process by the number `rank` and `culprit` is another one. A world of only some of its ranks, or of
-/// threads, numbers them otherwise. All ranks may survive a failure `in_step`: nothing is wrong with their connections.
+/// Like record_failure(), but does nothing unless the launcher knows this process by the number `rank` and `culprit` is another one: a
+/// world of threads, or of only some ranks, has numbers of its own. `in_step` means that connections are intact, so all ranks may survive
+/// the failure.
 void record_failure_in_world(int rank, int culprit, bool in_step = false) noexcept;
-/// `rank` has survived, if it has recorded a failure since the last call. Costs nothing otherwise.
+/// `rank` has survived the failure that it recorded last. Does nothing, at no cost, if it has recorded none since the last call.
 void record_recovery(int rank) noexcept;
 
 /// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT`, `RANK CULPRIT step` or
@@ -40,8 +41,8 @@ class LaunchRecord {
   struct Rank {
     int starts = 0, joined = 0;  // how many worlds
     bool read_settings = false;
-    std::optional<int> culprit = {};  // the last that it named, unless it or, after a step, the named one has survived
-    bool in_step = false;             // it named it in a step
+    std::optional<int> culprit = {};  // the last that it named, until this rank or, if named in a step, the culprit has survived
+    bool in_step = false;             // whether it named the culprit in a step
 
     bool waits() const { return starts > joined; }
   };

@@ -59,7 +59,7 @@ TEST(LaunchRecord, ForgetsTheCulpritOfAStepThatFailsBecauseOfAnotherRankLater) {
   // A culprit that is recorded afterwards counts.
   record_failure_in_world(2, 0, /*in_step=*/true);
   EXPECT_EQ(record.read()[2].culprit, 0);
-  // Nor if the connection has failed.
+  // So does one that is named because its connection has failed, even if it fails later.
   record_failure(2, 0);
   record_failure(0, 1);
   EXPECT_EQ(record.read()[2].culprit, 0);

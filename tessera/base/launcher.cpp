@@ -75,7 +75,7 @@ const Launcher* outer_launcher() {
   return is_srun ? &kSlurm : found;
 }
 
-/// RANK and WORLD_SIZE, or what stands in for RANK.
+/// The launcher of RANK and WORLD_SIZE, or of PMIX_RANK and WORLD_SIZE; null if they are not set.
 const Launcher* plain_launcher() {
   if (env(kPlain.rank) || !env(kPmix.rank)) return identity_by(kPlain) ? &kPlain : nullptr;
   return env(kPmix.size) ? &kPmix : nullptr;
@@ -83,7 +83,7 @@ const Launcher* plain_launcher() {
 
 constexpr int kFirstPort = 20000, kPorts = 10000;  // ports of jobs that set none
 
-/// Another job of the same host should not come to the same port.
+/// Hashes the job's name, so that two jobs of a host rarely get the same port.
 int port_of(const std::string& job) {
   uint32_t mixed = 2166136261U;  // FNV-1a, which is the same on every host
   for (const char letter : job) mixed = (mixed ^ static_cast<unsigned char>(letter)) * 16777619U;

@@ -1,4 +1,4 @@
-// What the launcher of this process says in environment variables: which rank it is, of how many, and where the ranks meet.
+// Reads what the launcher of this process says in environment variables: which rank it is, of how many, and where the ranks meet.
 #pragma once
 
 #include <optional>
@@ -20,7 +20,7 @@ std::optional<Identity> identity_from_environment();
 /// The number of this rank on its host, if a launcher has set it.
 std::optional<int> local_rank_from_environment();
 
-/// How often the launcher has started all ranks again after a failure. Then a program goes on from its newest checkpoint.
+/// How often the launcher has started all ranks again after a failure. If it has, a program resumes from its newest checkpoint.
 int restart_count();
 
 /// Where rank 0 keeps the store of the job.

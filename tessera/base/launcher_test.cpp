@@ -103,7 +103,7 @@ TEST(Launcher, IsUnderstoodWhicheverItIs) {
   }
 }
 
-// The ranks of one host meet there, and nobody else can come, whatever name the host has in the network.
+// Ranks of one host meet at loopback, where nobody else can come, even if MASTER_ADDR is set.
 TEST(Launcher, KnowsWhenAllRanksAreHere) {
   const Environment environment(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"MASTER_ADDR", "head"}});
   EXPECT_TRUE(meeting_point().one_host);
@@ -126,7 +126,7 @@ TEST(Launcher, MayBeStartedByAnother) {
     both.insert({{"SLURM_STEP_NUM_NODES", "1"}, {"MASTER_ADDR", "head"}});
     const Environment environment(both);
     expect_identity(1, 4);
-    EXPECT_EQ(meeting_point().host, "head");  // that srun has started one process on this host, but the job has two hosts
+    EXPECT_EQ(meeting_point().host, "head");  // SLURM_STEP_NUM_NODES is that of mpirun's own srun, not of the job
   }
   {
     const Environment environment(kSrun, {{"RANK", "5"}, {"WORLD_SIZE", "8"}});

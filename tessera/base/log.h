@@ -18,7 +18,7 @@ struct LogRecord {
 
 using LogSink = std::function<void(const LogRecord&)>;
 
-/// What is done with a record unless there is another sink: prints a line on standard error.
+/// The default sink: prints a line on standard error.
 void print_record(const LogRecord& record);
 
 /// Replaces the sink and returns the previous one. An empty sink stands for print_record.

@@ -33,7 +33,7 @@ auto* module_in(const T& holder) {
 
 }  // namespace detail
 
-/// For parameters of functions: it does not keep the module. Functions that change nothing take a ConstModuleRef.
+/// For parameters of functions: it does not keep the module alive. Functions that change nothing take a ConstModuleRef.
 template <class Module>
 class BasicModuleRef {
  public:

@@ -1,4 +1,4 @@
-// Modules on other devices.
+// Moves modules to other devices.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// The number of values in a tensor of a shape that somebody else has written down.
+// The number of values of a shape that comes from outside, such as from a file.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// The product of the sizes and of `factor`. Nothing if a size is negative or the product overflows, also where a size of 0 would hide
-/// that: libtorch could not compute the strides.
+/// The product of the sizes and of `factor`. Nothing if a size is negative or the product overflows, even if a size of 0 makes the whole
+/// product 0, because libtorch could not compute the strides.
 inline std::optional<int64_t> checked_numel(std::span<const int64_t> sizes, int64_t factor = 1) {
   bool empty = false;
   for (const auto size : sizes) {

@@ -1,4 +1,4 @@
-// Host memory that a device copies from and to by itself, and where its copies run: beside what the device computes.
+// Pinned host memory, and the streams on which a device copies from and to it while it computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,8 +19,8 @@ at::Tensor empty_pinned(at::IntArrayRef sizes, at::ScalarType dtype, c10::Device
 enum class Copying { ToDevice, ToHost };
 c10::Stream copy_stream(c10::Device device, Copying direction);
 
-/// Starts to copy values of a device to pinned memory, once what the calling thread has queued on its current stream has run. They may be
-/// read after the event; until then both tensors must live.
+/// Starts a copy of device values to pinned memory, after the work that the calling thread has queued on its current stream. `pinned` may
+/// be read after the event; until then both tensors must live.
 Event copy_to_pinned(const at::Tensor& values, const at::Tensor& pinned);
 
 }  // namespace tessera

@@ -33,7 +33,7 @@ void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage) {
   }
 }
 
-// std::filesystem makes "s3:/run" and "s3:" of "s3://run" and its parent.
+// std::filesystem shortens "s3://run" to "s3:/run", whose parent is "s3:", so both are taken, too.
 std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
   const auto& text = path.native();
   const auto colon = text.find(':');

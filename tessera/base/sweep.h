@@ -1,4 +1,4 @@
-// Removes what is over from a container that only ever gets longer, without looking through all of it for each new entry.
+// Removes finished entries from a container that only gets longer, without looking through all of it for each new entry.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// One for each container. Entries that are over may still be there, so whoever finds one must look.
+/// One for each container. Finished entries may still be in it, so whoever finds an entry must check it.
 class Sweep {
  public:
   /// Looks through the container if it has doubled since the last time, so that n entries cost O(n) together.

@@ -17,12 +17,12 @@ TensorSlice slice(Numbers shape, Numbers offsets, Numbers sizes) {
   return {.shape = std::move(shape), .offsets = std::move(offsets), .sizes = std::move(sizes)};
 }
 
-/// The values at which they lie, from 0 on, in the memory order of the strides.
+/// A tensor with these strides in which each value is its own position in memory.
 at::Tensor counted(at::IntArrayRef shape, at::IntArrayRef strides) {
   return at::arange(c10::multiply_integers(shape)).as_strided(shape, strides);
 }
 
-/// Every range of a tensor, from its slices alone.
+/// Checks every range of a tensor.
 void expect_ranges(at::IntArrayRef shape, at::IntArrayRef strides) {
   const auto whole = counted(shape, strides);
   for (int64_t begin = 0; begin <= whole.numel(); begin++) {

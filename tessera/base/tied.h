@@ -1,5 +1,5 @@
-// Order that no data tells. A compiler that sees a whole program computes equal things once, and each of them when it likes: what is computed
-// again to save memory would be kept instead.
+// An order of computations that their data does not show. A compiler that sees a whole program merges equal computations: values that are
+// computed again to save memory would be kept instead.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The same values, none of which is there before all of `after` are, so that they and what is computed from them are not those from before.
-/// On devices that compute operator by operator, these are the values themselves.
+/// Returns the same values, but none before all of `after` are computed, so that the compiler merges neither them nor their results with
+/// earlier ones. On devices that compute operator by operator, returns the values themselves.
 std::vector<at::Tensor> tied(std::vector<at::Tensor> values, std::span<const at::Tensor> after);
 
 /// Whether tied() does anything with tensors of this device.

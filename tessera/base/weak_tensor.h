@@ -1,4 +1,4 @@
-// A reference to a tensor that does not keep it.
+// A reference to a tensor that does not keep it alive.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -55,7 +55,7 @@ bool differs(const Other&, at::ScalarType) {
 at::Tensor rounded(const at::Tensor& result, at::ScalarType dtype) {
   return result.defined() ? result.to(dtype) : result;
 }
-/// Of attention: its values, and sums that backward takes, which libtorch keeps in float32.
+/// For attention, whose second result libtorch keeps in float32: the log-sum-exps for backward.
 std::tuple<at::Tensor, at::Tensor> rounded(const std::tuple<at::Tensor, at::Tensor>& results, at::ScalarType dtype) {
   return {rounded(std::get<0>(results), dtype), std::get<1>(results)};
 }
@@ -65,17 +65,17 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rounded(const std::tuple<at::Tens
   return {rounded(first, dtype), rounded(second, dtype), rounded(third, dtype)};
 }
 
-/// One of libtorch's kernels, which does in float32 what would be slow.
+/// Wraps one of libtorch's kernels, so that it computes in float32 where the dtype is slow.
 template <auto kernel>
 struct Wide;
 
 template <class Result, class First, class Second, class... Others, Result (*kernel)(First, Second, Others...)>
 struct Wide<kernel> {
   static Result run(First first, Second second, Others... others) {
-    const auto dtype = second.scalar_type();  // of a factor, in each of them
+    const auto dtype = second.scalar_type();  // the second argument is a factor in each of these kernels
     if (!multiplies_slowly(dtype)) return kernel(first, second, others...);
     if constexpr (std::is_same_v<std::remove_reference_t<Result>, at::Tensor>) {
-      // An error of libtorch's, which wide arguments would hide.
+      // Factors of different dtypes are an error of libtorch's, which widened arguments would hide.
       if (differs(first, dtype) || (differs(others, dtype) || ...)) return kernel(first, second, others...);
     }
     say_once(dtype);
@@ -92,7 +92,7 @@ struct Wide<kernel> {
   }
 
  private:
-  /// The one argument that is not constant, which comes first or last.
+  /// The one argument that is not constant, the result, which comes first or last.
   template <class... Arguments>
   static at::Tensor* written_of(Arguments&... arguments) {
     at::Tensor* written = nullptr;
@@ -104,7 +104,7 @@ struct Wide<kernel> {
   }
 };
 
-constexpr int64_t kStrip = 1 << 19;  // values that are wide at a time: 2 MB, which a cache holds until they are used
+constexpr int64_t kStrip = 1 << 19;  // values that are widened at a time: 2 MB, which a cache holds until they are used
 
 using Take = c10::function_ref<void(int64_t begin, const at::Tensor& part)>;
 
@@ -114,14 +114,14 @@ bool is_for_strips(const at::Tensor& a, const at::Tensor& b) {
   if (!multiplies_slowly(dtype) || b.scalar_type() != dtype || a.dim() != 2 || b.dim() != 2 || a.size(1) != b.size(0)) return false;
   int64_t sizes[] = {a.numel(), b.numel(), a.size(0) * b.size(1)};
   std::ranges::sort(sizes);
-  return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the others, which a cache must hold, too
+  return sizes[2] > kStrip && sizes[1] <= kStrip;  // each strip needs the two smaller ones, which a cache must hold, too
 }
 
 void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
   const auto step = std::max<int64_t>(kStrip / std::max<int64_t>(matrix.size(1 - dim), 1), 1);
   auto sizes = matrix.sizes().vec();
   sizes[static_cast<size_t>(dim)] = std::min(step, matrix.size(dim));
-  // As it lies in memory.
+  // Strips have the memory order of the matrix, so that copies into them are contiguous.
   const auto buffer = dim == 0 ? at::empty(sizes, matrix.options().dtype(at::kFloat))
                                : at::empty({sizes[1], sizes[0]}, matrix.options().dtype(at::kFloat)).t();
   for (int64_t begin = 0; begin < matrix.size(dim); begin += step) {
@@ -131,7 +131,7 @@ void for_each_strip(const at::Tensor& matrix, int64_t dim, Take take) {
   }
 }
 
-/// The product is the large one: `take` gets strips of its rows one by one.
+/// For a product that is the largest of the three: `take` gets strips of its rows one by one.
 void multiply_by_rows(const at::Tensor& a, const at::Tensor& narrow_b, Take take) {
   const auto b = widened(narrow_b);
   const auto rows = std::max<int64_t>(kStrip / b.size(1), 1);
@@ -157,7 +157,7 @@ void multiply_in_strips(const at::Tensor& a, const at::Tensor& b, Take take) {
   const auto product = at::zeros({a.size(0), b.size(1)}, small.options());
   for_each_strip(large, dim, [&](int64_t begin, const at::Tensor& strip) {
     const auto count = strip.size(dim);
-    // Along the dimension that both have, strips add up.
+    // Products of strips along the inner dimension add up.
     const auto other = dim == inner ? small.narrow(1 - inner, begin, count) : small;
     auto part = dim == inner ? product : product.narrow(dim, begin, count);
     at::cpu::addmm_(part, of_a ? strip : other, of_a ? other : strip);
@@ -176,7 +176,7 @@ at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& 
   if (!is_for_strips(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
   const auto added = self.expand(result.sizes());
-  const bool adds = beta.toDouble() != 0;  // as in libtorch, NaNs do not count then
+  const bool adds = beta.toDouble() != 0;  // if not, NaNs of `self` do not count, as in libtorch
   multiply_in_strips(a, b, [&](int64_t begin, const at::Tensor& rows) {
     const auto count = rows.size(0);
     auto sum = alpha.toDouble() == 1 ? rows : rows * alpha;
@@ -192,7 +192,7 @@ class Registration {
   Registration() {
     if (!multiplies_slowly(at::kBFloat16) && !multiplies_slowly(at::kHalf)) return;
     struct Silent : c10::WarningHandler {
-      void process(const c10::Warning&) override {}  // that kernels are replaced is on purpose
+      void process(const c10::Warning&) override {}  // the replacement of kernels is on purpose
     } silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
@@ -230,7 +230,7 @@ const Registration registration;
 
 bool multiplies_slowly(at::ScalarType dtype) {
 #if defined(__x86_64__)
-  static const bool no_bfloat16 = __builtin_cpu_supports("avx512bf16") == 0;  // which those with AMX have, too
+  static const bool no_bfloat16 = __builtin_cpu_supports("avx512bf16") == 0;  // processors with AMX have it, too
   static const bool no_float16 = __builtin_cpu_supports("avx512fp16") == 0;
   return (dtype == at::kBFloat16 && no_bfloat16) || (dtype == at::kHalf && no_float16);
 #else

@@ -82,7 +82,7 @@ bool is_utf8(std::string_view text) {
     const size_t more = first < 0x80 ? 0 : first >= 0xc2 && first < 0xe0 ? 1 : first >= 0xe0 && first < 0xf0 ? 2 : 3;
     if (more == 0) continue;
     if (first < 0xc2 || first > 0xf4 || text.size() - i < more) return false;
-    const unsigned second = at(i);  // of some first bytes only part of the range, so that every letter has one form
+    const unsigned second = at(i);  // after some first bytes only part of the range is valid, so that every letter has one form
     const unsigned least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80, most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
     if (second < least || second > most) return false;
     for (size_t k = 1; k < more; k++) {

@@ -1,4 +1,4 @@
-// Adapters of a model, as saves and loads see them. They come from a package above this one, which registers here what it knows of them.
+// Callbacks by which saves and loads learn of a model's adapters. A package above this one, which knows adapters, registers them.
 #pragma once
 
 #include <filesystem>
@@ -12,17 +12,17 @@ namespace tessera::checkpoint {
 
 struct AdapterCalls {
   std::string (*describe)(ConstModuleRef model);              // in words: "default (rank 8, alpha 16)"; empty if it has none
-  std::set<std::string> (*parameters)(ConstModuleRef model);  // of all adapters, whether they act or not
+  std::set<std::string> (*parameters)(ConstModuleRef model);  // names of the parameters of all adapters, active or not
   void (*expect_unmerged)(ConstModuleRef model);              // throws UsageError if they are merged
   void (*save)(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world);
 };
 
-/// Registers them while the package is loaded.
+/// Registers the callbacks when the package is loaded.
 struct AddedAdapters {
   explicit AddedAdapters(const AdapterCalls& calls);
 };
 
-/// Those of a model that can have none, without such a package.
+/// Returns the registered callbacks; without such a package, callbacks for models without adapters.
 const AdapterCalls& adapters();
 
 }  // namespace tessera::checkpoint

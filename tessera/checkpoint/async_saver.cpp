@@ -26,12 +26,12 @@ constexpr std::chrono::milliseconds kBetweenLooks{2};
 
 }  // namespace
 
-/// What was copied for the last save, whose memory the next one uses again.
+/// The buffers into which the values of a save are copied; the next save uses them again.
 struct AsyncSaver::Buffers {
   std::map<std::pair<int, std::string>, at::Tensor> tensors = {};  // by rank and name
 
-  /// The values are those of now. Of a device they are there after the event: it copies them in the order of its queue, so what is queued
-  /// later may change what they were copied from.
+  /// Copies the values as they are at this moment. Copies from a device run in stream order and are complete after the returned event, so
+  /// work that is queued later may change the originals.
   Event copy(std::vector<RankContents>& ranks) {
     std::map<std::pair<int, std::string>, at::Tensor> used;
     std::optional<c10::Device> device;
@@ -54,7 +54,7 @@ struct AsyncSaver::Buffers {
   }
 };
 
-enum class AsyncSaver::State { Stuck, Failed, Writing, Waiting, Done };  // Waiting: rank 0 for the files of others
+enum class AsyncSaver::State { Stuck, Failed, Writing, Waiting, Done };  // Waiting: rank 0 waits for the other ranks' files
 
 /// A save whose folder is made, and the thread that does the rest.
 class AsyncSaver::UnderWay {
@@ -84,7 +84,7 @@ class AsyncSaver::UnderWay {
   }
 
   State state() const { return work_->state; }
-  /// Stuck if the thread has done nothing for so long while it was waited for.
+  /// Returns Stuck if the thread has made no progress for `limit` during a wait.
   State state_within(std::chrono::milliseconds limit) {
     const auto state = this->state();
     if (has_ended(state)) return state;
@@ -98,12 +98,12 @@ class AsyncSaver::UnderWay {
   }
   void begin_wait() { waiting_since_.reset(); }
 
-  /// All ranks have written, so that rank 0 must see their files before long.
+  /// Called when all ranks have written: rank 0 must see their files within `limit`.
   void expect_files_within(std::chrono::milliseconds limit) {
     if (work_->last_look.load() == Clock::time_point::max()) work_->last_look = Clock::now() + limit;
   }
 
-  /// No longer waits for other ranks, which may still write.
+  /// Ends this rank's thread without waiting for other ranks, which may still write.
   void abandon(std::chrono::milliseconds limit) {
     end_thread(limit);
     if (!is_stuck_) work_->save.abandon();
@@ -127,7 +127,7 @@ class AsyncSaver::UnderWay {
   }
 
  private:
-  /// What the thread uses, which outlasts the saver if it is stuck.
+  /// All that the thread uses. Outlives the saver if the thread is stuck.
   struct Work {
     Work(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options)
         : save(folder, contents, world, options) {}
@@ -157,9 +157,9 @@ class AsyncSaver::UnderWay {
     }
 
     Save save;
-    AllOrNone step;  // the thread's, until it has ended
+    AllOrNone step;  // used by the thread alone until it has ended
     std::atomic<State> state = State::Writing;
-    std::atomic<uint64_t> moves = 0;  // of the thread: tensors written, looks for files
+    std::atomic<uint64_t> moves = 0;  // progress of the thread: tensors written, looks for files
     std::atomic<bool> left_alone = false;
     std::atomic<Clock::time_point> last_look = Clock::time_point::max();
   };
@@ -180,7 +180,7 @@ class AsyncSaver::UnderWay {
   }
 
   void leave_thread() {
-    buffers_.tensors.clear();  // the thread still writes what they hold
+    buffers_.tensors.clear();  // the thread still reads the tensors in them
     work_->left_alone = true;
     thread_.request_stop();
     thread_.detach();
@@ -188,7 +188,7 @@ class AsyncSaver::UnderWay {
 
   const std::shared_ptr<Work> work_;
   Buffers& buffers_;
-  uint64_t seen_ = 0;  // of its moves
+  uint64_t seen_ = 0;  // the last value of `moves`
   std::optional<Clock::time_point> waiting_since_;
   bool is_stuck_ = false;
   std::jthread thread_;

@@ -8,12 +8,12 @@
 
 namespace tessera::checkpoint {
 
-/// One save at a time is under way. Its values are those of the moment at which it began: save() copies them into buffers that are kept for
-/// the next one, so a process takes the memory of its part of a checkpoint once more. A device copies them when it gets there, and the host
-/// goes on.
+/// Runs one save at a time. A save has the values of the moment at which it began: save() copies them into buffers, which the next save
+/// uses again, so each process needs memory for its part of a checkpoint once more. Copies from a device run in stream order, and the host
+/// does not wait for them.
 ///
-/// All calls are collective, also the destructor, unless it runs because of an exception. The destructor waits for the save that is under
-/// way, as wait() does, and logs its error.
+/// All calls are collective, and so is the destructor unless it runs because of an exception. The destructor waits for the save under way,
+/// as wait() does, and logs its error.
 class AsyncSaver {
  public:
   explicit AsyncSaver(Communicator world);
@@ -23,18 +23,18 @@ class AsyncSaver {
 
   /// Waits for the last save, copies the contents and returns; a thread writes them to disk. Throws what poll() throws.
   void save(const std::filesystem::path& folder, const Contents& contents, const SaveOptions& options = {});
-  /// Returns true if no save is under way (any more). If a rank could not write, it throws on all ranks, and nothing of that checkpoint is
-  /// left. Call it after each step: while a save is under way the ranks compare a number, otherwise nothing.
+  /// Returns true if no save is under way. If a rank could not write, throws on all ranks and leaves nothing of that checkpoint. Call it
+  /// after each step: the ranks compare one number while a save is under way, and communicate nothing otherwise.
   bool poll();
   /// Returns when no save is under way. Throws what poll() throws, and IoError if a rank has written nothing for as long as an operation of
-  /// the world may take (InitOptions::operation_limit): its thread is left alone then.
+  /// the world may take (InitOptions::operation_limit): the thread of that rank is left alone then.
   void wait();
 
  private:
   struct Buffers;
   class UnderWay;
   enum class State;
-  /// Ends what is under way if no rank is still at it.
+  /// Returns whether all ranks have ended the save under way, and finishes the save in that case.
   bool has_ended(State own);
 
   const Communicator world_;

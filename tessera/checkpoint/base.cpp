@@ -26,14 +26,14 @@ uint64_t hash_of(const std::string& name, const at::Tensor& values) {
   return checksum.value();
 }
 
-/// Of adapters, those that don't act are frozen, too, and yet are no part of the base.
+/// Returns the frozen parameters without those of adapters: inactive adapters are frozen, too, but are not a part of the base.
 std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& values) {
   auto names = values.frozen;
   for (const auto& name : adapters().parameters(model)) names.erase(name);
   return names;
 }
 
-/// Of the values that this process holds of frozen parameters, at the speed of memory: nothing is gathered.
+/// Returns a checksum of the frozen values that this process holds. Gathers nothing, so it is as fast as memory.
 uint64_t checksum_of_own(ConstModuleRef model, const LocalValues& values, const std::set<std::string>& frozen) {
   const auto world = world_of(*model).value_or(self_world());
   uint64_t sum = 0;
@@ -68,7 +68,7 @@ Base base_of(ConstModuleRef model, std::string name) {
   if (const auto world = world_of(*model)) expect_all_on_each(values, *world, "the checksum of a base");
   auto frozen = names_of_base(model, values);
   if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
-  uint64_t sum = 0;  // of names in any order
+  uint64_t sum = 0;  // a sum, because the order of names varies
   gather_like(
       values, [&](const LocalPart& part) { return frozen.contains(part.name) ? part.values : at::Tensor(); },
       [&](const LocalPart& part, const at::Tensor& whole) { sum += hash_of(part.name, whole); });

@@ -116,7 +116,7 @@ TEST(Base, ThatIsShardedSinceIsRefused) {
   });
 }
 
-/// They are no part of the base: a checkpoint has them.
+/// Buffers are not a part of the base: a checkpoint has them.
 TEST(Base, LeavesBuffersToCheckpoints) {
   const Folder folder;
   auto model = adapted();

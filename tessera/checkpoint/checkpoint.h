@@ -33,14 +33,14 @@ struct Contents {
   OptimizerRef optimizer = {};
   optim::Average* average = nullptr;  // of the model or of a part of it; saved beside the optimizer's state
   Notes notes = {};                   // anything else: step, position, learning rate
-  /// With one, a save leaves out what is frozen in the model and refers to it instead, and a load expects it to be there. Of Tessera's
-  /// format.
+  /// With a base, a save leaves out what is frozen in the model and refers to the base instead, and a load expects the model to have it.
+  /// Only in Tessera's format.
   std::optional<Base> base = {};
-  /// Tensors beside the model, such as statistics. All ranks have the same, which are saved once. A load fills them in place; one that is
-  /// undefined it makes, on the CPU.
+  /// Tensors beside the model, such as statistics, which are the same on all ranks and are saved once. A load fills them in place, and
+  /// creates undefined ones on the CPU.
   std::map<std::string, at::Tensor> tensors = {};
-  /// Tensors of which each rank has its own, such as a replay buffer: rows (along dimension 0) of one tensor, in which those of rank 0 come
-  /// first. Each rank loads as many rows as it has here, and all ranks together must have as many as were saved.
+  /// Tensors of which each rank has its own rows (along dimension 0), such as a replay buffer. They are saved as one tensor, the rows of
+  /// rank 0 first. A load gives each rank as many rows as its tensor here has; all ranks together must have as many as were saved.
   std::map<std::string, at::Tensor> tensors_by_rank = {};
 };
 

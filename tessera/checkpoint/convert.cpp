@@ -69,7 +69,7 @@ Manifest model_only(const fs::path& checkpoint) {
   return model;
 }
 
-/// For people who name the folder of the optimizer.
+/// Returns a hint for people who name the optimizer's folder instead of the model's.
 std::string folder_of_model(const fs::path& checkpoint) {
   const auto model = checkpoint.parent_path() / (std::string(accelerate::kModel) + "_0");
   return is_there(model) ? fmt::format("; did you mean {}?", model.string()) : "";
@@ -115,7 +115,7 @@ void expect_ending_of(const fs::path& out, Format format) {
     if (std::ranges::none_of(format_rows(), has)) return;
     throw UsageError("{} is the name of a file, but {} is a folder; leave '{}' out", out, row.name, ending);
   }
-  // What begins with a digit is a part of the name, as in net-0.5.
+  // An ending that begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = ending.size() < 2 || std::isdigit(static_cast<unsigned char>(ending[1])) != 0;
   if (has(row) || is_none) return;
   throw UsageError(

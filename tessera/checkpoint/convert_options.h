@@ -16,26 +16,27 @@
 
 namespace tessera::checkpoint {
 
-/// Called after each piece of a tensor with its name, and the bytes that are written and to be written.
+/// Called after each piece of a tensor, with the tensor's name, the bytes written so far, and the bytes to be written in all.
 using ConvertProgress = std::function<void(const std::string& name, int64_t bytes, int64_t all)>;
 
-/// Of a checkpoint: each has a file.
+/// The most ranks of a checkpoint, since each rank has a file.
 inline constexpr int kMostRanks = 65'536;
 
 struct ConvertOptions {
   Format to = Format::Tessera;
-  std::optional<Format> from = {};  // what the input has to be; it is recognised unless given
-  int world = 1;                    // the number of ranks whose files are written, where the format has such
+  std::optional<Format> from = {};  // the required format of the input; recognised unless given
+  int world = 1;                    // the number of ranks whose files are written, in formats with a file per rank
   /// Only the model. Hub folders and safetensors files hold nothing else.
   bool weights_only = false;
-  std::string model_key = {};                // under which a file of torch.save has the model if it has nothing else; {"model": ...}
-  std::optional<at::ScalarType> dtype = {};  // of the model's numbers with fractions; that of the checkpoint unless given
+  std::string model_key = {};                // the key of the model in a file of torch.save with weights only: {"model": ...}
+  std::optional<at::ScalarType> dtype = {};  // of the model's floating-point tensors; the checkpoint's dtypes unless given
   int64_t max_shard_size = 5'000'000'000;    // bytes of a file in a Hub folder
   AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;
-  /// Settings of the optimizer for Python, which takes all of them from the files, such as {"lr", 0.001}; what is no number is JSON, such
-  /// as {"betas", "[0.9, 0.99]"}. The others are those of the checkpoint, if it has them, or PyTorch's defaults.
+  /// Settings of the optimizer, such as {"lr", 0.001}, for Python, which takes all settings from the files. Values other than numbers are
+  /// JSON, such as {"betas", "[0.9, 0.99]"}. Settings that are not given are those of the checkpoint if it has them, or else PyTorch's
+  /// defaults.
   Notes settings = {};
-  /// Notes that differ by rank, where the output can't have them by rank, are an error, or those of rank 0 are taken.
+  /// Takes the notes of rank 0 if notes differ by rank and the output has one set of notes for all ranks. Otherwise that is an error.
   bool notes_of_first_rank = false;
   int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
   ConvertProgress progress = {};
@@ -43,9 +44,9 @@ struct ConvertOptions {
 
 struct Converted {
   Format from = Format::Tessera;
-  std::vector<std::filesystem::path> files = {};  // or the folder
+  std::vector<std::filesystem::path> files = {};  // the files that were written, or their folder
   int64_t tensors = 0, bytes = 0;
-  int64_t parameters = 0;                            // values in all of them; where the input does not tell buffers from them, in both
+  int64_t parameters = 0;                            // values of parameters; those of buffers, too, where the input doesn't tell them apart
   std::map<std::string, std::string> left_out = {};  // what the output lacks, and why
 };
 

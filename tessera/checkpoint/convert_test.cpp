@@ -42,7 +42,7 @@ using ::testing::UnorderedElementsAre;
 
 using State = std::map<std::string, at::Tensor>;
 
-/// A checkpoint of so many ranks after two steps. Returns the losses of rank 0 in the next two, and the model after them.
+/// A checkpoint of `ranks` ranks after two steps. Returns the losses of rank 0 in the next two, and the model after them.
 struct Future {
   std::vector<double> losses;
   State state;
@@ -60,7 +60,7 @@ Future save_picture(const std::filesystem::path& folder, int ranks) {
   return future;
 }
 
-/// The same from a checkpoint.
+/// Resumes from a checkpoint, and returns the same.
 Future resume_picture(const std::filesystem::path& folder, int ranks) {
   Future future;
   with_ranks(ranks, [&](const Communicator& world) {

@@ -60,7 +60,11 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("is cut off, or of another save"));
     world.barrier();
+<<<<<<< HEAD
     if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");
+=======
+    if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");  // a folder may have rank files only
+>>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("it was written by rank 0 of 2"));
     world.barrier();
@@ -72,7 +76,7 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
   });
 }
 
-/// What a safetensors file says from its header on, with checksums that fit after `change`.
+/// Rewrites a safetensors file with tensors that `change` has changed, and with checksums that fit.
 void rewrite(const std::filesystem::path& path, const std::function<void(const std::string& name, at::Tensor& tensor)>& change) {
   const checkpoint::SafetensorsFile file(path);
   std::vector<checkpoint::SafetensorsEntry> entries;

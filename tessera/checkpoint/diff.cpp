@@ -110,7 +110,7 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
     const auto &here = one.stored.info(stored.first), &there = other.stored.info(stored.second);
     TensorDifference found{.name = name, .one = text_of(here), .other = text_of(there)};
     if (here.shape == there.shape) {
-      // Two tensors of doubles, and what it takes to compare them.
+      // A piece needs about six times its size in doubles: both tensors, and the temporaries of the comparison.
       const auto most = std::max<int64_t>(options.memory / (6 * int64_t{sizeof(double)}), 1);
       for_each_piece(whole_slice(here.shape), most, [&](const TensorSlice& piece) {
         const at::TensorOptions host(at::kCPU);
@@ -122,7 +122,7 @@ Difference diff(const fs::path& one_path, const fs::path& other_path, const Diff
         if (options.progress) options.progress(name, bytes, all);
       });
     }
-    // Steps are counted by integers here, by floats in PyTorch.
+    // Tessera counts steps in integers, PyTorch in floats.
     const bool is_count = here.shape.empty() && name.starts_with(kOptimizerPrefix) && state_name(name).key == "step";
     if (found.values == 0 && (found.one == found.other || is_count)) {
       result.equal++;
@@ -139,7 +139,7 @@ std::string to_json(const Difference& difference) {
       {"equal", difference.equal}, {"only_one", difference.only_one}, {"only_other", difference.only_other}, {"different", Json::object()}};
   auto& different = result["different"].get_ref<Json::object_t&>();
   for (const auto& tensor : difference.different) {
-    // By [] each name would be looked for among all.
+    // operator[] would search all earlier names for each one.
     different.emplace_back(tensor.name, Json{{"one", tensor.one},
                                              {"other", tensor.other},
                                              {"values", tensor.values},

@@ -11,7 +11,7 @@ namespace tessera::checkpoint {
 
 struct DiffOptions {
   int64_t memory = 1'000'000'000;  // bytes of a tensor that are in memory at once
-  /// Called after each piece of a tensor with its name, and the bytes that are compared and to be compared.
+  /// Called after each piece of a tensor, with the tensor's name, the bytes compared so far, and the bytes to be compared in all.
   std::function<void(const std::string& name, int64_t bytes, int64_t all)> progress = {};
 };
 
@@ -25,15 +25,15 @@ struct TensorDifference {
 };
 
 struct Difference {
-  int64_t equal = 0;  // tensors
+  int64_t equal = 0;  // number of tensors
   std::vector<std::string> only_one = {}, only_other = {};
   std::vector<TensorDifference> different = {};
 
   bool is_none() const { return only_one.empty() && only_other.empty() && different.empty(); }
 };
 
-/// Compares models, the states of optimizers, also under PyTorch's names and ours, and the generators of rank 0. Every NaN equals every
-/// other, and counts of steps do not differ by their dtype. Notes and settings are not compared.
+/// Compares models, the states of optimizers, and the generators of rank 0. State under PyTorch's names is compared with the same state
+/// under Tessera's. NaNs are equal, and the dtype of a step count does not matter. Notes and settings are not compared.
 Difference diff(const std::filesystem::path& one, const std::filesystem::path& other, const DiffOptions& options = {});
 
 /// For programs, and as a table.

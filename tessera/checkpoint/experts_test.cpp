@@ -75,7 +75,7 @@ struct ExpertsRun {
       ours ? ours->zero_grad() : theirs->zero_grad();
     }
   }
-  /// Of this rank's modules.
+  /// The whole values of the parameters that this rank has.
   std::map<std::string, at::Tensor> values() const {
     std::map<std::string, at::Tensor> result;
     for (const auto& [name, shard] : named_parameters(*model)) result[name] = full_parameter(shard);

@@ -1,6 +1,6 @@
-// Checkpoints that releases have written are read by this one. tests/fixtures has one for each release that has changed the files, and what
-// the release has made of it in the formats of others. All values in them follow from formulas without rounding, so that they are the same
-// on every machine.
+// Checkpoints that releases have written are read by this one. tests/fixtures has one for each release that has changed the files, and its
+// conversions to other formats by that release. All values in them follow from formulas without rounding, so that they are the same on
+// every machine.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -24,7 +24,7 @@ using checkpoint::Format;
 
 constexpr auto kNewest = "checkpoint-0.3", kNewestFormats = "formats-0.3";
 
-/// It has weights of several dtypes, a tied one, a frozen one and a buffer, and sizes that two ranks do not divide.
+/// A model with weights of several dtypes, a tied one, a frozen one and a buffer, and with sizes that two ranks do not divide.
 struct Fixture : torch::nn::Module {
   torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 5));
   at::Tensor tied = register_parameter("tied", layer->weight);
@@ -42,7 +42,7 @@ struct Fixture : torch::nn::Module {
   }
 };
 
-/// After one step with gradients that are all 2.
+/// A run after one step with gradients that are all 2.
 struct FixtureRun {
   std::shared_ptr<Fixture> model;
   std::unique_ptr<optim::SGD> optimizer;
@@ -152,6 +152,10 @@ TEST(Fixtures, OfOtherFormatsAreRead) {
   EXPECT_GT(found, 0);
 }
 
+<<<<<<< HEAD
+=======
+// A folder may have rank files only.
+>>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
 TEST(Fixtures, AreReadWithoutTheirManifests) {
   const Folder folder;
   std::filesystem::copy(fixture(kNewest), folder / "a");

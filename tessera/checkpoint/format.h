@@ -7,8 +7,8 @@
 namespace tessera::checkpoint {
 
 /// A checkpoint of Tessera, a folder of PyTorch's distributed checkpoint, a folder of the Hugging Face Hub, a safetensors file, a file of
-/// torch.save, a folder of Accelerate's save_state, a GGUF file, or the rank files of torch_xla: these are a prefix P of files
-/// P_rank-R-of-N.pth, one of them, or a pattern with *.
+/// torch.save, a folder of Accelerate's save_state, the rank files of torch_xla (given as the prefix P of files P_rank-R-of-N.pth, as one
+/// of them, or as a pattern with *), or a GGUF file.
 enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla, Gguf };
 std::string_view name_of(Format format);
 
@@ -19,8 +19,8 @@ enum class AccelerateLayout {
   Replicated,  // model.safetensors and optimizer.bin, as without FSDP (MULTI_CPU)
 };
 
-/// Looks at what is there. Throws IoError if it is none of these, with what lies beside it that is one, and UsageError if it is one file of
-/// a folder.
+/// Recognises the format from the files at the path. Throws IoError if it is none of these, and names checkpoints in or beside it; throws
+/// UsageError if the path is one file of a checkpoint folder.
 Format format_of(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

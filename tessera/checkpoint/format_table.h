@@ -17,10 +17,10 @@ struct FormatRow {
   Format format;
   std::string_view flag;                       // of `tessera ckpt convert`: "dcp"
   std::string_view name;                       // for people: "a folder of torch.distributed.checkpoint"
-  std::vector<std::string_view> endings = {};  // of its files; of a folder, and of files with one prefix, there are none
-  /// Whether a folder is one, as far as its names tell. The first row that says so has it.
+  std::vector<std::string_view> endings = {};  // of its files; none if the format is a folder or files with a common prefix
+  /// Whether a folder is of the format, as far as file names tell. The first row that returns true wins.
   bool (*is_folder)(const std::filesystem::path& folder) = nullptr;
-  bool model_alone = false;  // it has no place for an optimizer, notes and tensors beside the model
+  bool model_alone = false;  // it has no place for an optimizer, notes or tensors beside the model
   bool takes_extra = true;   // it has a place for tensors beside the model
   Catalog (*read)(const std::filesystem::path& path);
   /// Writes the run to `out`, and returns its files or the folder. Collective.

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr size_t kLongestValue = 60;
-/// Of what values may be, and how the table says it.
+/// The kinds of tensors: their keys in the JSON, and their names in the table.
 constexpr std::pair<const char*, const char*> kKinds[] = {
     {"parameters", "parameters"}, {"buffers", "buffers"}, {"optimizer", "the optimizer"}, {"beside", "others"}};
 
@@ -63,12 +63,12 @@ std::string inspect(const fs::path& path) {
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
   int64_t numel = 0, bytes = 0;
-  std::map<std::string, int64_t> kinds;  // of what there are how many values, where the format tells
+  std::map<std::string, int64_t> kinds;  // the number of values of each kind, where the format tells
   auto& tensors = (result["tensors"] = Json::object()).get_ref<Json::object_t&>();
   for (const auto& [name, tensor] : catalog.tensors) {
     const auto values = c10::multiply_integers(tensor.shape);
     const auto size = values * static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    // By [] each name would be looked for among all.
+    // operator[] would search all earlier names for each one.
     tensors.emplace_back(name, Json{{"dtype", dtype_of(tensor)}, {"shape", tensor.shape}, {"bytes", size}, {"parts", tensor.boxes.size()}});
     numel += values;
     bytes += size;

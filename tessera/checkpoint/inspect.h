@@ -6,8 +6,8 @@
 
 namespace tessera::checkpoint {
 
-/// As JSON: the format, the files with their sizes, each tensor with its dtype, shape, bytes and the number of its parts, other values, and
-/// totals. Reads no tensor.
+/// Returns JSON: the format, the files with their sizes, each tensor with its dtype, shape, bytes and the number of its parts, other
+/// values, and totals. Reads no tensor.
 std::string inspect(const std::filesystem::path& path);
 /// The same as a table.
 std::string to_table(const std::string& inspected);

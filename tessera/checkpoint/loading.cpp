@@ -30,7 +30,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Without what only other ranks have.
+/// Returns the names of the model's tensors, without those that only other ranks have.
 std::set<std::string> names_in_model(const Manifest& manifest, const std::set<std::string>& elsewhere) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : manifest.catalog.tensors) {
@@ -77,7 +77,7 @@ struct Saved {
     expect_training_state(contents, training, manifest);
   }
 
-  /// What the checkpoint leaves out. Throws UsageError unless the model here has the same adapters, and the same below them.
+  /// Returns the names that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters and the same base.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
     expect_adapters(folder, adapters().describe(*contents.model), options);
     const auto& base = manifest.base;
@@ -170,7 +170,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   });
   reading.attempt([&] {
     const WriteGuard guard(model.units, WriteKind::Load);
-    saved->plan.load(local_values(*contents.model), world);  // asked again, because the guard may have moved shards into other memory
+    saved->plan.load(local_values(*contents.model), world);  // read again, because the guard may have moved shards into other memory
   });
   reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
   reading.expect_all(world, {.unit = "checkpoint"},

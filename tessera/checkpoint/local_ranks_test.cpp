@@ -25,7 +25,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// What each rank has for itself.
+/// The values of each rank.
 std::vector<at::Tensor> of_ranks(const std::function<at::Tensor(int rank)>& make) {
   std::vector<at::Tensor> result;
   for (int r = 0; r < kReplicas; r++) result.push_back(make(r));

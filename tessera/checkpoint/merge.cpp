@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Throws UsageError if there is something in the folder that is no part of its checkpoint, with which it would be removed.
+/// Throws UsageError if the folder holds a file that is not a part of its checkpoint: it would be removed with the checkpoint.
 void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, bool is_accelerates) {
   for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
     const auto path = folder / name;
@@ -33,7 +33,7 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
   }
 }
 
-/// What is to be removed with a checkpoint: its folder, or a file, or several with one prefix.
+/// Returns the paths to remove with a checkpoint: its folder, its file, or its files with one prefix.
 std::vector<fs::path> removable(const fs::path& checkpoint) {
   if (object_path(checkpoint))
     throw UsageError("{} is in a store, from which merge removes nothing; leave remove_checkpoint_dir out", checkpoint);
@@ -44,7 +44,7 @@ std::vector<fs::path> removable(const fs::path& checkpoint) {
   std::set<fs::path> parts;
   for (const auto& file : files) parts.insert(fs::weakly_canonical(file, unknown));
   expect_only_parts(checkpoint, parts, format == Format::Accelerate);
-  // Not a link to it. PREFIX-latest leads elsewhere then, and others go with what they led to.
+  // The folder itself, not a link to it. PREFIX-latest will lead elsewhere; other links are removed with their target.
   std::vector<fs::path> all = {fs::canonical(checkpoint, unknown)};
   const auto name = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
   if (fs::is_symlink(name, unknown) && !name.string().ends_with("-latest")) all.push_back(name);
@@ -60,7 +60,7 @@ void remove(const std::vector<fs::path>& all) {
   }
 }
 
-/// Other programs take safetensors where there are both.
+/// Throws UsageError if there is a model in safetensors, which other programs would take instead.
 void expect_no_safetensors(const fs::path& out) {
   if (!is_hub_folder(out, kHubSafetensors)) return;
   throw UsageError(

@@ -15,9 +15,9 @@ namespace tessera::checkpoint {
 
 struct MergeOptions {
   int64_t max_shard_size = 5'000'000'000;    // bytes in a safetensors file
-  std::optional<at::ScalarType> dtype = {};  // of numbers with fractions; that of the checkpoint unless given
+  std::optional<at::ScalarType> dtype = {};  // of floating-point tensors; the checkpoint's dtypes unless given
   bool unsafe_serialization = false;         // pytorch_model.bin, a file of torch.save, instead of safetensors
-  bool remove_checkpoint_dir = false;        // when all is written; an error if files of others are in it
+  bool remove_checkpoint_dir = false;        // after all is written; an error if it holds files of others
   ConvertProgress progress = {};
 };
 

@@ -46,7 +46,7 @@ State save_run(const std::filesystem::path& folder) {
   return state;
 }
 
-/// The same as a file of torch.save: {"model": ..., "step": 2}.
+/// Writes a model as a file of torch.save: {"model": ..., "step": 2}.
 void write_torch(const std::filesystem::path& path, const State& state) {
   TorchTree::Dict model;
   for (const auto& [name, tensor] : state) {
@@ -58,7 +58,7 @@ void write_torch(const std::filesystem::path& path, const State& state) {
   writer.close();
 }
 
-/// The same as a folder of torch.distributed.checkpoint, each tensor in two parts.
+/// Writes a model as a folder of torch.distributed.checkpoint, each tensor in two parts.
 void write_dcp(const std::filesystem::path& folder, const State& state) {
   std::filesystem::create_directories(folder);
   std::vector<checkpoint::DcpItem> items;

@@ -49,7 +49,7 @@ void save_as(const Kind& kind, const fs::path& folder, const PictureRun& run, in
   checkpoint::save(folder, all, run.world, kind.options);
 }
 
-/// All that is read of a checkpoint, with what each rank has of its own.
+/// All that is read of a checkpoint, with each rank's own values.
 std::map<std::string, std::string> content_of(const fs::path& path) {
   const auto run = checkpoint::read_run(path);
   if (!run.catalog.faults.empty()) throw IoError(run.catalog.faults.front());

@@ -13,7 +13,7 @@
 
 namespace tessera::checkpoint {
 
-/// A number of which text gives back every bit.
+/// A number that survives conversion to text and back, to the bit.
 template <class T>
 concept Number = (std::integral<T> || std::floating_point<T>) && !std::same_as<T, bool> && !std::same_as<T, char>;
 
@@ -44,7 +44,7 @@ class Note {
   const std::string& text() const& { return text_; }
   std::string text() && { return std::move(text_); }
 
-  /// The value that the note was made of. Throws UsageError, with the note's name, if the text is none of T.
+  /// Returns the value that the note was made of. Throws UsageError, with the note's name, if the text is not a T.
   template <class T>
   T as() const {
     if constexpr (std::same_as<T, std::string>) {

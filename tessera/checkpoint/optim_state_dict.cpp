@@ -30,14 +30,14 @@ void expect_optimizer(const OptimizerRef& optimizer) {
   if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
 }
 
-/// The names by which optimizers know the shards.
+/// Returns the names of parameters by the identity of their shards, which optimizers know.
 std::map<const void*, std::string> names_of_shards(const torch::nn::Module& model) {
   std::map<const void*, std::string> names;
   for (const auto& [name, parameter] : named_parameters(model)) names[parameter.unsafeGetTensorImpl()] = name;
   return names;
 }
 
-/// The state of one rank, and where it lies.
+/// The optimizer state of one rank, and the shards that it belongs to.
 struct OwnState {
   OwnState(const OptimizerRef& optimizer, const torch::nn::Module& model)
       : values(local_values(model)), names(names_of_shards(model)), state(optimizer.state(model)) {
@@ -83,7 +83,7 @@ struct OwnState {
   std::map<std::string, optim::ParameterState> state;
 };
 
-/// Puts the tensors of a dict, whole, into the state of this rank's shards.
+/// Turns the tensors of a dict into the state of this rank's shards.
 class StateLoader {
  public:
   /// Throws UsageError if the dict does not fit.
@@ -133,7 +133,7 @@ class StateLoader {
     }
   }
 
-  /// As OptimizerRef::load_state takes it. All ranks call it together.
+  /// Reads the state in the form that OptimizerRef::load_state takes. Collective.
   std::map<std::string, optim::ParameterState> read(ValueSource& source, const Communicator& world) const {
     std::map<std::string, optim::ParameterState> result;
     for (const auto& item : items_) {
@@ -217,7 +217,7 @@ class StateLoader {
   std::vector<Item> items_;
 };
 
-/// A dict with one name for each tensor, which StateLoader takes apart again.
+/// Flattens a dict to entries PARAMETER.KEY, which StateLoader splits again.
 template <class T>
 std::map<std::string, T> flattened(const std::map<std::string, std::map<std::string, T>>& dict) {
   std::map<std::string, T> flat;

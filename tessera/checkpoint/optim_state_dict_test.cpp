@@ -110,7 +110,7 @@ struct TrainedPicture {
   }
 };
 
-/// What an optimizer of libtorch itself has, for a model that is not sharded.
+/// The state of libtorch's own optimizer, for a model that is not sharded.
 OptimStateDict plain_state(const TrainedPicture& run) {
   OptimStateDict result;
   for (const auto& item : run.model->named_parameters()) {
@@ -125,7 +125,7 @@ OptimStateDict plain_state(const TrainedPicture& run) {
   return result;
 }
 
-/// The first name of the tied parameter is that which the module lists first.
+/// The first name of the tied parameter is the one that the module lists first.
 OptimStateDict with_name(OptimStateDict dict, const std::string& name, const std::string& other) {
   if (dict.contains(other)) {
     auto state = dict.extract(other);

@@ -22,7 +22,7 @@ namespace tessera::checkpoint {
 
 struct PythonGroup;
 
-/// It is made from a pointer to either, or from several pointers. It is null if there is no optimizer.
+/// Made from a pointer to an optimizer of either library, or from several pointers. Null if there is no optimizer.
 class OptimizerRef {
  public:
   OptimizerRef(std::nullptr_t = nullptr) {}
@@ -34,21 +34,21 @@ class OptimizerRef {
 
   explicit operator bool() const { return !all_.empty(); }
 
-  /// Of the class of all of them. Empty if there is none.
+  /// Returns the class name of the optimizers, which is the same for all. Empty if there is none.
   std::string class_name() const;
 
-  /// What Python calls param_groups, as JSON: the settings of each group as they are now, and the names of its parameters, in their order
-  /// in the model.
+  /// Returns as JSON what Python calls param_groups: the settings of each group as they are now, and the names of its parameters, in their
+  /// order in the model.
   std::string settings(const torch::nn::Module& model) const;
 
-  // As those of optim::Optimizer. Of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop; any other class is a UsageError.
+  // As in optim::Optimizer. For torch::optim, throw UsageError for classes other than Adam, AdamW, SGD, Adagrad and RMSprop.
   std::map<std::string, optim::ParameterState> state(const torch::nn::Module& model) const;
   void expect_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
   void load_state(const torch::nn::Module& model, const std::map<std::string, optim::ParameterState>& state) const;
 
  private:
   using States = std::map<std::string, optim::ParameterState>;
-  /// The state for each of them; what is for none of them goes to the first, which refuses it by name.
+  /// Divides the state among the optimizers. State that belongs to none goes to the first one, which refuses it by name.
   std::vector<States> divided(const torch::nn::Module& model, const States& state) const;
 
   std::vector<optim::AnyOptimizer> all_;

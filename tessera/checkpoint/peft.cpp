@@ -39,10 +39,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kPrefix = "base_model.model.";
 
-/// What an adapter begins with, where that is all it says: others change the base, too.
+/// Values of init_lora_weights that only set the adapter's first values; others change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
 
-/// What changes a model and is not there here: a value other than nothing is refused.
+/// Keys of settings that change a model and that Tessera lacks: any value but an empty one is refused.
 constexpr const char* kUnread[] = {"layers_to_transform",
                                    "layers_pattern",
                                    "lora_bias",
@@ -87,10 +87,10 @@ Json config_of(const lora::Options& options, const AdapterFile& about) {
   return json;
 }
 
-/// Names in the model, by those in the file.
+/// Returns the names in the model by the names in the file.
 std::map<std::string, std::string> names_in_file(ConstModuleRef model, const std::string& adapter) {
   std::map<std::string, std::string> names;
-  std::set<std::string> of_layers;  // biases beside adapters
+  std::set<std::string> of_layers;  // biases of layers with adapters
   const auto& options = lora::options_of(model, adapter);
   for (const auto& layer : lora::layers_of(model, adapter)) {
     for (const auto& [key, name] : layer.names) names[fmt::format("{}{}.{}", kPrefix, layer.name, key)] = name;
@@ -202,7 +202,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
       at_key = key;
       value = json.value(key, value);
     };
-    // A conversion of a number that does not fit gives any other.
+    // json would convert a number that does not fit to an arbitrary one.
     const auto rank_in = [&](const char* key, const Json& value) {
       at_key = key;
       const auto r = value.get<double>();
@@ -242,7 +242,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
 
 namespace {
 
-/// Throws unless the adapter of the model is made as the one in the folder, and that has all that trains with it.
+/// Throws unless the model's adapter scales and begins as the one in the folder, and the folder has all that trains with it.
 void expect_alike(ConstModuleRef model, const fs::path& folder, const std::string& adapter) {
   lora::expect_unmerged(model);
   const auto theirs = read_adapter_config(folder);
@@ -264,7 +264,7 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
   }
   const auto stored = read_model(adapter_weights(folder)).tensors;
   for (const auto& [in_file, name] : names_in_file(model, adapter)) {
-    // Adapters themselves are looked for by load_weights, and older versions of peft wrote biases like those of other layers.
+    // load_weights looks for the adapters' own tensors; older versions of peft wrote these biases under the names of other layers' biases.
     if (in_file.find(".lora_") != std::string::npos || stored.contains(in_file)) continue;
     if (!stored.contains(kPrefix + name))
       throw UsageError("the adapter in {} has no '{}', which trains with adapter '{}' of the model", folder, in_file, adapter);
@@ -344,7 +344,7 @@ void write_adapter(const fs::path& folder, const PlainAdapter& adapter, const Ad
 
 namespace {
 
-/// An adapter in files, by the names of what it changes in a model.
+/// An adapter in files, looked up by the names of the model's tensors that it changes.
 class StoredAdapter {
  public:
   explicit StoredAdapter(const fs::path& folder) : adapter_(read_adapter(folder)), file_(open_weights(folder)) {
@@ -353,7 +353,7 @@ class StoredAdapter {
     for (const auto& [layer, weights] : adapter_.layers) left_.insert(layer);
   }
 
-  /// Throws UsageError unless what the adapter has for a tensor of the model fits it.
+  /// Throws UsageError unless the adapter's part for a tensor of the model fits it.
   void expect_fit(const std::string& name, at::IntArrayRef sizes) {
     if (const auto whole = name_of_whole(name); !whole.empty()) {
       left_.erase(whole);
@@ -372,13 +372,13 @@ class StoredAdapter {
                      joined(a.sizes()), joined(b.sizes()));
   }
   bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
-  /// An embedding, or the output layer.
+  /// Whether the adapter changes an embedding or the output layer.
   bool changes_end(const std::string& name) const {
     const auto* const weights = weights_of(name);
     return (weights != nullptr && weights->of_embedding) ||
            (nn::is_named(name, "lm_head.weight") && (changes(name) || !name_of_whole(name).empty()));
   }
-  /// What has fitted no tensor of the model.
+  /// The layers and tensors of the adapter that have fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
 
   /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
@@ -401,7 +401,7 @@ class StoredAdapter {
     const auto found = name.ends_with(kWeight) ? adapter_.layers.find(layer_of(name)) : adapter_.layers.end();
     return found == adapter_.layers.end() ? nullptr : &found->second;
   }
-  /// Of what is in the adapter as a whole; empty if it is not.
+  /// Returns the name in the file of a tensor that the adapter holds as a whole; empty if it holds none.
   std::string name_of_whole(const std::string& name) const {
     const auto end = std::min(name.rfind('.'), name.size());
     for (auto in_file : {kPrefix + name, fmt::format("{}{}.base_layer{}", kPrefix, name.substr(0, end), name.substr(end))}) {
@@ -420,7 +420,7 @@ bool is_plain(at::ScalarType dtype) {
   return dtype == at::kFloat || dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kDouble;
 }
 
-/// Whether another name stands for the tensor, as files or the configuration of Hugging Face say.
+/// Whether the tensor has a second name, according to the files or to Hugging Face's config.json.
 bool is_tied(const fs::path& base, const Catalog& catalog, const std::string& name) {
   if (std::ranges::any_of(catalog.aliases, [&](const auto& alias) { return alias.second == name; })) return true;
   const auto path = base / "config.json";

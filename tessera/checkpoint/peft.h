@@ -22,14 +22,14 @@ struct AdapterFile {
 /// Writes an adapter, so that PeftModel.from_pretrained reads it. Throws UsageError for a folder with a model. Collective.
 void save_adapter(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world, const AdapterFile& options = {});
 
-/// The options of an adapter that somebody has written, for lora::apply. Throws ConfigError, which names the key, for what has no effect
-/// here, and IoError for a damaged file.
+/// Reads the options of a stored adapter, for lora::apply. Throws ConfigError, which names the key, for a setting that Tessera lacks, and
+/// IoError for a damaged file.
 lora::Options read_adapter_config(const std::filesystem::path& folder);
-/// Gives an adapter that was applied the values in a folder. Throws UsageError, and changes nothing, if the two don't fit. Each rank reads
-/// its own part.
+/// Loads the values in a folder into an adapter that was applied. Throws UsageError, and changes nothing, if the two don't fit. Each rank
+/// reads its own part.
 void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
 
-/// An adapter as its files have it, for those who have no model of it.
+/// An adapter as its files have it, for use without the model.
 struct PlainAdapter {
   lora::Options options = {};
   std::map<std::string, lora::Weights> layers = {};  // by the names of the layers in the model
@@ -37,11 +37,11 @@ struct PlainAdapter {
 };
 /// Throws as read_adapter_config, and IoError if a layer lacks a part.
 PlainAdapter read_adapter(const std::filesystem::path& folder);
-/// Throws UsageError if it began as a part of the base, which lacks it since (PiSSA).
+/// Throws UsageError if the adapter was split off the weights of the base, so that it does not fit the whole base (PiSSA).
 void expect_on_whole_base(const PlainAdapter& adapter, const std::filesystem::path& folder);
 /// Writes its options and layers under the name "default". Throws UsageError for a folder with a model.
 void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const AdapterFile& about = {});
-/// Throws UsageError for a folder with a model or a checkpoint, for which programs would take an adapter that is there, too.
+/// Throws UsageError for a folder with a model or a checkpoint: programs would load an adapter in it together with, or instead of, these.
 void expect_no_model(const std::filesystem::path& folder);
 
 /// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,

@@ -109,7 +109,7 @@ TEST(Peft, HasTheNumbersOfPython) {
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
-  // In the file that older versions wrote.
+  // The same in the file that older versions of peft wrote.
   expect_case(folder, "pickled", nullptr);
   with_ranks(2, [&](const Communicator& world) { expect_case(folder, "pickled", &world); });
   merge_adapter(folder / "base.safetensors", folder / "pickled", folder / "merged");
@@ -158,7 +158,7 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
     write_file(folder / "adapter/adapter_config.json", text);
     EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }), HasSubstr("use_qalora: true is not read here"));
   }
-  // Of a folder with both, peft and transformers take both.
+  // peft and transformers load both from a folder with a model and an adapter.
   checkpoint::save(folder / "model", {.model = Net().get()}, self_world(), {.format = Format::Hub});
   EXPECT_THAT(message_of<UsageError>([&] { save_adapter(net, folder / "model", self_world()); }), HasSubstr("model has a model"));
   const auto save_there = [&] { checkpoint::save(folder / "adapter", {.model = Net().get()}, self_world(), {.format = Format::Hub}); };

@@ -9,8 +9,8 @@
 
 namespace tessera::checkpoint {
 
-/// As long as it exists, no other job can have one for the same prefix. The lock is held on the file PREFIX.lock, which says who holds it.
-/// It ends with the process of rank 0, however that ends.
+/// While it exists, no other job can have a lock for the same prefix. The lock is held on the file PREFIX.lock, which says who holds it,
+/// and ends with the process of rank 0, however that ends.
 class PrefixLock {
  public:
   /// Throws UsageError if the prefix is a folder, ConfigError if another job holds the lock, and IoError if nothing can be written there.

@@ -55,7 +55,7 @@ std::vector<fs::path> prune(const fs::path& prefix, const Keep& keep, const fs::
     std::vector<std::pair<double, int64_t>> ranking;
     for (const auto& each : all) {
       const auto metric = metric_of(each.folder, keep.metric);
-      if (std::isnan(metric)) continue;                                            // the worst
+      if (std::isnan(metric)) continue;                                            // counts as the worst
       ranking.emplace_back(keep.higher_is_better ? -metric : metric, -each.step);  // of equal ones the newer
     }
     std::ranges::sort(ranking);

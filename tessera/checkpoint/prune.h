@@ -19,12 +19,12 @@ struct Keep {
   bool higher_is_better = false;
 };
 
-/// Throws UsageError for one that can't be meant.
+/// Throws UsageError for settings that make no sense.
 void expect_sensible(const Keep& keep);
 
-/// Removes all checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns them. Folders that are no complete checkpoint
-/// stay. A checkpoint that is being removed is none any more, so that it is never taken for one, whenever this ends. For one process.
-/// `also` stays in any case.
+/// Removes all checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns them. Incomplete checkpoints stay, and so
+/// does `also`. Removes the manifest of a checkpoint first, so that an interrupted removal leaves nothing that could be taken for one. For
+/// one process.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const std::filesystem::path& also = {});
 /// The same for programs of several ranks: rank 0 does it, and an error is thrown on all ranks. Collective.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const Communicator& world);

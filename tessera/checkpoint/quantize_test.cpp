@@ -35,7 +35,7 @@ using ::testing::HasSubstr;
 
 constexpr Quantization kAll[] = {Quantization::Nf4, Quantization::Nf4Single, Quantization::Int8, Quantization::Fp8};
 
-/// The bytes of one kind, of all blocks one after the other, cut to so many.
+/// The bytes of one kind, of all blocks one after the other, cut to `numel`.
 at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64_t numel) {
   return held.narrow(1, begin, bytes).contiguous().view({-1}).narrow(0, 0, numel);
 }
@@ -43,7 +43,7 @@ at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64
 struct Made : Folder, Ended {
   Made() : Ended(run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/quantize_files.py", *this / "file.safetensors"})) {}
 };
-/// For all tests: what bitsandbytes makes.
+/// The file that bitsandbytes makes, for all tests.
 const Made& of_bitsandbytes() {
   static const Made made;
   return made;
@@ -179,7 +179,7 @@ void add_adapters(Net& net) {
   drawn(5, [&] { lora::apply(net, {.r = 4}); });
 }
 
-/// Gives weights the values that they have in the form.
+/// Rounds weights to the values that the form can hold.
 void round_weights(Net& net, Quantization kind) {
   const torch::NoGradGuard no_grad;
   for (auto& item : net->named_parameters()) {

@@ -127,7 +127,7 @@ TEST(Reshard, RoundsButNotToIntegers) {
     Contents into{.model = narrow.get()};
     checkpoint::load(folder / "a", into, world);
     EXPECT_TRUE(at::equal(full_parameter(narrow->conv->weight), full_parameter(saved.model->conv->weight).to(at::kBFloat16)));
-    // libtorch has made a number with fractions of this buffer, too.
+    // libtorch has converted this integer buffer to floating point, too.
     checkpoint::save(folder / "b", {.model = narrow.get()}, world);
     into = contents(saved);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "b", into, world); }),

@@ -1,4 +1,4 @@
-// Python goes on with runs that we have written, and we go on with runs that Python has written: PyTorch's FSDP, and Accelerate's
+// Python resumes runs that Tessera has written, and Tessera resumes runs that Python has written: PyTorch's FSDP, and Accelerate's
 // load_state and save_state.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -42,7 +42,7 @@ struct Way {
   bool same_files = true;  // as a conversion writes them
 };
 
-/// The picture's convolution has its channels last, so that a rank's values do not lie behind each other in the files.
+/// The picture's convolution has its channels last, so that a rank's values are not contiguous in the files.
 const std::vector<Way> kWays = {
     {.name = "dcp", .options = {.format = Format::Dcp}, .same_files = false},
     {.name = "sharded", .options = {.format = Format::Accelerate}, .same_files = false},
@@ -58,7 +58,7 @@ checkpoint::Contents contents_of(const PictureRun& run, const Way& way) {
   return contents(run, {{"step", 3}});
 }
 
-/// The same but for the number of the save, and what is computed of it.
+/// Expects equal files, but for the number of the save and the checksums that depend on it.
 void expect_same_bytes(const std::filesystem::path& one, const std::filesystem::path& other) {
   constexpr size_t kDigits = 10, kChecksums = 16 + 2 * 4;
   const auto first = read_file(one), second = read_file(other);

@@ -16,10 +16,10 @@ struct SaveOptions {
   Format format = Format::Tessera;
   AccelerateLayout accelerate_layout = AccelerateLayout::Sharded;  // of Accelerate's folders
   int64_t max_shard_size = 5'000'000'000;                          // bytes of a file in a Hub folder
-  /// After the commit, old checkpoints of the run are removed. The folder must be one of step_folder(). Of Tessera's format.
+  /// Removes old checkpoints of the run after the commit. The folder must be one of step_folder(). Only in Tessera's format.
   std::optional<Keep> keep = {};
   /// For file systems that can rename files but not folders, as some in front of object stores: ranks write into the folder itself, and it
-  /// is a checkpoint as soon as it has the files of all ranks. manifest.json is written last. Of Tessera's format.
+  /// is a checkpoint as soon as it has the files of all ranks. manifest.json is written last. Only in Tessera's format.
   bool in_place = false;
 };
 

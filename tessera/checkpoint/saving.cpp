@@ -1,4 +1,4 @@
-// checkpoint::save: chooses the format, and replaces what was there when all is written.
+// checkpoint::save: chooses the format, and replaces an earlier checkpoint when the new one is complete.
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
@@ -54,7 +54,7 @@ void expect_replaceable(const fs::path& folder) {
   throw UsageError("{} is there already, and no folder of Accelerate's; save under another name", folder);
 }
 
-/// Throws UsageError for what readers of a format for whole models would take for something else.
+/// Throws UsageError for adapters and quantized weights, which readers of a format for whole models would misread.
 void expect_whole_model(ConstModuleRef model, Format format) {
   if (!row_of(format).model_alone) return;
   if (!adapters().describe(model).empty()) {
@@ -69,7 +69,7 @@ void expect_whole_model(ConstModuleRef model, Format format) {
                    forms.begin()->second->name, name_of(format));
 }
 
-/// In another format than ours.
+/// Saves in a format other than Tessera's.
 void save_as(const fs::path& given, const Contents& contents, const Communicator& world, const SaveOptions& options) {
   const auto path = link_target(lasting_name(given));  // a link stays, and what it leads to is replaced
   auto out = path;
@@ -104,7 +104,7 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
     auto all = contents;
     if (contents.optimizer) all.notes[kSettingsNote] = contents.optimizer.settings(*contents.model);
     own = contents_of_ranks(number, all, world);
-    if (out != path && world.is_first()) remove_tree(out);  // of a program that was killed
+    if (out != path && world.is_first()) remove_tree(out);  // left by a program that was killed
   });
   auto live = live_run(own, world, failure);
   together([&] { expect_no_blocks(live.run); });
@@ -135,7 +135,7 @@ void save(const fs::path& folder, const Contents& contents, const Communicator& 
     throw;
   }
 } catch (...) {
-  throw;  // where nobody catches, a program ends without clearing up: what is unfinished goes here
+  throw;  // if nobody catches, a program ends without unwinding; with this handler, unfinished files are removed first
 }
 
 }  // namespace tessera::checkpoint

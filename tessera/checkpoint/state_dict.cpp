@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto kLoadFailed = "can't load its state dict; nothing was changed";
 
-/// The parts that the model of one rank has: of a parameter in a unit its shard, of all else the whole tensor.
+/// Visits the parts that this rank has: of a parameter in a unit its shard, of all else the whole tensor.
 template <class Visit>
 void for_each_part(const torch::nn::Module& model, const ShardedStateDictOptions& options, const Communicator& world, const Visit& visit) {
   expect_one_rank(world);
@@ -68,7 +68,7 @@ void load(torch::nn::Module& model, std::unique_ptr<ValueSource> source, const L
     expect_writable(values.units);
   });
   const WriteGuard guard(values.units, WriteKind::Load);
-  plan->load(local_values(model), world);  // asked again, because the guard may have moved shards into other memory
+  plan->load(local_values(model), world);  // read again, because the guard may have moved shards into other memory
 }
 
 template <class Dict>

@@ -47,20 +47,20 @@ struct LoadFullOptimStateDictOptions {
   std::vector<std::string> may_be_unknown = {};  // names of parameters
 };
 
-// All functions here refuse to be called in the middle of a forward or backward pass. Where one is collective, an error on one rank is
-// thrown on all of them, and loading changes nothing then. What saves returns copies, which later training does not change. What loads may
-// round numbers to a narrower dtype.
+// All functions here throw in the middle of a forward or backward pass. In a collective one, an error on one rank is thrown on all of them,
+// and then loading changes nothing. State dicts are copies, which later training does not change. Loading may round values to a narrower
+// dtype.
 
 /// Copies of all whole parameters and buffers. The names of a tied parameter have one tensor. Buffers are those of rank 0, in their
 /// original dtype. Collective.
 StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& options = {});
-/// Each rank takes its part of the dict, which is the same on all ranks, or rank 0's, whose tensors travel one by one. Of a tied parameter
-/// one name is enough. Collective.
+/// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. One name
+/// of a tied parameter is enough. Collective.
 void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
 
-/// The whole state of an optimizer, tensors in the shape of the parameter and numbers of steps. A tied parameter has its first name.
-/// Settings such as learning rates are the program's, and not in it. State in eight bits (AdamW8bit) has no whole form, and
-/// is a UsageError. Collective.
+/// Returns the whole state of an optimizer: tensors in the shape of the parameter, and step counts. A tied parameter has its first name.
+/// Settings such as learning rates are not in it. Throws UsageError for state in eight bits (AdamW8bit), which has no whole form.
+/// Collective.
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                      const FullOptimStateDictOptions& options = {});
 /// Parameters that the dict does not name start without state. Collective.
@@ -81,10 +81,10 @@ struct ShardedStateDictOptions {
   bool ignore_frozen_params = false;  // as for full dicts
 };
 
-/// This rank's part of each parameter. Of buffers, and of parameters in no unit, it is this rank's own, whole. A tied parameter has its
-/// first name. Nothing is communicated.
+/// Returns this rank's part of each parameter, and this rank's whole buffers and parameters in no unit. A tied parameter has its first
+/// name. Communicates nothing.
 ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDictOptions& options = {});
-/// Each rank's dict must have the values of that rank's shards, in any boxes. Collective.
+/// Each rank's dict must have the values of that rank's shards, divided into any boxes. Collective.
 void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
 
 using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
@@ -93,15 +93,15 @@ struct ShardedOptimStateDictOptions {
   bool offload_to_cpu = false;
 };
 
-/// This rank's part of the state of an optimizer, named and refused as by full_optim_state_dict. Nothing is communicated. (The local form
-/// is Optimizer::state().)
+/// Returns this rank's part of the state of an optimizer, with the names and errors of full_optim_state_dict. Communicates nothing. (The
+/// local form is Optimizer::state().)
 ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
                                                const ShardedOptimStateDictOptions& options = {});
 /// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadOptimStateDictOptions& options = {});
 
-/// The values of this rank's shard as they lie in memory: those of the slices one after the other, each in the order of these strides.
+/// The values of this rank's shard as they lie in memory: slice after slice, each in the order of `strides`.
 struct LocalTensor {
   std::vector<int64_t> shape = {}, strides = {};  // of the whole tensor
   std::vector<TensorSlice> slices = {};
@@ -112,7 +112,7 @@ using LocalStateDictOptions = ShardedStateDictOptions;
 
 /// As sharded_state_dict, but one flat tensor for each parameter.
 LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOptions& options = {});
-/// The model must be sharded as the one from which the dict is: the same ranks, layout, units and memory formats. Collective.
+/// The model must be sharded like the one that the dict was made from: the same ranks, layout, units and memory formats. Collective.
 void load_local_state_dict(ModuleRef model, const LocalStateDict& dict, const LoadStateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint

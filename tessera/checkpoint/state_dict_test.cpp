@@ -46,7 +46,7 @@ std::vector<ShardPicture> ways() {
           sharded_by(Layout::Auto, Residence::Gathered, Listing::Flat), shard_in_rows};
 }
 
-/// What libtorch itself has of a model that is not sharded.
+/// The state of a model that is not sharded, by libtorch alone.
 StateDict plain_state(const torch::nn::Module& model) {
   StateDict result;
   for (const auto& item : model.named_parameters()) result[item.key()] = item.value().detach().clone();

@@ -39,7 +39,7 @@ fs::path latest_name(const fs::path& prefix) {
   return prefix.string() + "-latest";
 }
 
-/// Whether a store has the checkpoint, whatever names it lists: some list late what has just been written.
+/// Whether a store has the checkpoint, even if it does not list it yet: some stores list new objects late.
 bool is_listed_late(const fs::path& folder) {
   return object_path(folder) && is_there(folder / kManifestFile);
 }
@@ -168,7 +168,7 @@ void expect_no_run(const fs::path& prefix) {
 
 void link_latest(const fs::path& folder) {
   const auto link = latest_name(prefix_of(folder).value());
-  if (object_path(folder)) return write_text(link, folder.filename().string());  // where there are no links
+  if (object_path(folder)) return write_text(link, folder.filename().string());  // a store has no links
   const auto next = unfinished_path(link);
   std::error_code none;
   fs::remove(next, none);

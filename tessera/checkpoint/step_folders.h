@@ -13,40 +13,46 @@ namespace tessera::checkpoint {
 
 /// For step 500: PREFIX-step-000500
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
-/// PREFIX, if the folder's name is PREFIX-step-N.
+/// Returns PREFIX if the folder's name is PREFIX-step-N.
 std::optional<std::filesystem::path> prefix_of(const std::filesystem::path& folder);
-/// And N.
+/// Returns N if the folder's name is PREFIX-step-N.
 std::optional<int64_t> step_of(const std::filesystem::path& folder);
 struct StepFolder {
   int64_t step = 0;
   std::filesystem::path folder;
 };
-/// All folders PREFIX-step-N, by their steps. Throws IoError if the folder around them can't be read.
+/// Returns all folders PREFIX-step-N, sorted by step. Throws IoError if their parent folder can't be read.
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
 enum class Check { Sizes, Checksums };
+<<<<<<< HEAD
 /// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints,
 /// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
 /// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of another version.
+=======
+/// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing. Passes over newer folders that are incomplete or damaged,
+/// with a warning that says why. Without Check::Checksums, which reads every byte, only load() finds damage inside of files. Throws IoError
+/// if the parent folder can't be read, and UsageError for a checkpoint of a later version.
+>>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
-/// The same for programs of several ranks: rank 0 looks, so that all go on from the same one. With `before`, of those whose N is less.
-/// Collective.
+/// The same for programs of several ranks: rank 0 looks, so that all ranks resume from the same checkpoint. With `before`, only steps less
+/// than it count. Collective.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes,
                                             std::optional<int64_t> before = {});
 /// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
 /// folder can't be read.
 bool is_complete(const std::filesystem::path& folder);
-/// What is wrong with a folder that is no complete checkpoint.
+/// Returns why a folder is not a complete checkpoint; nothing if it is one.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
 /// Renames a folder that can't be loaded to FOLDER.damaged, and logs why, so that its name is free. Throws IoError, also for one in a
 /// store.
 void set_aside(const std::filesystem::path& folder, const std::string& why);
-/// Throws UsageError if something of this name would hide the checkpoints PREFIX-step-N from all that is given their prefix.
+/// Throws UsageError if the path is the prefix of a run: a file or folder of this name would hide the run's checkpoints from all commands.
 void expect_no_run(const std::filesystem::path& prefix);
 /// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. In a store it is an object with the folder's name,
-/// by which step_folders() knows what was saved last also if the store lists late.
+/// which tells step_folders() of the last save even if the store lists that late.
 void link_latest(const std::filesystem::path& folder);
-/// Where the folder of such a link has been removed: makes it lead to the newest checkpoint that is left, or removes it.
+/// If the target of PREFIX-latest has been removed, makes the link lead to the newest checkpoint that is left, or removes the link.
 void mend_latest(const std::filesystem::path& prefix);
 /// Throws if no checkpoint can be written under the prefix. Call it before a training run, so that the error does not come after it.
 void expect_usable(const std::filesystem::path& prefix);

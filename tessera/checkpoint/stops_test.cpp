@@ -1,6 +1,6 @@
 // A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
-// goes on from what is there gives the same bits as one that was never stopped. For every way to save, and for conversions. The same where
-// a call fails, and where a rank hangs in one.
+// resumes gives the same bits as one that was never stopped. For every way to save, and for conversions. The same where a call fails, and
+// where a rank hangs in one.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>

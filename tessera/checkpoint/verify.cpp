@@ -37,7 +37,7 @@ Verified verify(const std::filesystem::path& path, const VerifyOptions& options)
   const auto& catalog = stored.catalog();
   result.files = static_cast<int64_t>(catalog.files.size());
   result.faults = catalog.faults;
-  std::map<std::pair<size_t, uint64_t>, uint64_t> checked;  // from the file and the place where bytes with a checksum begin to their end
+  std::map<std::pair<size_t, uint64_t>, uint64_t> checked;  // the end of each range of bytes with a checksum, by its file and beginning
   for (const auto& bytes : catalog.checksums) {
     auto& end = checked[{bytes.file, bytes.begin}];
     end = std::max(end, bytes.begin + bytes.bytes);  // an empty tensor lies where the next one begins

@@ -21,11 +21,11 @@ struct VerifyOptions {
   bool cheap = false;  // compare only the sizes of files, and their headers
 };
 
-/// What is first found to be damaged in a checkpoint of any format, of which each rank reads a share; the same on all ranks. Throws IoError
-/// if it can't be read, which is another matter. Collective.
+/// Returns the first damage found in a checkpoint of any format; each rank reads a share, and all ranks return the same. Throws IoError if
+/// the checkpoint can't be read at all. Collective.
 std::optional<std::string> damage_in(const std::filesystem::path& path, const Communicator& world);
 
-/// Reads all that has a checksum in a checkpoint of any format, and compares them. Throws IoError if there is none, or it is incomplete.
+/// Compares all bytes of a checkpoint of any format that have a checksum. Throws IoError if there is no checkpoint, or an incomplete one.
 Verified verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

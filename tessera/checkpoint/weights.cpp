@@ -20,7 +20,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Names as they are in the model.
+/// Turns names in files into names in the model.
 class Renames {
  public:
   explicit Renames(const std::vector<std::pair<std::string, std::string>>& pairs) {
@@ -79,7 +79,7 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
   });
   const auto elsewhere = names_elsewhere(model, world);
   together(failure, [&] {
-    // Where names are to be replaced, those of the model say nothing.
+    // If names are to be replaced, the model's names say nothing about those in the files.
     const auto known = options.renamed.empty() ? names_of(model, options.may_be_missing) : ModelNames();
     stored.emplace(renamed(read_model(path, known), Renames(options.renamed)));
     std::set<std::string> names;

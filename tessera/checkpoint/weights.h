@@ -15,15 +15,15 @@ struct WeightsOptions {
   std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
   std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
   bool first_of_tied = false;  // as in LoadOptions: of a tied parameter whose names contradict each other there, the first is taken
-  /// What a pattern finds in a name in the files is replaced, as std::regex_replace does, by one pair after the other. The patterns above
-  /// are for the names that come out.
+  /// Pairs of a pattern and its replacement, applied to each name in the files one after the other, as by std::regex_replace. The patterns
+  /// above are for the resulting names.
   std::vector<std::pair<std::string, std::string>> renamed = {};
 };
 
 /// Copies parameters and buffers into a module, which may be sharded: from a file of safetensors or torch.save, a folder of the Hugging
-/// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Every rank reads its own part of them. Unless the names and
-/// shapes are those of the module, it throws UsageError and changes nothing. What has a checksum is compared first, by each rank a share if
-/// the module is sharded: then it is collective, and an error on one rank is one on all.
+/// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Each rank reads its own part. Throws UsageError and changes
+/// nothing unless names and shapes are those of the module. Compares everything that has a checksum first. If the module is sharded, each
+/// rank compares a share, the call is collective, and an error on one rank is thrown on all.
 void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options = {});
 
 }  // namespace tessera::checkpoint

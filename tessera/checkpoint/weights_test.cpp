@@ -249,7 +249,7 @@ TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(*outer.module, folder / "two/state.pt"); }), HasSubstr("'net.other'"));
 }
 
-// What programs of libtorch have from before they were sharded.
+// Programs of libtorch have such files from before they were sharded.
 TEST(Weights, ComeFromFilesOfLibtorchItself) {
   const Folder folder;
   const auto source = std::make_shared<Picture>(0.3);

@@ -7,7 +7,7 @@
 namespace tessera::cli {
 namespace {
 
-/// What comes before the first full stop or semicolon: lists in shells are narrow.
+/// The text before its first full stop or semicolon, because lists in shells are narrow.
 std::string beginning(const std::string& text) {
   return text.substr(0, std::min(text.find(". "), text.find("; ")));
 }

@@ -27,7 +27,7 @@ struct CommandWords {
   std::string description;
   std::vector<FlagWords> flags;
   std::vector<CommandWords> commands;
-  Words rest = Words::None;  // what words may be that are neither flags nor commands
+  Words rest = Words::None;  // of words that are neither flags nor commands
   std::vector<std::string> choices;
 };
 

@@ -1,4 +1,4 @@
-// The commands of the `tessera` program: each adds itself to the command line. Once that is read, `chosen` is what it asks for.
+// The commands of the `tessera` program: each adds itself to the command line. Once that is read, `chosen` runs the command that was given.
 #pragma once
 
 #include <functional>

@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-/// In single quotes of a shell. `quote` is how it writes one of these inside.
+/// Quotes a text for a shell, in single quotes. `quote` is how the shell writes such a quote inside.
 std::string in_quotes(const std::string& text, const std::string& quote = R"('\'')") {
   return "'" + CLI::detail::find_and_replace(text, "'", quote) + "'";
 }

@@ -83,7 +83,7 @@ TEST_F(Completion, OffersFilesAndPrograms) {
   EXPECT_THAT(offered({"launch", "-n", "2", "./train", "--gr"}), IsEmpty());  // the program's own flags are not ours
 }
 
-// What --help lists is what is offered, also of commands that are yet to be written.
+// Completion offers what --help lists, for every command.
 TEST_F(Completion, KnowsAllThatHelpKnows) {
   for (const auto& command : offered({""})) {
     const auto help = tessera({command, "--help"}).out;

@@ -52,7 +52,7 @@ Chapter facts_of_libtorch() {
     line.erase(0, line.find_first_not_of(" -"));
     if (line.empty() || line.starts_with("PyTorch built with")) continue;
     lines.push_back(line);
-    // Pages of compiler flags are for programs.
+    // Compiler flags fill pages, so only --json has them.
     text += line.starts_with("Build settings") ? "\n    Build settings: see --json" : "\n    " + line;
   }
   return {"libtorch",
@@ -75,7 +75,7 @@ Chapter facts_of_transports() {
 
 Chapter (*chapter_of_xla)() = nullptr;
 
-/// Where programs would find the devices `xla`.
+/// The places where programs look for the plugins of XLA devices.
 Chapter facts_of_xla() {
   return chapter_of_xla != nullptr ? chapter_of_xla() : Chapter{"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 }
@@ -88,7 +88,7 @@ Fact rank_here() try {
   return fact("this_process", fmt::format("error: {}", error.what()));
 }
 
-/// What launch would read, and what that says.
+/// The configuration that launch would read, and its settings.
 std::vector<Fact> facts_of_configuration() try {
   const auto file = config::usual_file();
   if (file.empty()) return {unknown_fact("file", "none: tessera config makes one")};
@@ -103,7 +103,7 @@ std::vector<Fact> facts_of_configuration() try {
     facts.push_back(fact("error", error.what()));
   }
   return facts;
-} catch (const Error& error) {  // there is no place where it could be
+} catch (const Error& error) {  // no place where the file could be
   return {fact("error", error.what())};
 }
 
@@ -121,7 +121,7 @@ bool is_of_threads(std::string_view name) {
          name == "CUDA_VISIBLE_DEVICES" || name == "LD_PRELOAD" || name == "LD_LIBRARY_PATH";
 }
 
-/// The variables of a kind, by name. What nobody else may know is left out.
+/// The variables whose names are meant, sorted by name. Values of secrets are left out.
 std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_meant) {
   std::vector<Fact> found;
   for (char** entry = environ; *entry != nullptr; entry++) {

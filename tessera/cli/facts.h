@@ -23,7 +23,7 @@ Fact fact(std::string name, const std::string& value);
 Fact bytes_fact(std::string name, uint64_t bytes);
 Fact unknown_fact(std::string name, const std::string& why = "unknown");
 
-/// Registers where programs would find the devices `xla`, while the module of that package is loaded.
+/// Registers the function that tells where programs look for the plugins of XLA devices, while the module of that package is loaded.
 struct AddedXlaFacts {
   explicit AddedXlaFacts(Chapter (*facts)());
 };

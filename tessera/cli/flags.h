@@ -36,7 +36,7 @@ inline void expect_printed() {
   throw IoError(std::string("standard output can't be written: ") + (reason == 0 ? "an earlier write failed" : std::strerror(reason)));
 }
 
-/// What CLI11 found wrong, in our words.
+/// An error of CLI11 in our words.
 inline std::string words_of(const CLI::App& command, const CLI::ParseError& error) {
   std::string text = error.what();
   const auto after = [&](const std::string& words) {
@@ -91,7 +91,7 @@ inline std::string why_of_launch(const CLI::App& program, const std::string& wor
 /// A program with a command line.
 class Program : public CLI::App {
  public:
-  /// With the command lines that its help shows.
+  /// `examples` are the command lines that its help shows.
   Program(const std::string& description, const std::string& name, const std::vector<std::string>& examples = {})
       : CLI::App(description, name) {
     formatter(std::make_shared<Help>());
@@ -99,7 +99,7 @@ class Program : public CLI::App {
     set_help_flag("-h,--help", "Print this help and exit");
   }
 
-  /// For programs that train: on which devices.
+  /// Adds the flags that say on which devices a program trains.
   void add_device_flags() {
     add_option("--device", device_, "Where to train: cpu, cuda or xla; unless given as TESSERA_DEVICE says")->type_name("NAME")->check(one_of({"cpu", "cuda", "xla"}));
     add_option("--num-cores", cores_, "XLA devices, each of which is a rank; all that there are unless given, of CPUs one")->type_name("N")->check(from_to(1, 1024));
@@ -109,7 +109,7 @@ class Program : public CLI::App {
         ->type_name("NAME");
   }
 
-  /// Why words are refused that other programs know.
+  /// Sets a function that tells why words of other programs are refused.
   void set_reasons(Reasons reasons) { reasons_ = std::move(reasons); }
 
   /// Reads the command line and runs `body`. Returns the exit status. Errors are printed: those of callbacks are wrong usage.
@@ -130,7 +130,7 @@ class Program : public CLI::App {
   }
 
  private:
-  /// Tells tessera::init. What `tessera xla compile` runs has been told.
+  /// Sets the variables that tessera::init reads. `tessera xla compile` has set them for the programs that it runs.
   void use_devices(int argc, char** argv) const {
     if (env("TESSERA_XLA_TRACE_ONLY")) return;
     if (!compile_for_.empty()) become_compiler(argc, argv);
@@ -142,7 +142,7 @@ class Program : public CLI::App {
     tell("TESSERA_XLA_METRICS", reports_ ? "1" : "");
   }
 
-  /// `tessera xla compile` runs this program again, on no device.
+  /// Becomes `tessera xla compile`, which runs this program again, on no device.
   [[noreturn]] void become_compiler(int argc, char** argv) const {
     if (env("WORLD_SIZE").value_or("1") != "1")
       throw ConfigError("--compile-for runs in one process, which stands for all devices: give tessera launch --nproc-per-node 1");

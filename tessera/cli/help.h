@@ -1,4 +1,4 @@
-// What --help prints: lines of at most 80 columns, with what a flag is unless it is given. On a terminal, headings are bold.
+// Help: the text of --help, in lines of at most 80 columns, with the defaults of flags. On a terminal, headings are bold.
 #pragma once
 
 #include <unistd.h>
@@ -57,10 +57,10 @@ class Help : public CLI::Formatter {
  private:
   static constexpr size_t kWidth = 80, kIndent = 27;
 
-  /// Whether what is printed there may have colours: a terminal that knows them, and a user who did not refuse (no-color.org).
+  /// Whether output to the stream may have colours: a terminal that knows them, and a user who did not refuse (no-color.org).
   static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
 
-  /// "Options:" and the like, also the first word of a line of usage.
+  /// Makes "Options:" and the like bold, also the first word of a line of usage.
   static std::string with_bold_headings(const std::string& text) {
     std::string result;
     std::istringstream all(text);
@@ -108,7 +108,8 @@ class Help : public CLI::Formatter {
   }
 };
 
-/// Of a command whose arguments are a program and what that takes: CLI11's usage line would not show them, because they are no options.
+/// The help of a command whose arguments are a program and the program's own. CLI11's usage line would not show them, because they are no
+/// options.
 class HelpWithUsage : public Help {
  public:
   explicit HelpWithUsage(std::string usage) : usage_(std::move(usage)) {}

@@ -1,4 +1,4 @@
-// Which words a command line may have: the flags and commands that are there, and the nearest ones to those that are not; values of flags.
+// Checks the words of a command line: the flags and commands that exist, the nearest ones to those that do not, and values of flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -119,8 +119,8 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", ") + program);
 }
 
-/// The arguments with dashes in place of the underscores in flags, and "help" as the flag that it stands for. Throws ConfigError for what no
-/// command knows: CLI11 would first complain of what is required.
+/// The arguments with dashes in place of the underscores in flags, and "help" as the flag that it stands for. Throws ConfigError for words
+/// that no command knows, because CLI11 would first complain of missing ones that are required.
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
   const auto* command = &app;
   bool has_flags = false, wants_help = false;

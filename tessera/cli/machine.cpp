@@ -35,7 +35,7 @@ std::optional<std::string> text_of_file(const fs::path& path) {
   return text;
 }
 
-/// What stands behind a name in a file of lines such as "MemTotal:  16384 kB", "model name : ..." or "PRETTY_NAME="..."".
+/// The values behind a name in a file of lines such as "MemTotal:  16384 kB", "model name : ..." or "PRETTY_NAME="..."".
 std::vector<std::string> values_in(const fs::path& path, const std::string& name) {
   std::vector<std::string> values;
   std::ifstream stream(path);
@@ -125,7 +125,7 @@ std::vector<fs::path> control_groups(const std::string& controller) {
 
 /// The least limit of memory that any group around this process has.
 std::optional<uint64_t> memory_limit() {
-  constexpr uint64_t kNone = uint64_t{1} << 60;  // version 1 has no other word for it
+  constexpr uint64_t kNone = uint64_t{1} << 60;  // version 1 has a number for no limit
   std::optional<uint64_t> least;
   for (const auto& group : control_groups("memory")) {
     for (const auto* name : {"memory.max", "memory.limit_in_bytes"}) {

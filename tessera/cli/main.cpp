@@ -29,11 +29,11 @@ int main(int argc, char** argv) {
     chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };
   });
   version->footer(tessera::cli::Help::footer_of({"tessera version"}));
-  // Anywhere before a command it is the same as --help behind it; here it is listed.
+  // known_arguments() turns `help` before a command into --help behind it; this only lists it.
   app.add_subcommand("help", "Explains a command: tessera help launch")
       ->group("Commands")
       ->footer(tessera::cli::Help::footer_of({"tessera help launch"}));
-  // Now, because a command that is added has the footer of the program unless it has its own.
+  // Set last, because a command that is added takes the footer that the program has by then.
   app.footer(tessera::cli::Help::footer_of({"tessera launch -n 2 ./train --epochs 3", "tessera ckpt inspect run/mnist", "tessera env"}));
   return app.run(argc, argv, [&] { return chosen(); });
 }

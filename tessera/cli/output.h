@@ -1,4 +1,4 @@
-// The launcher's own outputs. Writing to them never waits, so the launcher goes on serving signals, deaths and time limits.
+// The launcher's own outputs. Writing to them never waits, so the launcher keeps serving signals, deaths and time limits.
 #pragma once
 
 #include <sys/types.h>
@@ -23,11 +23,11 @@ class Output {
   void write(std::string_view text);
   /// Writes what can be written without waiting.
   void flush();
-  /// The descriptor for poll(): it becomes writable when flush() can go on.
+  /// The descriptor for poll(): it becomes writable when flush() can continue.
   int descriptor() const { return own_ ? own_.get() : stream_; }
   bool is_terminal() const { return kind_ == Kind::Terminal; }
-  /// What to write before a line of one's own: it overwrites the progress bar that a rank may be drawing on this terminal. The rank will
-  /// draw it again. Empty if this is no terminal.
+  /// The text that must precede a line of one's own, to overwrite the progress bar that a rank may be drawing on this terminal. The rank
+  /// will draw it again. Empty if this is not a terminal.
   std::string fresh_line() const;
   /// "lost 12 bytes: No space left on device"; nothing if all was written, or if the reader of a pipe or terminal has gone.
   std::optional<std::string> trouble() const;

@@ -30,7 +30,7 @@ AddedCommand::AddedCommand(const std::string& name, AddCommand add) {
 
 void load_packages() {
   for (auto& [package, fault] : faults()) {
-    // By its name alone it is looked for where this program looks for the library.
+    // Without a folder in its name, it is looked for where this program looks for the library.
     if (dlopen(fmt::format("libtessera_cli_{}.so", package).c_str(), RTLD_NOW) == nullptr) fault = dlerror();
   }
 }

@@ -11,7 +11,7 @@
 
 namespace tessera::cli {
 
-/// The defaults are what the options have. `metrics` is TrainerOptions::log_with.
+/// The values that `run` has are the defaults. `metrics` is TrainerOptions::log_with.
 inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std::string>& metrics) {
   app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
       ->default_str(run.epochs ? std::to_string(*run.epochs) : "")

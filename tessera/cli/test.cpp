@@ -82,14 +82,14 @@ class HeldErrors {
     }
   }
 
-  /// Ends with the status of a test.
+  /// Drops the errors if all went well. Returns the exit status of a test.
   int end(bool is_good) {
     const std::lock_guard lock(held_->mutex);
     if (is_good) held_->records.clear();
     return is_good ? 0 : 1;
   }
 
-  /// For any thread, also one that outlives this: what is held now, a line each.
+  /// A function that returns the errors held by then, a line each. Any thread may call it, also after this object has ended.
   std::function<std::string()> lines() const {
     return [held = held_] {
       const std::lock_guard lock(held->mutex);
@@ -233,7 +233,7 @@ bool test_as_rank(const TestFlags& flags) {
 /// Ends this process when the limit is over, whatever waits then, with the errors that are held.
 void keep_limit(const TestFlags& flags, std::function<std::string()> held) {
   std::thread([left = flags.left(), seconds = flags.limit_s, held = std::move(held)] {
-    constexpr auto kMoment = std::chrono::seconds(1);  // for those who notice it themselves
+    constexpr auto kMoment = std::chrono::seconds(1);  // for ranks that notice it themselves
     std::this_thread::sleep_for(left + kMoment);
     const auto words = held() + fmt::format("tessera: the test has not ended within {} s; --limit gives it more\n", seconds);
     Output(STDERR_FILENO).write(words);  // does not wait, unlike the streams: their reader may be what the test waits for

@@ -24,7 +24,7 @@ void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
       operation);
 }
 
-/// Autograd records no collective, so the gradient of what this one reads, or of what it writes over, would be wrong without a word.
+/// Autograd records no collective, so gradients of its inputs, or of values that it overwrites, would be wrong without an error.
 void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
   if (!c10::GradMode::is_enabled() || !tensor.defined() || !tensor.requires_grad()) return;
   throw UsageError(

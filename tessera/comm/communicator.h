@@ -53,14 +53,14 @@ class Communicator {
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
   Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction = {}, Subject subject = {}) const;
-  /// In place.
+  /// Reduces the tensor in place.
   Work all_reduce(at::Tensor tensor, const Reduction& reduction = {}, Subject subject = {}) const;
   /// Copies the tensor of rank `root` to all other ranks.
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
-  /// Done when every rank has called it, from whatever point of its program: what other ranks do in the group meanwhile fails there with a
-  /// DisagreementError, until all are here.
+  /// A barrier that ranks may come to from any point of their programs: other operations of the group fail with a DisagreementError until
+  /// all ranks are here.
   Work meet(Subject subject = {}) const;
 
   /// Collective: the least and the most of the ranks' numbers. They travel with the agreement, so that nothing else is sent.
@@ -71,7 +71,7 @@ class Communicator {
   /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
   /// list on every rank.
   Communicator split(std::span<const int> colors) const;
-  /// The same, but equal divisions have one group in common, which lasts as long as this one. Only the first call for a division is
+  /// Like split(), but equal divisions have one group in common, which lasts as long as this one. Only the first call for a division is
   /// collective. Meshes are made of such groups, so that equal meshes are one mesh.
   Communicator part(std::span<const int> colors) const;
   /// The groups that part() has made of this one.
@@ -89,7 +89,7 @@ class Communicator {
   /// The value that each of local_ranks() sees; from_replicas is the inverse.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const;
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) const;
-  /// Rows of a batch on the device where the ranks train: each of local_ranks() gets its part of them, all of one size.
+  /// Moves rows of a batch to the device where the ranks train. Each of local_ranks() gets a part of them, all of one size.
   at::Tensor to_local_ranks(const at::Tensor& rows) const;
 
   /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.

@@ -19,7 +19,7 @@ constexpr std::array kOthers = {at::kLong, at::kByte, at::kBool};
 
 using OfRank = std::function<at::Tensor(int rank)>;
 
-/// A tensor of the group's device, which has on each rank here what is asked of that rank.
+/// A tensor on the group's device that has value(rank) for each of this process's ranks.
 at::Tensor given(const Communicator& world, const OfRank& value) {
   std::vector<at::Tensor> values;
   for (const int rank : world.local_ranks()) values.push_back(value(rank));

@@ -27,14 +27,14 @@ struct Meeting {
   Clock::time_point end;  // of the start
 };
 
-/// On every rank; or on none, and then there is no link and `why_not` has the reason.
+/// The same on every rank: a link, or none and the reason in `why_not`.
 struct Connection {
   std::shared_ptr<Link> link;
   std::string why_not = {};
-  std::unique_ptr<Transport> transport = nullptr;  // unset: sums in host memory, over the link
+  std::unique_ptr<Transport> transport = nullptr;  // unset: a HostTransport over the link
 };
 
-/// Of engines that can always be had.
+/// The `why_not` of engines that can always be had.
 inline std::string no_reason() {
   return {};
 }

@@ -10,7 +10,7 @@ namespace tessera {
 
 /// All of them; `auto` takes the first that fits.
 std::span<const Engine> engines();
-/// Adds a row for an engine that is made of more than this folder may know, while the library is loaded.
+/// Adds a row while the library is loaded, for an engine of a folder that this one may not include.
 struct AddedEngine {
   explicit AddedEngine(const Engine& engine);
 };

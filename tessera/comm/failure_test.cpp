@@ -251,7 +251,7 @@ TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
       world.barrier();
     });
   }
-  // What one column is told, the other hears in the world. (Gloo closes the connections of a rank before that can say why.)
+  // A failure in one column reaches the other by way of the world. (Gloo closes the connections of a rank before that can say why.)
   for (const std::string transport : {"threads", "shm"}) {
     run_world({.transport = transport, .ranks = 4}, [&](const Communicator& world) {
       const auto column = world.split(std::array{0, 1, 0, 1});
@@ -288,7 +288,7 @@ TEST(Groups, LeaveNothingBehind) {
       EXPECT_THROW(run_world({.transport = transport, .ranks = 3}, program), Error);
     }
   };
-  use_and_break();  // libraries make what they keep for ever
+  use_and_break();  // libraries allocate what they keep for ever
   const auto before = holdings();
   for (int i = 0; i < 3; i++) use_and_break();
   // Connections close in a thread of gloo's, so the end may come a moment later.

@@ -43,7 +43,7 @@ std::vector<std::string_view> transport_names() {
 
 std::string chosen_transport(const InitOptions& options) {
   const auto names = transport_names();
-  // Launch asks for it where the device or the configuration does.
+  // `tessera launch` sets it where the device or the configuration asks for XLA.
   if ((options.transport.empty() ? env("TESSERA_TRANSPORT") : options.transport) == kXla && std::ranges::find(names, kXla) == names.end())
     throw ConfigError(why_none_of(kXla));
   if (options.transport.empty()) {
@@ -122,7 +122,7 @@ std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> r
   return std::nullopt;
 }
 
-/// The device of this rank's tensors. A transport that is named has a say, because some serve one kind of device.
+/// The device of this rank's tensors. A named transport decides if nothing else asks for a device, because some serve one kind of device.
 c10::Device device_of(const InitOptions& options, const std::string& transport, int local_rank) {
   auto wanted = options.device.value_or(default_device());
   if (transport != kAuto && !options.device && wanted.is_cpu()) wanted = c10::Device(engine_named(transport).device);

@@ -79,7 +79,7 @@ Communicator alone_in(const Communicator& world) {
   return self_world(world.world_rank(world.local_ranks().front()), device).with_limit(world.limit());
 }
 
-/// This rank's group along each axis. All ranks, or one, need no group of their own.
+/// This rank's group along each axis. An axis of all ranks, or of one, needs no group of its own.
 std::vector<Communicator> groups_along(const Communicator& world, const std::vector<MeshAxis>& axes, const std::vector<int>& places) {
   std::vector<Communicator> groups;
   for (size_t i = 0; i < axes.size(); i++) {

@@ -1,4 +1,4 @@
-// What the operations of a group are about: values that callers give, and what is counted of each kind.
+// Arguments that the operations of a group take, and counters of each kind of operation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,11 +25,11 @@ struct Subject {
   uint64_t number = 0;         // distinguishes units of the same name
   uint64_t version = 0;        // of the parameters that are moved
   uint64_t members = 0;        // a hash over which of the unit's parameters are moved
-  /// What has written the parameters last, with its options; empty if it is not known, which fits everything.
+  /// Names what has written the parameters last, with its options. Empty if unknown, which agrees with everything.
   std::string_view writer = {};
 };
 
-/// The unit that tessera::recover names: ranks enter it from different points of their programs, so disagreement is no fault there.
+/// The unit that tessera::recover names: ranks enter it from different points of their programs, so disagreement is expected there.
 inline constexpr std::string_view kRecovery = "tessera::recover";
 
 /// One buffer of a unit, and the part of it that belongs to this rank. `own` may lie inside `whole`, but only at this rank's place.

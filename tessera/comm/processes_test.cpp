@@ -30,7 +30,7 @@
 
 namespace tessera::testing::processes_test {
 
-/// No more address space than that, from now on.
+/// Limits the address space of this process to `bytes` more than it has.
 void leave_room_for(size_t bytes) {
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -60,7 +60,7 @@ std::vector<std::string> open_doors() {
   return doors;
 }
 
-/// What a child process of these tests does. It ends with 0 if all is as it should be.
+/// Runs a child process of these tests. Returns 0 if all is as it should be.
 int child(const std::string& task) {
   InitOptions options{.start_limit = kTestLimit, .operation_limit = kTestLimit};
   if (task == "wait in vain") options.start_limit = std::chrono::milliseconds(500), options.start_notice = std::chrono::milliseconds(100);
@@ -239,7 +239,7 @@ TEST(SharedMemory, TellsOfTheDeadWhileOthersAreLate) {
   EXPECT_EQ(ended[2].status, 3);
 }
 
-// What one rank can't have, none has, and all may go on.
+// Memory that one rank can't have is refused to all, and all may continue.
 TEST(SharedMemory, IsRefusedToAllWhereOneRankHasNoRoom) {
   for (const auto& ended : run_job({.ranks = 3, .task = "share too much", .transport = "shm"})) {
     EXPECT_EQ(ended.status, 0) << ended.output;
@@ -266,7 +266,7 @@ TEST_P(OverTransport, ARankThatEndsWithAnErrorIsNamed) {
   }
 }
 
-/// What the one rank has said that made a flight report.
+/// The flight report, which only one rank may print.
 std::string the_report(const std::vector<Ended>& ended) {
   constexpr std::string_view kHead = "Where the ranks are:";
   std::string report;
@@ -374,7 +374,7 @@ TEST(Init, NeedsTheSecretOfTheJob) {
         {"RANK", number}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", port}, {"TESSERA_SECRET", secret}};
     return Process({this_program()}, in_child.environment("meet", environment), Process::Output::Capture);
   };
-  const auto first = rank("0", "of rank 0");  // has the store for as long as the other needs to find it
+  const auto first = rank("0", "of rank 0");  // keeps the store as long as the other needs to find it
   EXPECT_THAT(rank("1", "guessed").read_output(), HasSubstr("set the same one for every rank"));
 }
 

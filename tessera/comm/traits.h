@@ -1,4 +1,4 @@
-// What a group is: its ranks, and the properties of the engine that moves their data.
+// The properties of a group: its ranks, and what the engine that moves their data is like.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,5 +1,4 @@
-// The interface that an engine implements: it moves the data of collectives. That ranks agree, wait in time and fail together is the
-// Group's.
+// The interface that an engine implements: it moves the data of collectives. Agreement, time limits and common failure are up to Group.
 #pragma once
 
 #include <memory>
@@ -19,17 +18,17 @@ class Link;
 struct Launch {
   std::string_view unit;                           // which it is about; valid during the call
   Event inputs = {};                               // on a device, it runs after this point of the caller's stream
-  std::chrono::steady_clock::time_point end = {};  // of the time that it may take
+  std::chrono::steady_clock::time_point end = {};  // when it must have ended
 };
 
-/// What an operation has done. On the host it has ended; on a device the results are ready after the event.
+/// The result of an operation. On the host the operation has ended; on a device the results are ready after the event.
 struct Moved {
   uint64_t bytes = 0;  // sent to other ranks
   Event ready = {};
 };
 
-/// Implemented once per engine. A Group calls it from one thread, with the same arguments on every rank, after all ranks have agreed. What
-/// fails throws LinkFailure, or any other exception, and ends the group. A size of one is no special case.
+/// Implemented once per engine. A Group calls it from one thread, with the same arguments on every rank, after all ranks have agreed. A
+/// failure is a LinkFailure, or any other exception, and ends the group. A size of one is not a special case.
 class Transport {
  public:
   explicit Transport(GroupTraits traits) : traits_(std::move(traits)) {

@@ -1,4 +1,4 @@
-// What settings mean together, and which contradict each other.
+// Derives what several settings mean together, and refuses those that contradict each other.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::string with_resharding(const std::string& strategy, bool reshards) {
   return is_hybrid ? "HYBRID_SHARD_ZERO2" : "SHARD_GRAD_OP";
 }
 
-/// "config.yaml:7", or that it is the default.
+/// "config.yaml:7", or "the default".
 std::string_view place_of(const Settings& settings, std::string_view key) {
   return settings.is_set(key) ? std::string_view(settings.setting(key).where) : "the default";
 }
@@ -38,7 +38,7 @@ std::string valued(const Settings& settings, std::string_view key) {
                     valued(settings, other), place_of(settings, other));
 }
 
-/// Two values that can't hold together. Without a value, any but the usual one is meant.
+/// Two values that can't hold together. An empty value stands for any but the default.
 struct Exclusion {
   std::string_view key, value, other, other_value = {};
 };
@@ -57,7 +57,7 @@ constexpr Exclusion kExclusions[] = {
     {"tessera_layout", "whole-parameters", "fsdp_use_orig_params", "false"},
 };
 
-/// What a key needs if its value is not the usual one.
+/// The value that a key needs another key to have, if its own is not the default.
 struct Need {
   std::string_view key, other, value;
 };
@@ -94,13 +94,14 @@ std::string_view key_of_sizes(const Settings& settings) {
   return has_copies ? "parallelism_config_dp_replicate_size" : "parallelism_config_dp_shard_size";
 }
 
-/// The key that says what is divided.
+/// The key that decides the strategy.
 std::string_view key_of_strategy(const Settings& settings, const std::string& strategy) {
   if (settings.text("distributed_type") != "FSDP") return "distributed_type";
   return settings.text("fsdp_reshard_after_forward") == strategy ? "fsdp_reshard_after_forward" : "fsdp_sharding_strategy";
 }
 
-/// Sizes divide ranks into copies of a sharded model, so what shards nothing, or says itself how ranks are divided, contradicts them.
+/// Sizes divide ranks into copies of a sharded model. They contradict a strategy that shards nothing, and a HYBRID one if there is only one
+/// copy.
 void expect_sizes_of_strategy(const Settings& settings, const std::string& strategy) {
   if (!settings.has_sizes()) return;
   const bool has_copies = settings.integer("parallelism_config_dp_replicate_size") > 1;
@@ -119,7 +120,7 @@ void expect_one_strategy(const Settings& settings) {
   if (!agree) contradict(settings, "fsdp_reshard_after_forward", "fsdp_sharding_strategy");
 }
 
-/// What Tessera's own keys mean beside several others.
+/// Refuses values of Tessera's own keys that contradict several others.
 void expect_own_keys(const Settings& settings) {
   const auto strategy = settings.sharding_strategy();
   if (settings.integer("tessera_reshard_ranks") > 0 && keeps_unsharded(strategy))

@@ -41,7 +41,7 @@ class DeepSpeedFile {
   using Name = const std::string&;
   using Take = void (DeepSpeedFile::*)(Name name, Value value);
 
-  /// What takes the value of this name, in a file or in the section of Accelerate's files; nothing if there is none.
+  /// The function that takes the value of this name, in a file or in the section of Accelerate's files; null if there is none.
   static Take taker_of(std::string_view name) {
     using Self = DeepSpeedFile;
     static constexpr std::pair<std::string_view, Take> kTakers[] = {
@@ -71,7 +71,7 @@ class DeepSpeedFile {
     return std::ranges::find(kMaps, name) != std::end(kMaps);
   }
 
-  /// The name at the top that a misspelt one was meant to be; empty if none is like it.
+  /// The name at the top that is most like a misspelt one; empty if none is like it.
   static std::string name_like(const std::string& name) {
     constexpr size_t kSameLetters = 5;  // DeepSpeed has many more names, which need not be like these by accident
     std::vector<std::string> known;
@@ -81,7 +81,7 @@ class DeepSpeedFile {
     return nearest_name(name, known, "zero_");
   }
 
-  /// What nothing takes becomes a remark.
+  /// Reads a map. Names that no function takes become remarks.
   void read_map(Value map, Name above) {
     for (size_t i = 0; i < map.names.size(); i++) {
       const auto& value = map.values[i];
@@ -112,7 +112,7 @@ class DeepSpeedFile {
 
   void take_shared(Name name, Value value) { result_.add(name, value.text, value.where); }
 
-  /// As it was written once.
+  /// Takes the older form, which is true or false instead of a section.
   void take_old_zero(Name /*name*/, Value value) { stage_ = to_bool(value.text).value_or(false) ? 1 : 0; }
 
   void take_stage(Name /*name*/, Value value) {

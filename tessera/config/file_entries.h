@@ -1,4 +1,4 @@
-// What a file says about keys, in the names of today.
+// The keys that a file sets, by their current names.
 #pragma once
 
 #include <string>
@@ -22,15 +22,15 @@ struct FileEntries {
   }
 };
 
-/// Throws ConfigError for keys that nobody knows and for values that are none.
+/// Throws ConfigError for unknown keys and invalid values.
 FileEntries accelerate_entries(const YamlValue& root);
 
 bool is_deepspeed(const YamlValue& root);
-/// Whether a key, good for any training here, is one that Accelerate knows in its section deepspeed_config only.
+/// Whether Accelerate knows a key, which here is good for any training, in its section deepspeed_config only.
 bool is_of_deepspeed_section(std::string_view key);
-/// The JSON file of DeepSpeed. What has no counterpart becomes a remark.
+/// Reads the JSON file of DeepSpeed. Values without a counterpart become remarks.
 FileEntries deepspeed_entries(const YamlValue& root);
-/// The section deepspeed_config of Accelerate's files, which may name such a JSON file.
+/// Reads the section deepspeed_config of Accelerate's files, which may name such a JSON file.
 FileEntries deepspeed_section_entries(const YamlValue& section);
 
 }  // namespace tessera::config

@@ -1,4 +1,4 @@
-// The table of keys, in two parts. What their names, values and sections say already is added by keys().
+// The table of keys, in two parts. keys() adds what follows from their names and values.
 #pragma once
 
 #include <vector>

@@ -49,7 +49,7 @@ std::span<const Key> keys() {
   return all;
 }
 
-// Accelerate drops this one in silence.
+// Accelerate drops this older name in silence.
 std::string_view todays_name(std::string_view name) {
   return name == "fsdp_backward_prefetch_policy" ? "fsdp_backward_prefetch" : name;
 }
@@ -67,7 +67,7 @@ std::string_view section_prefix(Section section) {
   return kNames.at(static_cast<size_t>(section)).prefix;
 }
 
-/// The key that this is without the prefix of its section.
+/// The key that has this name without the prefix of its section.
 static const Key* find_without_prefix(std::string_view name) {
   for (const auto section : kSections) {
     if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) return key;

@@ -13,7 +13,7 @@ namespace tessera::config {
 enum class Section { Top, Fsdp, Tessera, Parallelism, Dynamo };
 enum class Kind { Text, Bool, Integer, Number, Choice };
 
-/// What other values than the one that holds unless given do.
+/// The effect of values other than the default.
 enum class Effect {
   Own,      // they change something
   None,     // they are accepted, and change nothing
@@ -24,10 +24,10 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 struct Key {
   std::string_view name;                       // "mixed_precision", "fsdp_sharding_strategy"
-  std::string_view otherwise = {};             // the value if nobody gives one
+  std::string_view otherwise = {};             // the default
   std::string_view meaning = {};               // a sentence for help texts and docs; empty for keys without effect
   std::vector<std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
-  std::string variable = {};                   // through which launch tells ranks; empty if only launch needs to know
+  std::string variable = {};                   // by which launch passes the value to ranks; empty if only launch needs it
   std::string_view reason = {};                // why other values, or other choices, are refused or have no effect
   std::string_view refused = {};               // the value that `reason` is about, if it is about one
   Effect effect = Effect::Own;
@@ -38,23 +38,23 @@ struct Key {
 
 std::span<const Key> keys();
 
-/// Whether one of its values changes something here.
+/// Whether a value of the key changes something here.
 inline bool has_effect(const Key& key) {
   return key.effect == Effect::Own;
 }
 
-/// The name that a key has today. A name that no key ever had stays as it is.
+/// The current name of a key. A name that no key ever had stays as it is.
 std::string_view todays_name(std::string_view name);
 /// Nothing if there is no such key. Also finds a key by an older name of it.
 const Key* find_key(std::string_view name);
 
-/// The key in a file under which those of a section stand, "fsdp_config", and how their names begin, "fsdp_". Empty for the top.
+/// The key under which a section stands in a file, "fsdp_config", and the prefix of its keys, "fsdp_". Empty for the top.
 std::string_view section_name(Section section);
 std::string_view section_prefix(Section section);
 /// All but the top.
 inline constexpr Section kSections[] = {Section::Fsdp, Section::Tessera, Section::Parallelism, Section::Dynamo};
 
-/// " here (tessera_residence belongs under tessera_config)" for "residence" or "tessera_residence"; empty for what is no key anywhere.
+/// " here (tessera_residence belongs under tessera_config)" for "residence" or "tessera_residence"; empty if no key has the name.
 std::string places_of(std::string_view name);
 /// " (did you mean fsdp_version?)"; empty if no key has a name like this one.
 std::string suggestion(std::string_view name);

@@ -1,4 +1,4 @@
-// The keys that change something: name, value unless given, meaning, choices, and the variable where it is not called like the key.
+// The keys that change something: name, default, meaning, choices, and the variable if it has another name.
 #include "tessera/config/key_tables.h"
 
 namespace tessera::config {

@@ -1,4 +1,4 @@
-// The keys of Accelerate that change nothing here: the value that holds anyway, and why others are refused or have no effect.
+// The keys of Accelerate that change nothing here: their default, and why other values are refused or have no effect.
 #include "tessera/config/key_tables.h"
 
 namespace tessera::config {

@@ -1,4 +1,4 @@
-// Files of Accelerate: their sections, and what older versions of it wrote.
+// Reads files of Accelerate, also those that its older versions wrote.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using Shape = YamlValue::Shape;
 
-/// A list is its parts with commas in between. Sections that are refused are refused if there is anything in them.
+/// Joins the parts of a list with commas. A section that is refused may be there if it is empty.
 std::string text_of(const Key& key, const YamlValue& value) {
   if (value.shape == Shape::Scalar) return value.text;
   if (key.kind != Kind::Text || (value.shape == Shape::Map && key.effect != Effect::Refused)) {
@@ -36,7 +36,7 @@ class AccelerateFile {
   explicit AccelerateFile(const YamlValue& root) : root_(root) {}
 
   FileEntries read() {
-    // A file for SageMaker has many keys of its own, and this one says why they are refused.
+    // Checked first: a file for SageMaker has many keys of its own, and this one says why they are refused.
     const auto* place = root_.find("compute_environment");
     if (place != nullptr && place->shape != Shape::Null) Settings().set("compute_environment", place->text, Origin::File, place->where);
     for (size_t i = 0; i < root_.names.size(); i++) read_top(root_.names[i], root_.values[i]);
@@ -62,7 +62,7 @@ class AccelerateFile {
     add(name, value);
   }
 
-  /// Copied from a page, a section may have lost its indentation: then it is empty, and its keys follow at the top.
+  /// Allows a key of a section at the top if the section is there and empty: copied from a page, it may have lost its indentation.
   void expect_lost_indentation(const Key& key, const YamlValue& value) const {
     const auto name = section_name(key.section);
     const auto* section = root_.find(name);
@@ -86,7 +86,7 @@ class AccelerateFile {
     }
   }
 
-  /// There is no key `name`, which would be `full` by the section it is in.
+  /// Throws ConfigError: there is no key `name`, or `full`, which has the prefix of the section.
   [[noreturn]] static void refuse(const std::string& name, const std::string& full, const YamlValue& value) {
     const auto elsewhere = places_of(name);
     throw ConfigError("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere);
@@ -117,7 +117,7 @@ class AccelerateFile {
     if (!is_for_deepspeed()) return read_shared(value);
     auto found = deepspeed_section_entries(value);
     std::ranges::move(found.remarks, std::back_inserter(result_.remarks));
-    // What the file says itself is meant for all kinds of training.
+    // The keys of the file itself win, because they are meant for all kinds of training.
     for (auto& entry : found.entries) {
       if (root_.find(entry.key) == nullptr) result_.entries.push_back(std::move(entry));
     }

@@ -33,7 +33,7 @@ std::string to_variable(const Key& key, const std::string& value) {
   return value == "FSDP" ? "true" : "false";
 }
 
-/// Nothing if it is empty, as env() has it. A program's own key may have a variable that is in no table.
+/// Nothing if the variable is empty, as env() has it. Not env(), because a program's own key may have a variable that is in no table.
 std::optional<std::string> variable(const Key& key) {
   const char* value = std::getenv(key.variable.c_str());
   return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
@@ -47,7 +47,7 @@ std::string home() {
   return user->pw_dir;
 }
 
-/// The variable that was meant by one that is not read here; empty if it is none of Accelerate's, or means nothing like ours.
+/// The variable that was meant by one that is not read here; empty if it is not Accelerate's, or not like one that is read.
 std::string meant_variable(const std::string& name) {
   std::vector<std::string> known;
   for (const auto& key : keys()) {
@@ -58,7 +58,7 @@ std::string meant_variable(const std::string& name) {
   if (!is_theirs || std::ranges::find(known, name) != known.end()) return {};
   if (const auto* key = find_key(lower(name))) return key->variable;
   if (is_fsdp) return nearest_name(name, known, "FSDP_");
-  // Accelerate has many more of these, so only what differs by a letter or two is mistyped.
+  // Accelerate has many more of these, so only a name that differs by a letter or two is taken for a mistake.
   constexpr size_t kLetters = 4;  // of which nearest_name lets half be wrong
   const bool is_known_elsewhere = name == "ACCELERATE_USE_XPU";
   return !is_known_elsewhere ? nearest_name(name, known, name.substr(0, name.size() - kLetters)) : std::string();
@@ -79,7 +79,7 @@ std::vector<std::string> remarks_on_environment() {
 
 constexpr auto kOrigins = "TESSERA_SETTINGS_FROM";
 
-/// What launch has told of variables: a line for each, with its value, the number of its origin, and where that is.
+/// The settings that launch passes on in variables: a line for each variable, with its value, the number of its origin, and where that is.
 std::map<std::string, Setting> told_settings() {
   std::map<std::string, Setting> told;
   std::istringstream lines(env(kOrigins).value_or(""));
@@ -166,7 +166,7 @@ std::map<std::string, std::string> Settings::environment() const {
 std::filesystem::path usual_file() {
   if (auto file = env("TESSERA_CONFIG_FILE")) return *file;
   auto file = default_file();
-  std::error_code hidden;  // where the home is that of another user, it is no file of this one
+  std::error_code hidden;  // the home may be another user's, whose files can't be seen
   return std::filesystem::exists(file, hidden) ? file : std::filesystem::path();
 }
 

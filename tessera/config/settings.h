@@ -27,11 +27,11 @@ class Settings {
   /// All keys have their defaults.
   Settings();
 
-  /// A YAML or JSON file of Accelerate, or a JSON file of DeepSpeed. Throws ConfigError, with file and line, for a key that nobody knows,
-  /// a value that makes no sense, and one that is refused.
+  /// Reads a YAML or JSON file of Accelerate, or a JSON file of DeepSpeed. Throws ConfigError, with file and line, for a key that is
+  /// unknown and for a value that is invalid or refused.
   void read_file(const std::filesystem::path& file);
-  /// The variables of all keys that have one. A value that launch has told keeps the origin that it had there. What is spelled almost like
-  /// a variable becomes a remark.
+  /// Reads the variables of all keys. A value that launch passes on keeps the origin that it had there. Variables that are spelled almost
+  /// like one of these become remarks.
   void read_environment();
   /// Does nothing if the key has a value of a later origin. Throws ConfigError, which names `where`, as read_file does.
   void set(std::string_view key, std::string_view value, Origin origin, std::string where);
@@ -53,11 +53,11 @@ class Settings {
   /// Throws ConfigError if there are sizes of parallelism_config that don't divide so many ranks.
   void expect_sizes_for(int64_t ranks) const;
 
-  /// The same for readers who know of no origins: where both keys for a strategy are set, they say the same.
+  /// A copy for readers that know no origins: if both keys for a strategy are set, they say the same.
   Settings settled() const;
-  /// The variables for ranks: of what was set, and one with the origins of their values.
+  /// The variables for ranks: one for each key that was set, and one with the origins of all.
   std::map<std::string, std::string> environment() const;
-  /// What was read but has no effect here, such as settings of DeepSpeed without a counterpart.
+  /// Remarks on settings that were read but have no effect here, such as those of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
   void add_remark(std::string remark);
   /// Whether Trainer::save_state writes the folders of Accelerate: as tessera_checkpoint_format says, or else fsdp_state_dict_type.
@@ -71,9 +71,9 @@ class Settings {
   std::vector<std::string> remarks_;
 };
 
-/// Where `tessera config` writes unless told otherwise: Accelerate's own place.
+/// The file that `tessera config` writes unless told otherwise, in Accelerate's own place.
 std::filesystem::path default_file();
-/// What launch reads unless told otherwise: the file that TESSERA_CONFIG_FILE names, or else default_file(); empty if that isn't there.
+/// The file that launch reads unless told otherwise: that of TESSERA_CONFIG_FILE, or else default_file(); empty if that isn't there.
 std::filesystem::path usual_file();
 
 /// Whether the file is a JSON file of DeepSpeed.
@@ -81,12 +81,12 @@ bool is_deepspeed_file(const std::filesystem::path& file);
 
 /// The text of a file as Accelerate writes it: the keys that it always writes, and all that were set.
 std::string to_yaml(const Settings& settings);
-/// The same as JSON, which Accelerate reads from files of that name.
+/// The same as JSON, which Accelerate reads from files whose names end in .json.
 std::string to_json(const Settings& settings);
 
-/// The same training in the keys of fsdp_version 2. Its remarks say what that version has no key for.
+/// The settings of the same training in the keys of fsdp_version 2. Remarks name those for which that version has no key.
 Settings to_fsdp2(const Settings& settings);
-/// Without the keys that Accelerate refuses: Tessera's own. Its remarks say which those are.
+/// The settings without Tessera's own keys, which Accelerate refuses. Remarks name those that were left out.
 Settings for_accelerate(const Settings& settings);
 
 }  // namespace tessera::config

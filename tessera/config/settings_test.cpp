@@ -25,7 +25,7 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-/// As a page has it that lost its indentation: the keys of fsdp_config stand at the top.
+/// A file copied from a page, where it lost its indentation: the keys of fsdp_config stand at the top.
 constexpr auto kWithoutIndentation = R"(compute_environment: LOCAL_MACHINE
 debug: false
 distributed_type: FSDP
@@ -62,7 +62,7 @@ class Files : public ::testing::Test {
     settings.read_file(folder_ / name);
     return settings;
   }
-  /// What reading the file says, without the folder of the file.
+  /// The error of reading the file, without the folder of the file.
   std::string error(const std::string& text) const {
     try {
       read(text).expect_consistent();
@@ -377,7 +377,7 @@ TEST(Settings, KeepTheirOriginsInTheEnvironment) {
 }
 
 TEST(Settings, UnderstandWhatAccelerateGivesItsRanks) {
-  // Beside what a file says, it gives the other key with a default that nobody wrote.
+  // Beside the key of a file, it sets the other key to a default that nobody wrote.
   const auto strategy = [](const char* version, const char* strategy, const char* reshard) {
     const Set use("ACCELERATE_USE_FSDP", "true"), one("FSDP_VERSION", version), two("FSDP_SHARDING_STRATEGY", strategy),
         three("FSDP_RESHARD_AFTER_FORWARD", reshard);
@@ -527,7 +527,7 @@ TEST(Strategy, IsThatOfTheStrongerOrigin) {
     settings.set(key, in_file, Origin::File, "c.yaml:2");
     settings.set(other, by_flag, Origin::Flag, "--flag");
     settings.expect_consistent();
-    // Ranks come to the same, whether they know the origins or not.
+    // Ranks come to the same strategy, whether they know the origins or not.
     const auto variables = settings.environment();
     for (const auto* unknown : {"", "TESSERA_SETTINGS_FROM"}) {
       std::list<Set> set;

@@ -9,11 +9,11 @@
 namespace tessera::config {
 namespace {
 
-// Of version 1 only. A file of version 2 with one of them has no meaning for Accelerate.
+// Keys of version 1, which mean nothing to Accelerate in a file of version 2.
 constexpr std::array<std::string_view, 5> kRemoved = {"fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_use_orig_params",
                                                       "fsdp_sync_module_states", "fsdp_sharding_strategy"};
 
-/// All that was set but for the keys that `is_left_out`; each whose value is not the usual one becomes a remark.
+/// Copies all settings but those that `is_left_out`. If such a value is not the default, it becomes a remark.
 template <class Predicate>
 Settings without(const Settings& from, std::string_view reason, Predicate is_left_out) {
   Settings to;
@@ -23,7 +23,7 @@ Settings without(const Settings& from, std::string_view reason, Predicate is_lef
     if (origin == Origin::Default) continue;
     if (!is_left_out(key)) {
       to.set(key.name, value, origin, where);
-    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy") {  // which becomes other keys
+    } else if (value != key.otherwise && key.name != "fsdp_sharding_strategy") {  // other keys replace it
       to.add_remark(fmt::format("{}: {} {} {}", where, key.name, value, reason));
     }
   }

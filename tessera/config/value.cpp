@@ -21,7 +21,7 @@ std::optional<double> to_number(std::string_view text) {
   return value;
 }
 
-/// In any case of letters; YAML may have made a truth of one of them.
+/// Compares words without case. YAML may have turned one of them into true or false.
 bool is_same_word(std::string_view text, std::string_view other) {
   const auto truth = to_bool(text);
   return lower(text) == lower(other) || (truth && to_bool(other) == truth && to_integer(other) == to_integer(text));
@@ -74,7 +74,7 @@ std::optional<int64_t> to_integer(std::string_view text) {
   int64_t value = 0;
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (failure == std::errc{} && end == text.data() + text.size()) return value;
-  constexpr double kExact = 9007199254740992;  // doubles beyond have no room for the last digit
+  constexpr double kExact = 9007199254740992;  // larger whole numbers are not exact in a double
   const auto number = to_number(text);
   if (!number || std::abs(*number) > kExact || *number != std::trunc(*number)) return std::nullopt;
   return static_cast<int64_t>(*number);

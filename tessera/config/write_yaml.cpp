@@ -16,7 +16,7 @@ namespace {
 
 using nlohmann::json;
 
-// It always writes these, and its own readers need the first one.
+// Accelerate always writes these, and its own readers need the first one.
 constexpr std::array<std::string_view, 15> kAlwaysWritten = {
     "distributed_type", "compute_environment", "debug",        "downcast_bf16", "enable_cpu_affinity",
     "machine_rank",     "mixed_precision",     "num_machines", "num_processes", "main_training_function",
@@ -66,7 +66,7 @@ json to_tree(const Settings& given) {
   json top;
   for (const auto& key : keys()) {
     if (!is_written(settings, key)) continue;
-    // Launch asks for a number of ranks that nobody has given, and so does Accelerate's if the file says -1.
+    // With -1 in the file, Accelerate's launch asks for the number of ranks, as ours does if nobody has given it.
     const bool is_open = key.name == "num_processes" && !settings.is_set(key.name);
     const auto section = is_of_deepspeed_section(key.name) ? "deepspeed_config" : section_name(key.section);
     auto& place = section.empty() ? top : top[std::string(section)];

@@ -29,7 +29,7 @@ constexpr int kMostDepth = 30, kMostValues = 10'000;
 
 constexpr std::string_view kTags = "tag:yaml.org,2002:";
 
-/// As PyYAML takes it, by which Accelerate reads its files: not in quotes, or said to be a number.
+/// Whether PyYAML, which Accelerate uses, chooses the type of a scalar: it is not in quotes, or has the tag of a number.
 bool is_plain(const YAML::Node& node) {
   const auto& tag = node.Tag();
   return node.IsScalar() && (tag == "?" || tag == fmt::format("{}int", kTags) || tag == fmt::format("{}float", kTags));
@@ -93,13 +93,13 @@ class TreeMaker {
  private:
   static bool is_merge_key(const YAML::Node& name) { return is_plain(name) && name.Scalar() == "<<"; }
 
-  /// What stands behind << in a map: other maps, of which the map has what it has not itself.
+  /// Takes over from the maps behind << what the map does not have itself.
   void merge(YamlValue& map, const YAML::Node& node, int depth) {
     std::vector<YamlValue> others;
     for (const auto& each : node) {
       if (is_merge_key(each.first)) others.push_back(make(each.second, depth + 1));
     }
-    for (const auto& other : others | std::views::reverse) {  // of two keys << the last one counts, in a list of maps the first
+    for (const auto& other : others | std::views::reverse) {  // the last << of a map counts, and in a list of maps the first
       if (other.shape == YamlValue::Shape::List && std::ranges::all_of(other.values, &YamlValue::is_map)) {
         for (const auto& each : other.values) take_over(map, each);
       } else if (other.is_map()) {

@@ -26,8 +26,8 @@ class AddedTokens {
   AddedTokens() = default;
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
-  /// Cuts the text: `take` gets what lies between tokens, and the tokens with their ids; -1 for text. Of several at one place the longest
-  /// holds.
+  /// Cuts the text: `take` gets the tokens with their ids, and the text between tokens with -1. Of several tokens at one place the longest
+  /// counts.
   void cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const;
 
  private:

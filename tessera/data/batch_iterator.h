@@ -1,4 +1,4 @@
-// Iterates over what has batches, one after the other: for (auto& batch : loader)
+// Iterates over a source of batches, one after the other: for (auto& batch : loader)
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// A loop over a loader, by its number: it is open until all who hold it are gone, at its end or where it is left.
+/// A loop over a loader, by its number. It is open as long as somebody holds it: until its end, or where it is left.
 using Loop = std::shared_ptr<const uint64_t>;
 
 /// The source has next(), which returns nothing at the end, and loop(), which opens a loop over its loader.

@@ -88,7 +88,7 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
     uint32_t rank;
     int32_t at;
     int32_t left, right, merged;  // as they were when it was found
-    bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }  // the top is the first
+    bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }  // the first is on top
   };
   std::vector<Part> parts(word.size());
   for (size_t i = 0; i < word.size(); i++) {
@@ -111,7 +111,7 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
     const auto best = queue.top();
     queue.pop();
     auto& part = parts[static_cast<size_t>(best.at)];
-    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right) continue;  // it is gone
+    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right) continue;  // is outdated
     auto& next = parts[static_cast<size_t>(part.next)];
     part.token = best.merged;
     part.next = next.next;

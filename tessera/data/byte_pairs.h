@@ -1,4 +1,4 @@
-// Byte pair encoding of single words: which tokens their bytes become by merging pairs, the first learned first.
+// Byte pair encoding of single words: merges pairs of their bytes into tokens, the pair that was learned first before others.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// Hash tables may be asked by string_view.
+/// For hash tables that are searched by string_view.
 struct TextHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
@@ -23,10 +23,10 @@ class BytePairs {
     int32_t left, right, merged;
   };
   static constexpr int32_t kLeftOut = -1;  // the token of bytes that have none
-  /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of one pair the last holds.
+  /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of several merges of one pair the last counts.
   BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges);
 
-  /// Appends the tokens of a word to `tokens`. Takes time in proportion to the length of the word, nearly.
+  /// Appends the tokens of a word to `tokens`, in nearly linear time.
   void encode(std::string_view word, std::vector<int32_t>& tokens) const;
 
  private:

@@ -73,7 +73,7 @@ void add_ranges(const NamedCharacters& named, std::vector<CharacterRange>& range
   }
 }
 
-/// All that the table has under names that begin so, of this length.
+/// All characters that the table has under names of this length that begin with `name`.
 CharacterSet in_table(std::string_view name, size_t length) {
   std::vector<CharacterRange> ranges;
   for (const auto& named : kNamedCharacters) {
@@ -82,7 +82,7 @@ CharacterSet in_table(std::string_view name, size_t length) {
   return CharacterSet(std::move(ranges));
 }
 
-/// Of a category by its one or two letters; empty if there is none.
+/// The characters of a category, by its one or two letters; empty if there is none.
 CharacterSet of_category(std::string_view name) {
   return in_table(name, 2);
 }

@@ -21,7 +21,7 @@ class CharacterSet {
   explicit CharacterSet(std::vector<CharacterRange> ranges);
   explicit CharacterSet(char32_t character) : ranges_{{character, character}} {}
 
-  /// In order, with characters between each two that are not in it.
+  /// In order; between two ranges lie characters that are not in the set.
   const std::vector<CharacterRange>& ranges() const { return ranges_; }
   bool contains(char32_t character) const;
   bool operator==(const CharacterSet&) const = default;
@@ -34,9 +34,8 @@ class CharacterSet {
   std::vector<CharacterRange> ranges_;
 };
 
-/// By a category of Unicode (L, Lu, uppercase_letter), a property (Alphabetic, Word, White_Space ...) or a script, whatever the case,
-/// spaces,
-/// - and _ in its name. Nothing for a name that is not known here.
+/// The characters of a category of Unicode (L, Lu, uppercase_letter), a property (Alphabetic, Word, White_Space ...) or a script. Case,
+/// spaces, - and _ in the name do not matter. Nothing for an unknown name.
 std::optional<CharacterSet> characters_named(std::string_view name);
 
 }  // namespace tessera::data

@@ -234,9 +234,9 @@ void Loader::place(Place place) {
   const bool is_first = !place_;
   place_ = std::move(place);
   lock.unlock();
-  if (is_first && !peeked_) return;  // what was fetched before goes there when it is taken
+  if (is_first && !peeked_) return;  // batches that were fetched before are placed when they are taken
   spare_ = {};
-  restart(position_);  // what was fetched for the other place is fetched anew
+  restart(position_);  // batches in the other place are fetched anew
 }
 
 Loader::~Loader() {
@@ -354,7 +354,7 @@ Loader::Result Loader::join() {
   return own;
 }
 
-/// Of a rank that goes on in an epoch in which it has run out already.
+/// For a rank that resumes in an epoch in which it has run out already.
 Samples Loader::first_of_epoch() {
   const Position first = {.epoch = position_.epoch};
   std::unique_lock lock(mutex_);

@@ -31,7 +31,7 @@ using Fetch = std::function<Samples(std::span<const int64_t> numbers)>;
 /// epoch. Then a run has the same batches with any number of ranks and workers, and after a resume.
 using SeededFetch = std::function<Samples(std::span<const int64_t> numbers, std::span<const uint64_t> seeds)>;
 
-/// What becomes of a tensor of a batch, such as its way to a device.
+/// Places a tensor of a batch, such as on a device.
 using Place = std::function<at::Tensor(const at::Tensor& rows)>;
 
 struct LoaderOptions {
@@ -44,10 +44,10 @@ struct LoaderOptions {
   /// read. next() is collective then, and the other ranks draw and fetch nothing. The source is the same on all ranks, made for all of
   /// them.
   std::optional<Communicator> dispatch = {};
-  /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets a batch of
-  /// before again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
+  /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets an earlier
+  /// batch again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
   std::optional<Communicator> join = {};
-  /// What tells the samples from others of as many rows, such as fingerprint(samples): a run does not go on with other data.
+  /// Distinguishes the samples from others of as many rows, such as fingerprint(samples): a run does not resume with other data.
   std::string data = {};
 };
 
@@ -74,16 +74,16 @@ class Loader {
   bool at_end();
 
   /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
-  /// A stream is opened again. Whoever comes back from a detour gives what was taken before.
+  /// Opens a stream again. `taken` is the earlier taken() if the caller comes back from a detour.
   void seek(const Position& position, const Taken& taken = {});
-  /// The place that follows so many batches of `global_batch` samples from position.first on, for batches of this loader: the same samples
+  /// Translates a position that counts batches of `global_batch` samples from position.first on into one of this loader: the same samples
   /// are left. Throws UsageError if no batch of this loader can begin there.
   Position place_of(const Position& position, int64_t global_batch);
-  /// From the next batch on, what is fetched is put there by the worker that has fetched it. To be called between two calls of next().
+  /// From the next batch on, the worker that has fetched a batch calls `place` for its tensors. To be called between two calls of next().
   void place(Place place);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
-  /// A Trainer weights a loss by it.
+  /// The batch that was taken last. A Trainer weights a loss by it.
   const Taken& taken() const { return taken_; }
   /// The number of the newest batch or loop of all loaders.
   static uint64_t newest();
@@ -93,11 +93,11 @@ class Loader {
   uint64_t open_loop() const;
   /// The number of batches in this epoch, behind position().first; of a stream, and with `join`, only at_end() can know it.
   std::optional<int64_t> batches();
-  /// The same for a whole epoch.
+  /// The number of batches in a whole epoch.
   std::optional<int64_t> batches_of_epoch(int64_t epoch);
   /// Samples of one batch on all ranks together; 0 if batches differ.
   int64_t global_batch() const;
-  /// What the order of samples depends on, in words.
+  /// Says in words what the order of samples depends on.
   std::string order() const;
   /// LoaderOptions::data.
   const std::string& data() const { return options_.data; }
@@ -115,7 +115,7 @@ class Loader {
   };
   struct Attempt {
     Drawn drawn = {};
-    bool has_failed = false;  // what it makes is the error
+    bool has_failed = false;  // whether `drawn.make` throws the error
   };
 
   bool is_remote() const { return options_.dispatch && !options_.dispatch->is_first(); }
@@ -142,12 +142,12 @@ class Loader {
   std::optional<Result> peeked_;
   std::optional<std::pair<Position, std::optional<int64_t>>> known_batches_;  // of the epoch in which the position is
   bool has_run_out_ = false;                                                  // before others, in this epoch
-  Samples spare_;                                                             // for when it has
+  Samples spare_;                                                             // the batch for a rank that has run out
 
   std::mutex mutex_;  // protects all members below
   std::condition_variable news_;
   bool is_drawing_ = false;  // a thread uses the source
-  bool has_failed_ = false;  // the source, so that nothing more is drawn
+  bool has_failed_ = false;  // whether the source has failed, so that nothing more is drawn
   Position to_draw_;
   Place place_;
   int64_t begun_ = 0, delivered_ = 0;  // numbers of batches and ends of epochs, counted over all epochs

@@ -29,7 +29,7 @@ class PatternMatcher {
   void begin_tries() { tries_ = 0; }
 
  private:
-  /// Takes the place where the match can go on otherwise: false if there is none.
+  /// Goes back to the last place where the match can continue otherwise: false if there is none.
   bool turn_back(size_t base, uint32_t& step, const char*& at);
   bool is_at(Anchor place, const char* at) const;
   bool is_word_at(const char* at) const { return at != end_ && words_.length_at(at) != 0; }

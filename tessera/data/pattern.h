@@ -13,7 +13,7 @@ namespace tessera::data {
 /// several threads.
 class Pattern {
  public:
-  /// Throws ConfigError if it is none, or one of those that are not read here (backreferences, for example).
+  /// Throws ConfigError if it is not a regular expression, or has something that is not read here (backreferences, for example).
   explicit Pattern(const std::string& text);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
@@ -24,7 +24,7 @@ class Pattern {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// Where a match could go on otherwise. Room for the matches of one thread, whatever the pattern.
+  /// A place where a match could continue otherwise. Scratch is memory for the matches of one thread, with any pattern.
   struct Turn {
     uint32_t step = 0;
     const char* at = nullptr;

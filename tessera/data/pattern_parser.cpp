@@ -113,7 +113,7 @@ class PatternParser {
     const auto character = next();
     switch (character) {
       case U'(':
-        last_letter_ = before;  // a group is no border
+        last_letter_ = before;  // letters join across the border of a group
         return group(options);
       case U'[':
         return set_of(char_class(options));
@@ -219,7 +219,7 @@ class PatternParser {
       case U'B':
         return place(Anchor::InWord);
       case U'w':
-      case U'W':  // by themselves they know some more than in a class
+      case U'W':  // outside of a class they match some more characters
         at_++;
         return set_of(letter == U'w' ? word_characters() : ~word_characters());
       default:
@@ -232,7 +232,7 @@ class PatternParser {
     return literal(escaped_character(), options, before);
   }
 
-  /// What stands behind a backslash, if that is a set: \s, \p{L} ...
+  /// The set that stands behind a backslash, if it is one: \s, \p{L} ...
   std::optional<CharacterSet> escaped_set() {
     const auto letter = peek();
     const auto lower = letter | 0x20;
@@ -308,7 +308,7 @@ class PatternParser {
     return static_cast<char32_t>(value);
   }
 
-  /// Behind the opening bracket, up to the closing one.
+  /// Reads a class behind its opening bracket, up to the closing one.
   CharacterSet char_class(Options options) {
     if (++depth_ > kDeepest) refuse("too many classes in classes");
     const bool negative = take(U"^");
@@ -341,7 +341,7 @@ class PatternParser {
   CharacterSet class_item(bool is_first, Options options) {
     if (take(U"[:")) return posix_class();
     if (take(U"[")) {
-      // Its own letters have both cases already, and what it leaves out must not come back.
+      // The letters of the inner class have both cases already, and letters that it leaves out must not come back.
       if (options.ignores_case) refuse("(?i) of a class in a class is not read here");
       return char_class(options);
     }
@@ -394,7 +394,7 @@ class PatternParser {
       const bool is_interval = peek() == U'{';
       PatternNode repeat{.kind = Kind::Repeat};
       if (!quantifier(repeat)) return node;
-      // Two of them in a row are one in each other; only an interval keeps its meaning then whatever comes behind it.
+      // Of two in a row, one repeats the other; only an interval keeps its meaning, whatever comes behind it.
       if (again) refuse("a repetition of a repetition is not read here; write it with a group");
       if (node.kind == Kind::Ahead || node.kind == Kind::Behind || node.kind == Kind::Place)
         refuse("a repetition of what takes no characters");

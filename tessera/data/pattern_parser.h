@@ -27,7 +27,7 @@ struct PatternNode {
   Place place = Place::TextBegin;       // of Place
 };
 
-/// Throws ConfigError for what is no regular expression, and for what is one of Oniguruma and is not read here.
+/// Throws ConfigError if the text is not a regular expression, or has something of Oniguruma's that is not read here.
 PatternNode parse_pattern(const std::string& text);
 
 /// The characters that \w, \b and \B take for those of words.

@@ -21,7 +21,7 @@ class PatternCompiler {
     add(pattern);
     add(PatternStep{.op = Op::Accept});
     for (size_t i = 0; i < made_.steps.size(); i++) {
-      // Nothing behind such a run can fail, so there is nothing to go back for.
+      // A run before Accept has nothing behind it that can fail, so it never has to give anything back.
       auto behind = i + 1;
       if (made_.steps[i].op != Op::Run) continue;
       while (made_.steps[behind].op == Op::Jump) behind = made_.steps[behind].target;
@@ -153,7 +153,7 @@ class PatternCompiler {
     for (size_t i = 0; i < node.least; i++) {
       const auto before = here();
       add(*part);
-      if (here() == before) break;  // nothing, however often
+      if (here() == before) break;  // a part without steps stays so, however often
     }
     std::vector<uint32_t> splits;
     const auto split = [&] { splits.push_back(add(PatternStep{.op = Op::Split})); };
@@ -181,7 +181,7 @@ class PatternCompiler {
   std::vector<CharacterSet> sets_;
 };
 
-/// The first byte of a character in UTF-8, and how many there are.
+/// The first byte of a character in UTF-8, and its number of bytes.
 std::pair<uint8_t, uint8_t> head_of(char32_t character) {
   if (character < 0x80) return {static_cast<uint8_t>(character), uint8_t{1}};
   if (character < 0x800) return {static_cast<uint8_t>(0xC0 | (character >> 6)), uint8_t{2}};

@@ -10,7 +10,7 @@
 
 namespace tessera::data {
 
-/// A set of characters that is asked for each of a text.
+/// A set of characters that is fast to search, for each character of a text.
 class CharacterTable {
  public:
   explicit CharacterTable(const CharacterSet& set);
@@ -34,8 +34,8 @@ class CharacterTable {
     return holds((byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)) ? 4 : 0;
   }
 
-  std::array<uint8_t, 256> by_first_byte_{};  // the length if all of them are in the set, 0 if none is
-  std::array<uint16_t, 0x1100> pages_{};      // of 256 characters: which of
+  std::array<uint8_t, 256> by_first_byte_{};  // the length if all characters that begin so are in the set, 0 if none is
+  std::array<uint16_t, 0x1100> pages_{};      // for each 256 characters, their place in bits_
   std::vector<std::bitset<256>> bits_;
 };
 

@@ -19,7 +19,7 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-/// For what is drawn to augment a sample: it depends on nothing else, so that a run is the same with any number of ranks and workers.
+/// The seed for augmenting a sample. It depends on nothing else, so that a run is the same with any number of ranks and workers.
 uint64_t seed_of_sample(uint64_t seed, int64_t epoch, int64_t number);
 
 /// The finalizer of splitmix64: changes every bit with the chance of one half if one bit of the value changes.

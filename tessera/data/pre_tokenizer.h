@@ -1,4 +1,4 @@
-// What cuts a text into the words that byte pair encoding works on.
+// PreTokenizer: cuts a text into the words that byte pair encoding works on.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -14,7 +14,7 @@ namespace tessera::data {
 /// One step after the other, each of which cuts the pieces of the step before.
 class PreTokenizer {
  public:
-  /// What becomes of a match of the pattern, and of the text between matches, which always is a piece.
+  /// Whether a match of the pattern is a piece or is removed. The text between matches always is a piece.
   enum class Behavior { Isolated, Removed };
   struct Step {
     Pattern pattern;
@@ -45,7 +45,7 @@ std::string_view name_of(const PreTokenizer& pre);
 
 /// GPT-2's, which is in all tokenizers of the kind ByteLevel.
 extern const char* const kGpt2Pattern;
-extern const char* const kDigitPattern;   // each by itself
-extern const char* const kDigitsPattern;  // all that follow one another
+extern const char* const kDigitPattern;   // matches each digit by itself
+extern const char* const kDigitsPattern;  // matches all that follow one another
 
 }  // namespace tessera::data

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using Numbers = std::vector<int64_t>;
 
-/// What all ranks together see of an epoch: its global batches, in rank order.
+/// The global batches of an epoch: the parts of all ranks, in rank order.
 std::vector<Numbers> epoch_of(SamplerOptions options, int64_t epoch) {
   std::vector<Numbers> batches;
   for (int rank = 0; rank < options.ranks; rank++) {

@@ -14,14 +14,14 @@ struct Samples {
   at::Tensor inputs;
   at::Tensor targets;
   int64_t repeats = 0;  // how many samples at the end only fill the batch; metrics of a test set must not count them
-  /// Of a batch: how much the mean loss of these samples counts on this rank, so that the mean over ranks is that over all samples of the
-  /// batch. Other than 1 only where ranks have different numbers of them. Trainer::backward multiplies the loss by it.
+  /// In a batch, the factor of this rank's mean loss with which the mean over ranks is the mean over all samples of the batch. It differs
+  /// from 1 only if ranks have different numbers of samples. Trainer::backward multiplies the loss by it.
   double weight = 1;
 
   int64_t size() const { return inputs.defined() ? inputs.size(0) : 0; }
 };
 
-/// A text that is another one for other samples: LoaderOptions::data. Reads all of them.
+/// A text that differs for other samples, for LoaderOptions::data. Reads all samples.
 std::string fingerprint(const Samples& all);
 
 /// Copies the samples with these numbers.

@@ -10,11 +10,11 @@
 
 namespace tessera::data {
 
-/// Throws UsageError if a batch for all ranks has not the rows of these shares, so that it can't be divided.
+/// Throws UsageError if a batch for all ranks does not have the rows of these shares, so that it can't be divided.
 void expect_rows_of(const std::vector<Share>& shares, const Samples& batch);
 
-/// Each rank's part of the batch that rank 0 has, on the device of the ranks. Only rank 0 needs to give something; if that is nothing, all
-/// ranks get nothing. Collective.
+/// Returns each rank's part of the batch that rank 0 passes, on the device of the ranks; nothing on all ranks if rank 0 passes nothing.
+/// Other ranks need not pass anything. Collective.
 std::optional<Samples> send_samples(const Communicator& world, const std::optional<Samples>& batch, const std::vector<Share>& shares);
 
 }  // namespace tessera::data

@@ -31,7 +31,7 @@ SentencePairs read_sentence_pairs(const std::filesystem::path& folder, Split spl
 /// Writes such a file, with the columns of MRPC. Throws UsageError for sentences with tabs or line breaks, which it can't hold.
 void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs& pairs);
 
-/// A text that is another one for other pairs: LoaderOptions::data.
+/// A text that differs for other pairs, for LoaderOptions::data.
 std::string fingerprint(const SentencePairs& pairs);
 
 /// Makes batches of pairs: tokens, mask and types as {pairs, 3, length}, with the labels as targets. Both must outlive it.

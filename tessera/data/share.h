@@ -29,13 +29,13 @@ class Division {
   /// With a global batch of 0, batches have any size. Errors begin with `owner`.
   Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail);
 
-  /// How many batches so many samples are.
+  /// The number of batches that so many samples make.
   int64_t batches(int64_t samples) const;
-  /// For each local rank, its part of a batch of so many samples. With Tail::Keep, and where batches have any size, a rank for which none
-  /// is left gets the first one, with weight 0, so that all ranks go through the model together. Throws UsageError if a process of several
-  /// ranks would have parts of different sizes.
+  /// For each local rank, its part of a batch of so many samples. With Tail::Keep, and where batches have any size, a rank for which no
+  /// sample is left gets the first one, with weight 0, so that all ranks go through the model together. Throws UsageError if a process of
+  /// several ranks would have parts of different sizes.
   std::vector<Share> shares(int64_t samples) const;
-  /// From now on shares() has those of all ranks.
+  /// From now on shares() has the parts of all ranks.
   void take_all_ranks();
   int64_t global_batch() const { return global_batch_; }
   int ranks() const { return ranks_; }

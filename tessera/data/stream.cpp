@@ -81,7 +81,7 @@ Drawn Stream::draw(const Position& position) try {
   };
   return {.make = std::move(make), .shares = shares};
 } catch (...) {
-  next_.reset();  // what the stream is at after an error nobody knows
+  next_.reset();  // after an error, the place of the stream is unknown
   throw;
 }
 
@@ -102,7 +102,7 @@ void Stream::begin(int64_t epoch, int64_t first) {
   first_ = {};
   has_ended_ = false;
   has_targets_.reset();
-  pull_ = {};  // before the next one begins, for what can be open only once
+  pull_ = {};  // ends before the next one begins, for a source that can be open only once
   pull_ = options_.open(epoch);
   if (!pull_) throw UsageError("stream: open gave no function that pulls samples of epoch {}", epoch);
   next_ = Position{.epoch = epoch, .first = first};

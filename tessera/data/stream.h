@@ -16,20 +16,20 @@ namespace tessera::data {
 using Pull = std::function<std::optional<Samples>()>;
 
 struct StreamOptions {
-  /// Begins an epoch. Where a run goes on in the middle of one, what comes before is pulled, and dropped; an evaluation begins again each
-  /// time. A Loader waits for a pull that has begun, also when it goes.
+  /// Begins an epoch. Where a run resumes in the middle of one, samples before that place are pulled and dropped; an evaluation begins
+  /// again each time. A Loader waits for a pull that has begun, even when it is destroyed.
   std::function<Pull(int64_t epoch)> open = {};
-  /// Makes a pull that waits for others come back, as shutdown() of its socket does. Another thread calls it when the Loader goes while a
-  /// pull is under way. Without it, a pull that never returns keeps the Loader from ending, which says so every ten seconds.
+  /// Makes a pull that waits for others return, as shutdown() of its socket does. Another thread calls it if the Loader is destroyed while
+  /// a pull is under way. Without it, a pull that never returns keeps the Loader from ending, which says so every ten seconds.
   std::function<void()> interrupt = {};
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all, and keeps its part
   std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
   int ranks = 1;
   Tail tail = Tail::Drop;
   uint64_t seed = 0;
-  /// What is done with this rank's part, by several threads at once: decoding, tokens, or augmentation by seeds, as SeededFetch.
+  /// Transforms this rank's part, in several threads at once: decoding, tokens, or augmentation by seeds, as SeededFetch.
   std::function<Samples(Samples samples, std::span<const uint64_t> seeds)> transform = {};
-  std::string name = "a stream";  // that a run must have in common with the one that it goes on from
+  std::string name = "a stream";  // a run resumes only with a stream of the same name
 };
 
 class Stream : public Source {

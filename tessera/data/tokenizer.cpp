@@ -20,7 +20,7 @@ std::atomic<uint64_t> tokenizers = 0;
 /// GPT-2 writes each byte as a printable character: itself, or one from U+0100 on.
 struct ByteLetters {
   std::array<char32_t, 256> letters{};
-  std::array<int16_t, 512> bytes{};  // by letter; -1 for what stands for none
+  std::array<int16_t, 512> bytes{};  // by letter; -1 for a letter that stands for none
 
   ByteLetters() {
     bytes.fill(-1);
@@ -74,7 +74,7 @@ TokenizerCore::Scratch& TokenizerCore::scratch() const {
   return of_tokenizers[number];
 }
 
-/// Makes of tokens, merges and added tokens what encoding works with.
+/// Builds the tables for encoding from tokens, merges and added tokens.
 void TokenizerCore::complete(const std::string& where) {
   number = ++tokenizers;
   if (takes_whole) {
@@ -116,7 +116,7 @@ void TokenizerCore::complete(const std::string& where) {
   }
   std::vector<AddedToken> before, in;
   for (auto token : added) {
-    // A text is in normal form when it is looked for.
+    // Such a token is looked for in text that is in normal form.
     if (token.normalized && form) token.content = to_utf8(normalized_for_tokens(characters_of(token.content), *form));
     (token.normalized ? in : before).push_back(std::move(token));
   }
@@ -124,7 +124,7 @@ void TokenizerCore::complete(const std::string& where) {
   in_form = AddedTokens(std::move(in));
 }
 
-/// Throws ConfigError for what a reader who only has the name of the pre-tokenizer would do otherwise.
+/// Throws ConfigError if a reader that only has the name of the pre-tokenizer would encode differently.
 void TokenizerCore::expect_named(std::string_view pre_name) const {
   const auto refuse = [](const std::string& what) { throw ConfigError(what + ", which has no place there"); };
   if (form != form_named(pre_name)) {

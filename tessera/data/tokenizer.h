@@ -12,12 +12,12 @@
 
 namespace tessera::data {
 
-/// The words of a tokenizer and how they come about, as a GGUF file has them.
+/// The tokens of a tokenizer and their merges, as a GGUF file has them.
 struct BpeVocabulary {
   std::vector<std::string> tokens;  // by id, their bytes written as GPT-2 writes them
   std::vector<std::string> merges;  // "a b", in the order in which they were learned
-  std::vector<int32_t> added;       // ids of those that stand for a text as a whole,
-  std::vector<int32_t> special;     // and of those among them that are not for people
+  std::vector<int32_t> added;       // ids of tokens that stand for a text as a whole,
+  std::vector<int32_t> special;     // and of those among them that are left out of texts for people
   std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
   std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
   bool add_bos = false;
@@ -26,7 +26,7 @@ struct BpeVocabulary {
   std::string chat_template = {};                           // of Jinja, for other programs
 };
 
-/// Whether texts begin with bos where a GGUF file with this pre-tokenizer does not say so, as llama.cpp has it.
+/// Whether texts begin with bos if a GGUF file with this pre-tokenizer does not tell, as llama.cpp has it.
 bool adds_bos(std::string_view pre);
 
 /// Whether the tokens with which a text begins or ends for the model are added.
@@ -38,12 +38,12 @@ struct TokenizerCore;
 class Tokenizer {
  public:
   /// Reads tokenizer.json, of a folder or by its own name. The same text has the tokens that Hugging Face's library makes of it. Throws
-  /// IoError if the file can't be read or is damaged, and ConfigError, which names it, for a part that is none of byte-level BPE.
+  /// IoError if the file can't be read or is damaged, and ConfigError, which names it, for a part that does not belong to byte-level BPE.
   static Tokenizer read(const std::filesystem::path& path);
-  /// Throws ConfigError for a name of a pre-tokenizer that is not known, and for merges of tokens and for ends of texts that are not there.
+  /// Throws ConfigError for an unknown name of a pre-tokenizer, and if tokens of merges or of the ends of texts are missing.
   explicit Tokenizer(const BpeVocabulary& vocabulary);
 
-  /// Bytes that are no UTF-8 count as U+FFFD.
+  /// Bytes that are not UTF-8 count as U+FFFD.
   std::vector<int32_t> encode(std::string_view text, Ends ends = Ends::Added) const;
   void encode(std::string_view text, std::vector<int32_t>& tokens, Ends ends = Ends::Added) const;  // appends
   /// The text of tokens, with U+FFFD for bytes that are no UTF-8. Special tokens are left out if that is asked for. Throws UsageError for a
@@ -55,12 +55,12 @@ class Tokenizer {
   int64_t size() const;
   std::optional<int32_t> find(std::string_view token) const;
 
-  /// The parts, for a GGUF file. Throws ConfigError if the pre-tokenizer is none of those with a name, and for all that the name does not
-  /// say: another normal form, flags of added tokens, several tokens at an end.
+  /// The vocabulary, for a GGUF file. Throws ConfigError if the pre-tokenizer is not one of those with a name, and for everything that the
+  /// name does not tell: another normal form, flags of added tokens, several tokens at an end.
   BpeVocabulary vocabulary() const;
-  /// What is in tokenizer.json: all on which the tokens of a text depend.
+  /// The text of tokenizer.json: everything on which the tokens of a text depend.
   std::string json() const;
-  /// tokenizer.json and tokenizer_config.json, as transformers reads them.
+  /// Writes tokenizer.json and tokenizer_config.json, as transformers reads them.
   void write(const std::filesystem::path& folder) const;
 
  private:

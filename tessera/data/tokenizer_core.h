@@ -1,4 +1,4 @@
-// What a tokenizer is made of.
+// TokenizerCore: the data of a tokenizer, and a cache of its words.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,8 @@ inline constexpr auto kSentencePiece =
     "kind, such as Llama 3, Qwen, SmolLM or Mistral NeMo";
 inline constexpr auto kChatTemplateFile = "chat_template.jinja";
 
-/// Remembers the tokens of words: of two with the same place the one that came last, and of long words none. It takes memory as words come.
+/// A cache of the tokens of words. Of two words with the same place it has the last one, and it has no long words. Memory grows as words
+/// come.
 class KnownWords {
  public:
   /// Appends the tokens of a word that is known.
@@ -61,14 +62,14 @@ class KnownWords {
   static size_t place_of(std::string_view word) { return std::hash<std::string_view>{}(word) >> (64 - kBits); }
 
   static Place* allocated() {
-    auto* const places = static_cast<Place*>(std::calloc(size_t{1} << kBits, sizeof(Place)));  // without touching it
+    auto* const places = static_cast<Place*>(std::calloc(size_t{1} << kBits, sizeof(Place)));  // calloc() does not touch it
     return places != nullptr ? places : throw std::bad_alloc();
   }
 
   std::unique_ptr<Place, Free> places_{allocated()};
 };
 
-/// All of it, unchanged once it is made.
+/// All data of a tokenizer, which does not change once it is made.
 struct TokenizerCore {
   std::vector<std::string> tokens, bytes;  // by id: as they are written, and what they stand for; empty where there is none
   TokenIds ids;
@@ -85,16 +86,16 @@ struct TokenizerCore {
   std::vector<int32_t> first, last;          // with which texts begin and end
   std::map<std::string, std::string> named;  // tokens that other programs ask for: eos_token
   std::map<std::string, std::string> files;  // as they were read, by name
-  uint64_t number = 0;                       // of this one in the process
+  uint64_t number = 0;                       // the number of this one in the process
 
-  /// What a thread needs for it.
+  /// The memory of a thread for encoding.
   struct Scratch {
     PreTokenizer::Scratch pre;
     KnownWords words;
   };
   Scratch& scratch() const;
 
-  /// What `files` say of it; empty if they don't.
+  /// The chat template in `files`; empty if there is none.
   std::string chat_template() const;
 
   void complete(const std::string& where);
@@ -105,7 +106,7 @@ struct TokenizerCore {
 
 /// How GPT-2 writes a byte: as itself if that can be printed, or as a letter from U+0100 on.
 std::string letter_of(int byte);
-/// What a token that is written so stands for. One with a letter that is no byte stands for itself.
+/// The bytes for which a written token stands. A token with a letter that is no byte stands for itself.
 std::string bytes_of_token(const std::string& token);
 
 }  // namespace tessera::data

@@ -19,7 +19,7 @@ using Json = nlohmann::json;             // finds one key of 150,000 at once,
 using InOrder = nlohmann::ordered_json;  // and this keeps them as they were written
 
 constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json";
-// What is kept beside it, unread.
+// Files beside it that are kept as they are.
 constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile, "generation_config.json"};
 constexpr auto kNoMatch = "(?!)";
 
@@ -75,7 +75,7 @@ class TokenizerFile {
     return found == json_.end() ? nothing : *found;
   }
 
-  /// By its own signs, because each of its parts alone would only be one that is not read.
+  /// Checks for SentencePiece first, because the errors of its parts would only say that they are not read.
   void refuse_sentence_piece() const {
     const auto has_type = [](const Json& json, const char* parts, std::string_view type) {
       const auto is = [&](const Json& each) { return each.is_object() && each.value("type", Json()) == type; };
@@ -220,7 +220,7 @@ InOrder added_of(const AddedToken& token) {
           {"rstrip", token.rstrip}, {"normalized", token.normalized}, {"special", token.special}};
 }
 
-/// Where there is no such file, but those from which one is made.
+/// Throws ConfigError if the folder has files of other kinds instead.
 void refuse_other_files(const fs::path& folder) {
   const auto refuse = [&](const char* there, std::string_view why) {
     throw ConfigError("{} has no {}, but {}: {}", folder, kTokenizerFile, there, why);
@@ -230,7 +230,7 @@ void refuse_other_files(const fs::path& folder) {
     refuse("vocab.json and merges.txt", "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes it of them");
 }
 
-/// Of a tokenizer that was not read from such a file.
+/// Makes tokenizer.json for a tokenizer that was not read from such a file.
 InOrder json_of(const TokenizerCore& core) {
   InOrder json = {
       {"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", InOrder::array()}, {"normalizer", nullptr}};
@@ -264,7 +264,7 @@ InOrder json_of(const TokenizerCore& core) {
                    {"ignore_merges", core.takes_whole},
                    {"vocab", InOrder::object()},
                    {"merges", core.merges}};
-  // Its [] would look at all keys before.
+  // [] would look at all keys before each new one.
   auto& vocabulary = json["model"]["vocab"].get_ref<InOrder::object_t&>();
   vocabulary.reserve(core.tokens.size());
   for (size_t id = 0; id < core.tokens.size(); id++) {
@@ -283,7 +283,7 @@ std::string TokenizerCore::chat_template() const {
   if (config == files.end()) return "";
   auto json = Json::parse(config->second, nullptr, /*allow_exceptions=*/false);
   auto found = json.is_object() ? json.value("chat_template", Json()) : Json();
-  // Some have several, with names.
+  // Some tokenizers have several templates, with names.
   if (found.is_array()) {
     const auto standard =
         std::ranges::find_if(found, [](const Json& each) { return each.is_object() && each.value("name", Json()) == "default"; });

@@ -116,7 +116,7 @@ std::u32string normalized(std::u32string_view text, NormalForm form) {
 }
 
 std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form) {
-  // Marks with an order, and what has another form, of Unicode 10 to 16.
+  // Characters of Unicode 10 to 16 that have an order or another form.
   static const CharacterSet newer(
       {{0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
        {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AFF},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF},

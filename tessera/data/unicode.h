@@ -1,4 +1,4 @@
-// Text as Unicode characters: what tokenizers ask of them.
+// Unicode characters of a text, and the properties of characters that tokenizers need.
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@ namespace tessera::data {
 /// The place of the first byte that belongs to no character of UTF-8; nothing if all do.
 std::optional<size_t> invalid_utf8(std::string_view text);
 
-/// The text with U+FFFD in place of each run of bytes that begins a character and does not end it, and of each other byte that is none.
+/// The text with U+FFFD in place of each run of bytes that begins a character and does not end it, and of each other invalid byte.
 std::string with_replacements(std::string_view text);
-/// Of a text that is UTF-8 and not empty.
+/// These three take text that is UTF-8 and not empty.
 char32_t first_character(std::string_view text);
 size_t length_of_first(std::string_view text);
 size_t last_character(std::string_view text);  // where it begins
 
-/// Throws UsageError, with the place, if the text is no UTF-8.
+/// Throws UsageError, with the place, if the text is not UTF-8.
 std::u32string characters_of(std::string_view text);
 std::string to_utf8(std::u32string_view text);
 
@@ -27,7 +27,7 @@ enum class NormalForm {
   Decomposed,  // NFD: é is e and an accent
 };
 std::u32string normalized(std::u32string_view text, NormalForm form);
-/// As Hugging Face's library tokenizers does, for which what came after Unicode 9 has no other form and no order.
+/// Normalises as Hugging Face's library tokenizers does, in which characters newer than Unicode 9 have no other form and no order.
 std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form);
 
 /// Each character in lower case by itself, whatever stands beside it.

@@ -34,7 +34,7 @@ std::pair<size_t, std::string_view> find_special(std::string_view text) {
   return {text.size(), {}};
 }
 
-/// Without characters that show nothing, with spaces for all that separates words.
+/// Removes characters that show nothing, and puts spaces in place of all that separates words.
 std::u32string cleaned(std::u32string_view text, bool split_ideographs) {
   constexpr char32_t kReplacement = 0xFFFD;
   std::u32string clean;
@@ -51,7 +51,7 @@ std::u32string cleaned(std::u32string_view text, bool split_ideographs) {
   return clean;
 }
 
-/// The configuration of a tokenizer. What it does not say keeps its default.
+/// Reads the configuration of a tokenizer. Options that it lacks keep their defaults.
 WordPieceOptions read_options(const fs::path& file) {
   WordPieceOptions options;
   if (!is_there(file)) return options;
@@ -189,7 +189,7 @@ std::vector<std::u32string> WordPiece::words_of(std::u32string text) const {
   return words;
 }
 
-/// The longest piece that the vocabulary has, and again for the rest of the word.
+/// Adds the longest piece that the vocabulary has, and again for the rest of the word.
 void WordPiece::add_pieces(std::u32string_view word, std::vector<std::string>& tokens) const {
   std::vector<std::string> pieces;
   while (!word.empty()) {

@@ -41,10 +41,10 @@ class WordPiece {
   /// The number of a token is its place in the vocabulary. Throws UsageError if that lacks [PAD], [UNK], [CLS] or [SEP].
   explicit WordPiece(std::vector<std::string> vocabulary, const WordPieceOptions& options = {});
 
-  /// From vocab.txt of a Hugging Face folder, and tokenizer_config.json if there is one. Throws IoError.
+  /// Reads vocab.txt of a Hugging Face folder, and tokenizer_config.json if there is one. Throws IoError.
   static WordPiece read(const std::filesystem::path& folder);
-  /// With the special tokens, all characters of the texts, and at most `max_words` of their words, the most frequent ones, for models that
-  /// are trained from nothing. Texts of the same characters have no [UNK].
+  /// Makes a vocabulary for models that are trained from scratch: the special tokens, all characters of the texts, and at most `max_words`
+  /// of their words, the most frequent ones. Texts of the same characters have no [UNK].
   static WordPiece of_words(std::span<const std::string> texts, int64_t max_words, const WordPieceOptions& options = {});
   /// Writes the files that read() reads.
   void write(const std::filesystem::path& folder) const;

@@ -1,4 +1,4 @@
-// Texts become tokens, and what is no text or no vocabulary is an error.
+// Texts become tokens, and invalid texts and vocabularies are errors.
 #include "tessera/data/wordpiece.h"
 
 #include <ATen/ATen.h>

@@ -17,7 +17,7 @@ constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kNames = {
 constexpr auto kAlpacaTask =
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
 
-/// What Python's str.strip leaves, which the template calls.
+/// Returns the text as Python's str.strip leaves it, which the template calls.
 std::string trimmed(std::string_view text) {
   const auto is_blank = [](char32_t character) { return data::is_white(character) || (character >= 0x1C && character <= 0x1F); };
   while (!text.empty() && is_blank(data::first_character(text))) text.remove_prefix(data::length_of_first(text));
@@ -37,7 +37,7 @@ void expect_roles(std::span<const Message> messages) {
   }
 }
 
-/// What stands before the content of a message.
+/// The text before the content of a message.
 std::string head_of(ChatTemplate chat, std::string_view role) {
   switch (chat) {
     case ChatTemplate::ChatMl:
@@ -50,7 +50,7 @@ std::string head_of(ChatTemplate chat, std::string_view role) {
   return {};
 }
 
-/// What ends a message, and what only separates it from the next.
+/// The end of a message, and the text that only separates it from the next one.
 std::pair<std::string, std::string> tail_of(ChatTemplate chat, std::string_view role) {
   if (chat == ChatTemplate::ChatMl) return {"<|im_end|>", "\n"};
   if (chat == ChatTemplate::Llama3) return {"<|eot_id|>", ""};

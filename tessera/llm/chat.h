@@ -1,4 +1,4 @@
-// How conversations are written for a model, by the names of the templates.
+// Conversations as texts for a model, by chat templates.
 #pragma once
 
 #include <span>
@@ -23,12 +23,12 @@ enum class ChatTemplate { ChatMl, Llama3, Alpaca };
 /// chatml, llama3, alpaca. Throws ConfigError, with these names, for another one.
 ChatTemplate chat_template_named(std::string_view name);
 
-/// The whole conversation: what the assistant says is trained, with the end of its turn. Throws UsageError for a role or an order of roles
-/// that the template can't write.
+/// Renders a whole conversation. The assistant's words are trained, with the end of its turn. Throws UsageError for a role or an order of
+/// roles that the template can't write.
 std::vector<Segment> render(ChatTemplate chat, std::span<const Message> messages);
-/// As a model is asked: up to where the assistant's answer begins.
+/// Renders the prompt of a model, up to where the assistant's answer begins.
 std::string prompt_of(ChatTemplate chat, std::span<const Message> messages);
-/// What it writes around messages and must be tokens.
+/// The marks that a template writes around messages, each of which must be a token.
 std::span<const std::string_view> marks_of(ChatTemplate chat);
 /// The token that ends the assistant's turn; empty if it is the end of the text.
 std::string_view end_of_turn(ChatTemplate chat);

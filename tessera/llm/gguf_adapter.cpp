@@ -59,7 +59,7 @@ void expect_fit(const PlainAdapter& adapter, const LlamaConfig& config, const fs
   }
 }
 
-/// Throws ConfigError, which names it and a way out, for what llama.cpp would refuse, or leave out.
+/// Throws ConfigError, with the reason and a way out, for an adapter that llama.cpp would refuse, or apply in part.
 void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, const fs::path& folder) {
   const auto refuse = [&](const std::string& why, const char* way_out) {
     throw ConfigError("{} can't become a GGUF file: {}; {}", folder, why, way_out);
@@ -81,7 +81,7 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
   if (adapter.layers.empty()) refuse("no layer has an adapter", "train one first");
 }
 
-/// What llama.cpp has to divide by the rank.
+/// The alpha from which llama.cpp computes the scaling, by dividing it by the rank.
 float alpha_of(const Weights& weights) {
   return static_cast<float>(weights.scaling * static_cast<double>(rank_of(weights)));
 }
@@ -94,11 +94,11 @@ Value most_frequent(const std::vector<Value>& values, Value otherwise) {
   return most == counts.end() ? otherwise : most->first;
 }
 
-/// The one alpha of a file.
+/// The alpha of a file, which has one for all layers: that of most.
 float alpha_of(const PlainAdapter& adapter) {
   std::vector<float> alphas;
   for (const auto& [layer, weights] : adapter.layers) alphas.push_back(alpha_of(weights));
-  std::erase(alphas, 0.0F);  // llama.cpp takes it for one that is not there, and multiplies by 1
+  std::erase(alphas, 0.0F);  // llama.cpp takes 0 for a missing alpha, and multiplies by 1
   return most_frequent(alphas, 1.0F);
 }
 
@@ -121,7 +121,7 @@ struct Heads {
   std::optional<int64_t> queries = {}, keys = {};
 };
 
-/// A matrix B as peft has it.
+/// Returns a matrix B with its rows in peft's order.
 at::Tensor without_pairs(const at::Tensor& b, const std::string& layer, const GgufFile& file, const Heads& heads) {
   constexpr int64_t kUnknown = -1;
   const auto queries = heads.queries.value_or(kUnknown);
@@ -187,7 +187,7 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
                                              {"general.quantization_version", u32(2)},
                                              {kType, text(kLora)},
                                              {kAlpha, f32(alpha)},
-                                             {architecture + kHeads, u32(config.num_attention_heads)},  // for the way back
+                                             {architecture + kHeads, u32(config.num_attention_heads)},  // for write_peft_adapter()
                                              {architecture + kSharedHeads, u32(config.key_value_heads())}};
   std::vector<checkpoint::GgufTensor> tensors;
   std::vector<at::Tensor> values;

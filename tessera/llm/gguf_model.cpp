@@ -31,10 +31,10 @@ using checkpoint::kRopeFactors;
 using models::LlamaConfig;
 
 constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
-// Of a token: what the numbers in tokenizer.ggml.token_type mean.
+// The meanings of the numbers in tokenizer.ggml.token_type.
 constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
-/// By how much each frequency is divided, as llama.cpp has it.
+/// The factors by which frequencies are divided, as llama.cpp has them.
 at::Tensor rope_factors(const LlamaConfig& config) {
   const auto at_one = at::ones({1, 1}, at::kLong);  // where the angle is the frequency
   auto plain = config.rope;
@@ -47,18 +47,18 @@ at::Tensor rope_factors(const LlamaConfig& config) {
   return angle(plain) / angle(config.rope);
 }
 
-/// Files have the factors of each frequency, and not the four numbers of Llama 3 that they come from: these are the usual ones.
+/// Files have a factor for each frequency instead of the four numbers of Llama 3 that give it: the usual numbers are tried.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
   const auto refused = ConfigError("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path, kRopeFactors);
   if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
-  nn::Llama3Scaling scaling{.factor = std::round(factors.max().item<double>() * 1e3) / 1e3};  // of what was computed in float32
+  nn::Llama3Scaling scaling{.factor = std::round(factors.max().item<double>() * 1e3) / 1e3};  // the factors were computed in float32
   config.rope.llama3 = scaling;
   const auto ours = rope_factors(config);
   if (!at::allclose(ours, factors, 1e-3)) throw refused;
   return scaling;
 }
 
-/// Throws ConfigError with the way out for what is neither a folder nor a GGUF file.
+/// Throws ConfigError, with a way out, unless the path is a folder or a GGUF file.
 void expect_model_place(const fs::path& path) {
   if (is_folder(path)) return;
   if (!is_there(path))
@@ -227,7 +227,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
-// What a folder of the Hub has beside the weights.
+// The files of a Hub folder beside the weights.
 constexpr const char* kDescription[] = {models::kConfigFile,
                                         "generation_config.json",
                                         "tokenizer.json",
@@ -241,7 +241,7 @@ constexpr const char* kDescription[] = {models::kConfigFile,
                                         "tokenizer.model",
                                         "preprocessor_config.json"};
 
-/// A config.json for weights of another dtype.
+/// Returns a config.json for weights of another dtype.
 std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return text;
@@ -262,7 +262,7 @@ const checkpoint::BlockCode* code_named(const std::string& name) {
   return code;
 }
 
-/// Of one tensor, where matrices have this code.
+/// The code of one tensor, if matrices have the given code.
 const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<int64_t>& sizes, const checkpoint::BlockCode* code,
                                      bool tied) {
   const bool is_output = name == "output.weight" || (tied && name == "token_embd.weight");

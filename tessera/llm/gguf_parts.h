@@ -1,4 +1,4 @@
-// What models and adapters in GGUF files have in common.
+// Helpers that models and adapters in GGUF files share.
 #pragma once
 
 #include <fmt/format.h>
@@ -12,19 +12,19 @@
 
 namespace tessera::llm {
 
-/// What general.architecture is for a model.
+/// The value of general.architecture for a model.
 inline std::string architecture_of(const models::LlamaConfig& config) {
   return config.model_type == "mistral" ? "llama" : config.model_type;
 }
-/// What it is in a file. Throws ConfigError if that is none of models::Llama...
+/// The value of general.architecture in a file. Throws ConfigError if it is none of models::Llama...
 std::string known_architecture(const checkpoint::GgufFile& file);
 
-/// The number that somebody has meant who wrote it in 32 bits: 1e-5, and not 9.99999975e-6.
+/// The short decimal number behind a value with 32 bits: 1e-5 instead of 9.99999975e-6.
 inline double as_meant(double number) {
   return std::stod(fmt::format("{}", static_cast<float>(number)));
 }
 
-/// What general.name is for the contents of a folder.
+/// The value of general.name for the contents of a folder.
 inline std::string name_of_folder(const std::filesystem::path& folder) {
   const auto path = std::filesystem::absolute(folder).lexically_normal();
   return (path.has_filename() ? path : path.parent_path()).filename().string();

@@ -70,7 +70,7 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
   }
   const auto padding = length_ - (end - begin);
   std::fill_n(tokens, padding, 0);
-  for (int64_t i = 0; i < padding; i++) positions[i] = i;  // one more document
+  for (int64_t i = 0; i < padding; i++) positions[i] = i;  // padding is one more document
   std::fill_n(targets, padding, kIgnored);
 }
 

@@ -27,11 +27,11 @@ class PackedRows {
 
   int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
 
-  /// What tells these rows from others: LoaderOptions::data.
+  /// Tells these rows from others, for LoaderOptions::data.
   std::string data() const;
 
-  /// Of each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets {length},
-  /// the tokens that follow; kIgnored for those that are only read, behind the end of a document and in padding.
+  /// Returns for each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets
+  /// {length}, the tokens that follow; kIgnored if the token that follows is only read, behind the end of a document, and in padding.
   data::Samples operator()(std::span<const int64_t> numbers) const;
 
  private:
@@ -42,7 +42,7 @@ class PackedRows {
   std::vector<int64_t> begins_ = {};  // where each row begins, and the end of the last; of Packing::Whole
 };
 
-/// Throws ConfigError if a file has tokens that a model with so many has not.
+/// Throws ConfigError if a file has tokens beyond a model's vocabulary.
 void expect_vocabulary(const TokenFile& file, int64_t vocab_size);
 
 }  // namespace tessera::llm

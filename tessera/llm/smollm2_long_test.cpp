@@ -1,4 +1,4 @@
-// All of SmolLM2, from its GGUF file, is what transformers makes of it: scores, and a text that it goes on with.
+// All of SmolLM2, from its GGUF file, has the results of transformers: scores, and a text that it continues.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -40,7 +40,7 @@ std::string text_of(const Json& json, const char* key) {
   return value.get<std::string>();
 }
 
-/// Says of a line that is none of the three kinds which kind it is, if others have it, and how to write it.
+/// Throws UsageError for a line of none of the three kinds, with advice on how to rewrite the kinds of other programs.
 [[noreturn]] void refuse_line(const Json& json) {
   if (json.contains("conversations"))
     throw UsageError(
@@ -58,7 +58,7 @@ std::string text_of(const Json& json, const char* key) {
                    keys.empty() ? "no keys" : keys);
 }
 
-/// The one with this number, from 1 on.
+/// Parses a message; its number, from 1 on, is for errors.
 Message message_of(const Json& json, size_t number) {
   const auto refuse = [&](std::string_view why) { throw UsageError("message {} {}", number, why); };
   if (!json.is_object() || !json.contains("role")) refuse("has no role");
@@ -101,7 +101,7 @@ std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::To
   return tokens;
 }
 
-/// A part of a file of lines: those that begin in it. A text is one part.
+/// A range of bytes in a file of lines, and the lines that begin in it. A text is one part.
 struct Part {
   size_t file = 0;
   uint64_t begin = 0, end = 0;
@@ -114,7 +114,7 @@ struct Lines {
 };
 
 Lines lines_of(const InputFile& file, const Part& part) {
-  // The line that goes on from before belongs to the part before.
+  // A line belongs to the part in which it begins.
   Lines lines{.text = {}, .begin = part.begin == 0 ? 0 : part.begin - 1};
   auto& text = lines.text;
   const auto fill = [&](uint64_t count) {
@@ -182,7 +182,7 @@ Documents documents_of(const InputFile& file, const Part& part, const data::Toke
   return result;
 }
 
-/// Documents that are done, in a file.
+/// Writes documents that are done to a file.
 void keep(const Documents& documents, const fs::path& path) {
   const int64_t counts[] = {std::ssize(documents.ends), std::ssize(documents.tokens)};
   NewFile file(path);
@@ -205,7 +205,7 @@ Documents kept(const fs::path& path) {
   return documents;
 }
 
-/// What must be the same for parts that are done to be of use.
+/// All that must be unchanged for the finished parts of an earlier call to be of use.
 std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   Json plan = {{"files", Json::array()},
                {"version", kVersion},
@@ -221,7 +221,7 @@ std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tok
   return plan.dump(2) + "\n";
 }
 
-/// Throws UsageError if something would be lost.
+/// Throws UsageError if the output would replace an input, or a file that is not one of tokens.
 void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
   if (!is_there(out)) return;
   for (const auto& input : inputs) {
@@ -241,7 +241,7 @@ void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
   }
 }
 
-/// The folder of parts that are done. It is emptied if they are of other files.
+/// The folder of finished parts. It is emptied if they are of other files.
 fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
   auto folder = out;
   folder += ".parts";
@@ -293,7 +293,7 @@ at::Tensor tensor_of(const auto& values, at::ScalarType dtype) {
   return at::from_blob(const_cast<void*>(static_cast<const void*>(values.data())), {std::ssize(values)}, at::TensorOptions().dtype(dtype));
 }
 
-/// Puts the parts together.
+/// Joins the parts to one file.
 Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_t vocabulary) {
   Tokenized result;
   for (size_t i = 0; i < parts; i++) {
@@ -337,7 +337,7 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
                          ? "it is no UTF-8"
                          : "it is no JSON object, such as {\"text\": \"...\"}; a file that is one text is called .txt or .md");
   const auto segments = segments_of(json, options);
-  // A template that has marks writes the beginning itself, and one with an end of turns the end.
+  // Templates with marks write the beginning themselves, and those with an end of turn write the end.
   const bool chats = json.contains("messages");
   const auto begin = chats && !marks_of(*options.chat).empty() ? data::Ends::Bare : data::Ends::Added;
   return tokens_of(segments, tokenizer, begin, chats && !end_of_turn(*options.chat).empty() ? std::nullopt : options.end);

@@ -16,8 +16,7 @@
 
 namespace tessera::llm {
 
-/// A token that a model reads and does not learn to write, as a prompt's are, is stored as the number below zero that is as far from -1 as
-/// the token is from 0.
+/// A token that a model reads but does not learn to write, such as those of a prompt, is stored as -1 - token.
 constexpr int32_t only_read(int32_t token) {
   return -1 - token;
 }
@@ -32,7 +31,7 @@ struct TokenizeOptions {
   std::optional<ChatTemplate> chat = {};  // for lines with messages
   std::optional<int32_t> end = {};        // the token that ends a document, unless the template's own does
   int threads = 0;                        // 0: as many as there are cores
-  /// Is told bytes that are done, and of all. Returns false to stop: what is done stays for the next call.
+  /// Called with the bytes that are done, and the bytes of all files. Returns false to stop: finished parts stay for the next call.
   std::function<bool(uint64_t done, uint64_t all)> progress = {};
 };
 
@@ -45,13 +44,13 @@ struct Tokenized {
 /// that is none of these.
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
 
-/// Makes a file of tokens of files of such lines, by several threads; a file .txt or .md is one document, which is learned as a whole.
-/// What is done is kept in a folder beside `out` until all is: a second call with the same files and tokenizer goes on. Throws IoError for a
-/// line that can't be used, with the file and the line's number.
+/// Makes a file of tokens from files of such lines, on several threads; a file .txt or .md is one document, which is learned as a whole.
+/// Keeps finished parts in a folder beside `out` until all are done: a second call with the same files and tokenizer resumes. Throws
+/// IoError for a line that can't be used, with the file and the line's number.
 Tokenized tokenize(std::span<const std::filesystem::path> inputs, const std::filesystem::path& out, const data::Tokenizer& tokenizer,
                    const TokenizeOptions& options = {});
 
-/// Maps such a file. Throws IoError if it is none, or not as `tokenize` makes them.
+/// Maps a file of tokens. Throws IoError if it is not one, or not as `tokenize` makes them.
 class TokenFile {
  public:
   explicit TokenFile(const std::filesystem::path& path);
@@ -61,7 +60,7 @@ class TokenFile {
   std::span<const int64_t> ends() const { return ends_; }      // behind each document
   /// One more than the largest token.
   int64_t vocabulary() const { return vocabulary_; }
-  /// Of the tokens; empty in a file of another program that has written none.
+  /// The checksum of the tokens; empty in a file of another program that has written none.
   const std::string& checksum() const { return checksum_; }
 
  private:

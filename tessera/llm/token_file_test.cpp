@@ -139,7 +139,7 @@ TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   llm::tokenize(inputs, folder / "four.tokens", tokenizer(), {.end = kEnd, .threads = 4});
   EXPECT_EQ(read_file(folder / "four.tokens"), read_file(folder / "one.tokens"));
 
-  // Stopped, and gone on with.
+  // Stopped and resumed.
   int calls = 0;
   const TokenizeOptions stops{.end = kEnd, .threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
   EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }),

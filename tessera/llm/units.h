@@ -16,8 +16,8 @@ enum class Units {
 /// root, apart, head-with-norm. Throws ConfigError, with these names, for another one.
 Units units_named(std::string_view name);
 
-/// Makes units of embeddings, norm and head. Layers are for the caller, and the rest for the outermost fully_shard. Where the embeddings
-/// are the head, too, they stay in the outermost unit.
+/// Makes units of embeddings, norm and head. The caller shards the layers, and the outermost fully_shard the rest. Embeddings that are also
+/// the head stay in the outermost unit.
 void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Units units);
 
 }  // namespace tessera::llm

@@ -30,7 +30,7 @@ torch::nn::LayerNorm make_norm(const BertConfig& config) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.hidden_size}).eps(config.layer_norm_eps));
 }
 
-/// The pairs and those for what TensorFlow calls the parts of a norm.
+/// Adds pairs for TensorFlow's names of the parts of a norm.
 Renames with_norms(Renames renames) {
   renames.insert(renames.end(), {{"LayerNorm\\.gamma$", "LayerNorm.weight"}, {"LayerNorm\\.beta$", "LayerNorm.bias"}});
   return renames;
@@ -145,7 +145,7 @@ std::pair<at::Tensor, at::Tensor> BertModelImpl::forward(const at::Tensor& token
     throw UsageError("BERT takes tokens of {{batch, length}}, of a length up to {}, not [{}]; truncate longer texts", longest,
                      joined(tokens.sizes()));
   }
-  // Without padding a faster kernel can do it.
+  // Without a mask, a faster kernel is possible.
   const auto seen = mask.defined() ? mask.to(at::kBool).unsqueeze(1).unsqueeze(1) : at::Tensor();
   auto hidden = encoder(embeddings(tokens, types.defined() ? types : at::zeros_like(tokens)), seen);
   auto pooled = pooler(hidden);

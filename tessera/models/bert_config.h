@@ -36,7 +36,7 @@ struct BertConfig {
   /// none of ours, such as a decoder.
   static BertConfig read(const std::filesystem::path& folder);
 
-  /// Writes it, as transformers reads it, too.
+  /// Writes config.json, which transformers reads, too.
   void write(const std::filesystem::path& folder) const;
 
   bool operator==(const BertConfig&) const = default;

@@ -1,4 +1,4 @@
-// BERT with the weights of transformers' models makes of the same tokens what these make of them.
+// BERT with the weights of transformers' models has the same results as these.
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/formats/safetensors.h"

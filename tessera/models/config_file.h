@@ -75,7 +75,7 @@ struct ConfigFile {
     if (!found->is_null()) read(key, member.emplace());
   }
 
-  /// What would make another model of it.
+  /// Refuses a key whose value would make it another model.
   void expect(const std::string& key, const Json& value, const std::string& models) const {
     const auto found = json.find(key);
     if (found != json.end() && *found != value) refuse(key, fmt::format("{} knows only {}", models, value.dump()));

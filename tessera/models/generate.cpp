@@ -10,7 +10,7 @@
 namespace tessera::models {
 namespace {
 
-/// As it was, whatever happens.
+/// Puts a model into evaluation mode, and back into its former mode in any case.
 class Evaluation {
  public:
   explicit Evaluation(torch::nn::Module& model) : model_(model), training_(model.is_training()) { model_.eval(); }
@@ -28,7 +28,7 @@ at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::G
   if (options.vocabulary > 0) scores = scores.narrow(-1, 0, std::min(options.vocabulary, scores.size(-1)));
   if (options.temperature == 0) return scores.argmax(-1);
   auto [likely, tokens] = (scores.to(at::kFloat) / options.temperature).softmax(-1).sort(-1, /*descending=*/true);
-  // Those before which the sum is reached already are left out; the first one stays.
+  // Leaves out tokens whose predecessors reach the sum already; the first one stays.
   likely = at::where(likely.cumsum(-1) - likely >= options.top_p, 0, likely);
   likely.select(-1, 0).clamp_min_(1e-30);
   return tokens.gather(-1, likely.multinomial(1, /*replacement=*/false, random)).squeeze(-1);

@@ -1,4 +1,4 @@
-// Texts that a model goes on with, token by token.
+// Continues texts by a model, token by token.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +17,8 @@ struct GenerateOptions {
   double top_p = 1;                // drawn from the likeliest tokens that together have this probability
   int64_t vocabulary = 0;          // only tokens below this are taken; 0: all that the model knows
   uint64_t seed = 0;               // of what is drawn; the same on all ranks
-  std::vector<int64_t> ends = {};  // after one of these a row ends, and goes on with it; all rows at their end end it
-  /// Is given each new token of the first row.
+  std::vector<int64_t> ends = {};  // a row that has one of these repeats it; generation ends when all rows have one
+  /// Called with each new token of the first row.
   std::function<void(int64_t)> listen = {};
 };
 

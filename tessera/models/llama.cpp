@@ -26,7 +26,7 @@ nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
   return nn::RmsNorm(size, config.rms_norm_eps);
 }
 
-/// As in transformers, padding is learned by nobody: its row gets no gradient from what goes in, if the head has it from what comes out.
+/// As in transformers, the embedding of padding gets no gradient from inputs; a head that shares it may give it one.
 torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
   return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
 }
@@ -36,8 +36,8 @@ const LlamaConfig& checked(const LlamaConfig& config) {
   return config;
 }
 
-/// What is added to the scores of the keys that the queries of these places see, 0, or don't see, -inf: {1 or batch, 1, queries, keys}.
-/// `documents`: which one a token is of, or undefined.
+/// Returns what is added to scores: 0 for the keys that the queries at these places see, -inf for others: {1 or batch, 1, queries, keys}.
+/// `documents`: the document of each token, or undefined.
 at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
                    at::ScalarType dtype) {
   const auto from = places.unsqueeze(1), to = at::arange(keys, places.options()).unsqueeze(0);
@@ -48,7 +48,7 @@ at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t
   return at::zeros(seen.sizes(), places.options().dtype(dtype)).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
-/// How long the documents of each row are; empty if each row is one.
+/// The lengths of the documents in each row; empty if each row is one document.
 std::vector<std::vector<int64_t>> lengths_of(const at::Tensor& positions) {
   std::vector<std::vector<int64_t>> rows;
   bool several = false;
@@ -157,7 +157,7 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (all > config.max_position_embeddings)
     throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
   const auto pass = std::make_shared<LlamaPass>();
-  // Where steps are compiled the whole cache is read, and places come from the host, so that each further token is the same program.
+  // On devices that compile steps, the whole cache is read and places come from the host, so that each further token is the same program.
   const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();
   const auto host_or_device = reads_whole ? c10::Device(at::kCPU) : tokens.device();
   const auto places = at::arange(before, all, tokens.options().dtype(at::kLong).device(host_or_device)).to(tokens.device());
@@ -169,7 +169,7 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
   const auto documents = has_documents ? (input.positions == 0).cumsum(1) : at::Tensor();
-  // Of one text without a cache, and of documents whose lengths are known, no mask is needed.
+  // One text without a cache, and documents whose lengths are known, need no mask.
   const bool several_after_others = before > 0 && length > 1;
   const auto keys = reads_whole ? input.cache->longest_ : all;
   const auto mask = [&](std::optional<int64_t> window) { return mask_of(places, keys, window, documents, states.scalar_type()); };

@@ -1,5 +1,5 @@
-// Decoders like Llama, with the parameters and the names of Hugging Face's: Llama, Mistral, Qwen 2 and 3, SmolLM. What they make of tokens
-// are the numbers of transformers.
+// Decoders like Llama, with the parameters and the names of Hugging Face's: Llama, Mistral, Qwen 2 and 3, SmolLM. Their results are the
+// same numbers as transformers'.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -22,7 +22,7 @@ namespace tessera::models {
 /// Keys and values of tokens that a model has seen, for those that follow. A pass with it appends its own.
 class LlamaCache {
  public:
-  /// For texts of up to so many tokens.
+  /// For texts of up to `longest` tokens.
   explicit LlamaCache(int64_t longest) : longest_(longest) {}
 
   int64_t length() const { return length_; }
@@ -38,7 +38,7 @@ class LlamaCache {
   std::vector<Layer> layers_ = {};
 };
 
-/// What a pass may be told besides its tokens.
+/// Optional inputs of a pass besides its tokens.
 struct LlamaInput {
   /// Integers {batch, length}, for several documents in one row: the place of each token in its document, which begins at 0. Tokens see
   /// only those of their own document.
@@ -46,12 +46,12 @@ struct LlamaInput {
   LlamaCache* cache = nullptr;  // not together with positions
 };
 
-/// What all layers of a pass have in common.
+/// Values that all layers of a pass share.
 struct LlamaPass {
   nn::RotaryTable table;
   at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees those before it, or those of its document
   at::Tensor places = {};                            // {length}, in the cache, where its whole length is read
-  std::vector<std::vector<int64_t>> documents = {};  // how long they are in each row, if one has several and the host can know
+  std::vector<std::vector<int64_t>> documents = {};  // their lengths in each row, if a row has several and the host knows
   LlamaCache* cache = nullptr;
 };
 
@@ -107,11 +107,11 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
   /// The scores of states that the model has returned.
   at::Tensor scores(const at::Tensor& states);
   /// The mean cross entropy of `targets`, {batch, length}, which are the tokens that follow; -100 for those that do not count. The scores
-  /// are never there as a whole.
+  /// are never in memory as a whole.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
 
-  /// Names in files of others that have no place here, for WeightsOptions::may_be_unknown.
+  /// Names in other programs' files that have no place here, for WeightsOptions::may_be_unknown.
   std::vector<std::string> surplus_names() const;
 
   LlamaModel model{nullptr};

@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMostLayers = 65'536;
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
-/// What is particular to one where the file says nothing. All files say how large their model is.
+/// The defaults of a family for keys that a file lacks. All files have the sizes of their model.
 struct Family {
   std::string_view model_type, architecture;
   double rope_theta = 10000;
@@ -40,7 +40,7 @@ std::string families() {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// Calls visit(key, member) for all members that have the form of a number or of true and false in the file.
+/// Calls visit(key, member) for all members that are numbers or booleans in the file.
 void each_plain(auto& config, const auto& visit) {
   visit("vocab_size", config.vocab_size);
   visit("hidden_size", config.hidden_size);
@@ -161,7 +161,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   config.rope.theta = family->rope_theta;
   each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
   if (config.num_hidden_layers > kMostLayers) file.refuse("num_hidden_layers", fmt::format("this must be at most {}", kMostLayers));
-  // Others have none, whatever the file says.
+  // Other families have no such biases, whatever the file says.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
   if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;

@@ -44,11 +44,11 @@ struct LlamaConfig {
   bool slides(int64_t layer) const;
   bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
 
-  /// Reads config.json of the folder, in the form of transformers 5 and in that of before. Throws IoError if that can't be read or is
-  /// damaged, and ConfigError, which names the key, if it describes a model that is none of ours.
+  /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if that can't be read or is damaged,
+  /// and ConfigError, which names the key, if it describes a model that is none of ours.
   static LlamaConfig read(const std::filesystem::path& folder);
 
-  /// Writes it so that transformers of before and after 5 reads it. `dtype`: that of the weights beside it.
+  /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights beside it.
   void write(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat) const;
 
   bool operator==(const LlamaConfig&) const = default;

@@ -1,5 +1,4 @@
-// What a decoder makes of texts does not depend on how they come: one by one or packed into a row, at once or token by token, sharded or
-// not.
+// The results of a decoder do not depend on how texts come: one by one or packed into a row, at once or token by token, sharded or not.
 #include "tessera/models/llama.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Decoders with the weights of transformers' models make of the same tokens what these make of them: scores, losses, gradients and texts.
+// Decoders with the weights of transformers' models have the same scores, losses, gradients and texts as these.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// A ViT with the weights of transformers' makes of the same images what that makes of them, whole and sharded.
+// A ViT with the weights of transformers' has the same results as that, whole and sharded.
 #include "tessera/models/vit.h"
 
 #include <gmock/gmock.h>

@@ -15,8 +15,8 @@
 namespace tessera::nn {
 namespace {
 
-/// Each head of keys or values becomes a batch of its own, which all heads of queries of its group read where it is. Sizes as of the
-/// function in the header.
+/// Makes each head of keys and values a batch of its own, which all heads of queries in its group read without a copy. Sizes are those of
+/// grouped_attention().
 at::Tensor unmasked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, bool causal, double dropout) {
   const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
   const auto shared = keys.size(1), groups = heads / shared;

@@ -107,7 +107,7 @@ TEST(Collectives, RefuseWhatTheyCanNotDo) {
   });
 }
 
-/// Equal counts would fit together without a word.
+/// Tensors of equal counts but different shapes would be combined in silence.
 TEST(Collectives, CompareShapes) {
   with_ranks(3, [](const Communicator& world) {
     const auto x = at::arange(6, at::kFloat).view(world.rank() == 0 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{3, 2});
@@ -160,7 +160,7 @@ TEST(Collectives, InPlaceRefuseTensorsWithAGraph) {
   });
 }
 
-/// In place where autograd does not look, but has saved the values.
+/// Collectives of Communicator write in place without autograd, which may have saved the values.
 TEST(Collectives, InPlaceOutdateGraphsThatHaveSavedTheTensor) {
   with_ranks(2, [](const Communicator& world) {
     const auto w = at::full({4}, 3.0).requires_grad_();

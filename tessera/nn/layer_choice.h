@@ -10,20 +10,20 @@ namespace tessera::nn {
 struct LayerChoice {
   /// Whole names, or their ends behind a point, such as "q_proj". Empty, or "all-linear": all linear layers but the output layer.
   std::vector<std::string> target_modules = {};
-  std::string target_pattern = {};  // in place of that, an expression that whole names match
+  std::string target_pattern = {};  // instead of target_modules: an expression that whole names match
   std::vector<std::string> exclude_modules = {};
 
   bool contains(const std::string& name, bool is_linear) const;
 };
 
-/// Whether the expression matches the whole name. Throws UsageError if it is none.
+/// Whether the expression matches the whole name. Throws UsageError for an invalid expression.
 bool matches(const std::string& name, const std::string& expression);
-/// Whether this is the whole name, or its end behind a point.
+/// Whether `wanted` is the whole name, or its end behind a point.
 bool is_named(std::string_view name, std::string_view wanted);
 bool is_in(std::string_view name, const std::vector<std::string>& wanted);
 /// The last parts of names, each once: "q_proj, v_proj".
 std::string last_parts(const std::vector<std::string>& names);
-/// Throws UsageError, with the names that are there, unless each of the choice is one of them, and it chooses some.
+/// Throws UsageError, which lists the names, unless each name in the choice is one of them, and some layer is chosen.
 void expect_choice(const LayerChoice& choice, const std::vector<std::string>& names, size_t chosen, std::string_view what);
 
 }  // namespace tessera::nn

@@ -16,7 +16,7 @@
 namespace tessera::nn {
 namespace {
 
-/// Of so many rows scores take 32 MB, or an eighth of what the gradient of the weight takes if that is more.
+/// The number of rows whose scores take 32 MB, or an eighth of what the gradient of the weight takes if that is more.
 int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
   const auto small = std::max<int64_t>(1, (int64_t{32} << 20) / (std::max<int64_t>(1, weight.size(0)) * 4));
   return has_gradient ? std::max(small, at::divup(weight.size(1), 8)) : small;
@@ -24,7 +24,7 @@ int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
 
 struct Scored {
   at::Tensor sum, count;           // of the losses of rows that count
-  at::Tensor grad_x, grad_weight;  // of the sum; undefined where nobody asks
+  at::Tensor grad_x, grad_weight;  // of the sum; undefined unless asked for
 };
 
 at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const at::Tensor& target, double z_loss) {
@@ -53,7 +53,7 @@ Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
   const auto matrix = weight.to(multiplied);
   Scored result{.sum = at::zeros({}, x.options().dtype(dtype)), .count = counts.sum(), .grad_x = {}, .grad_weight = {}};
   if (for_x) result.grad_x = at::empty_like(x);
-  // Of no rows once, too: the others wait for this rank's use of the weight, and for its gradient.
+  // Runs once even without rows: the other ranks wait for this rank's use of the weight, and for its gradient.
   for (int64_t begin = 0; begin < rows || begin == 0; begin += at_once) {
     const auto size = std::min(at_once, rows - begin);
     const auto part = x.narrow(0, begin, size).to(multiplied), counted = counts.narrow(0, begin, size).unsqueeze(1).to(dtype);
@@ -98,7 +98,7 @@ struct Loss : torch::autograd::Function<Loss> {
     }
     const auto saved = context->get_saved_variables();
     const auto factor = grads[0] * saved[2];
-    // They are as large as the weight, so no copy is made unless backward may come again.
+    // The gradients are as large as the weight, so they are scaled in place unless backward may come again.
     const bool may_change = !torch::autograd::get_current_graph_task_keep_graph();
     const auto scaled = [&](at::Tensor gradient) {
       if (!gradient.defined()) return gradient;

@@ -1,4 +1,4 @@
-// The cross entropy of a linear layer's scores without the scores as a whole: what a large vocabulary costs in memory otherwise.
+// The cross entropy of a linear layer's scores, without all scores in memory at once: those of a large vocabulary take much.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -39,9 +39,9 @@ struct Target {
   std::shared_ptr<Module> module;
   Kind kind;
   at::Tensor weight, bias;
-  std::vector<int64_t> down, up;  // sizes of A and B, but for the rank: it is the first of A's, and the second of B's
+  std::vector<int64_t> down, up;  // sizes of A and B, with 1 for the rank: A's first and B's second size
   int64_t groups = 1;
-  bool is_embedding_too = false;  // an embedding has its weight
+  bool is_embedding_too = false;  // an embedding shares its weight
 
   /// The largest rank that its weight can have.
   int64_t width() const { return std::min(c10::multiply_integers(down), up[0]); }
@@ -84,7 +84,7 @@ bool fits(const std::string& name, const std::string& pattern) {
   return nn::matches(name, "(.*\\.)?(" + pattern + ")");
 }
 
-/// The first that matches, as in peft.
+/// The value of the first pattern that matches, as in peft.
 template <class Value>
 Value by_pattern(const std::string& name, const ByPattern<Value>& patterns, Value otherwise) {
   for (const auto& [pattern, value] : patterns) {
@@ -168,7 +168,7 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
 
-/// Of the seed of the default generator and of the names alone, so that all ranks draw the same, whatever else they have drawn.
+/// Seeded by the default generator's seed and the names alone, so that all ranks draw the same, whatever else they have drawn.
 at::Generator generator_of(const std::string& layer, const std::string& adapter) {
   const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
   return at::detail::createCPUGenerator(seed ^ std::hash<std::string>()(layer + "\n" + adapter));
@@ -233,14 +233,14 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   }
 }
 
-/// The shard and the member of a sharded parameter agree when they are asked: so before this is set, and before the other one is.
+/// The shard and the member of a sharded parameter come to agree whenever they are asked, so asks before and after setting one.
 void set_training(at::Tensor tensor, bool trains) {
   if (tensor.requires_grad() == trains) return;
   tensor.set_requires_grad(trains);
   (void)tensor.requires_grad();
 }
 
-/// What acts of the adapters trains, and what their options name.
+/// Has the active adapters train, and all that their options name, and nothing else.
 void choose_training(Module& model) {
   const auto layers = adapted_in(model);
   std::vector<Options> acting;
@@ -283,7 +283,7 @@ void activate(Module& model, const std::vector<std::string>& names) {
   }
 }
 
-/// Throws UsageError for what can't train as a whole.
+/// Throws UsageError unless the modules exist, and can train as a whole.
 void expect_whole_modules(const Module& model, const std::vector<std::string>& modules) {
   std::vector<std::string> names;
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) names.push_back(item.key());
@@ -298,7 +298,7 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   }
 }
 
-/// Modules and biases that train as a whole have one value, over which a second adapter would train, or load its own.
+/// Throws UsageError if another adapter trains the same modules or biases as a whole: they have only one value.
 void expect_own_wholes(const Module& model, const Options& options, const std::string& adapter) {
   std::map<std::string, Options> others;
   for (const auto& [layer, adapted] : adapted_in(model)) {

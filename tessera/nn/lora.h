@@ -30,11 +30,11 @@ enum class Bias {
 std::string_view name_of(Bias bias);
 std::optional<Bias> bias_named(std::string_view name);
 
-/// How adapters of linear layers begin: with a drawn A and a B of 0, or, with Pissa, as the principal part of the weight, which is taken
-/// out of it: then the weights need their values before.
+/// How adapters of linear layers begin: with a random A and a B of 0, or, with Pissa, as the principal part of the weight, which is taken
+/// out of it: then the weights must have their values before.
 enum class Init { Kaiming, Gaussian, Pissa };
 
-/// Values for layers whose names end in what a pattern matches; of several patterns, the first.
+/// Values for layers by patterns that match the end of a layer's name; the first pattern that matches counts.
 template <class Value>
 using ByPattern = std::vector<std::pair<std::string, Value>>;
 
@@ -44,7 +44,7 @@ struct Options {
   int64_t r = 8;            // the rank
   double lora_alpha = 8;    // what an adapter adds is multiplied by lora_alpha / r,
   bool use_rslora = false;  // or by lora_alpha / sqrt(r)
-  double lora_dropout = 0;  // of what goes into an adapter
+  double lora_dropout = 0;  // of an adapter's input
   bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
   nn::LayerChoice layers = {};                        // that get one: torch::nn::Linear, Embedding and Conv2d can
   ByPattern<int64_t> rank_pattern = {};               // other ranks
@@ -54,25 +54,25 @@ struct Options {
   Init init_lora_weights = Init::Kaiming;
 };
 
-/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d are layers that can have one. From now on, only adapters
-/// train, and what the options name. Called before fully_shard, or within deferred_init; the base may have its weights before or get them
-/// later (then DoRA needs reset_magnitudes). A model may have several adapters, of which the first one acts. Modules and biases that train
-/// as a whole have one value, whichever of them acts, so two can't have the same. Throws UsageError, and changes nothing, if a name matches
-/// no layer, with the names that are there.
+/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d can have one. Afterwards only adapters train, and what the
+/// options name. Call it before fully_shard, or within deferred_init; the base may have its weights before or get them later (then DoRA
+/// needs reset_magnitudes). A model may have several adapters, of which the first one is active. Modules and biases that train as a whole
+/// have one value for all adapters, so two adapters can't have the same. Throws UsageError, which lists the names of layers, and changes
+/// nothing, if a name matches no layer.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
-/// The adapters of a model, and those that act at the moment.
+/// The adapters of a model, and those that are active.
 std::vector<std::string> adapters(ConstModuleRef model);
 std::vector<std::string> active_adapters(ConstModuleRef model);
-/// From now on these act, and add up; what acts trains, and the others don't.
+/// Makes these adapters active. They add up, and train; the others don't.
 void set_adapters(ModuleRef model, const std::vector<std::string>& names);
 
 /// Makes the magnitudes of DoRA those of the weights, so that they change nothing: after weights have been loaded. Collective if the model
 /// is sharded.
 void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
 
-/// As long as it exists, the model is what it is without adapters. Modules and biases that train as a whole are what they have become.
-/// Afterwards each layer's adapters act that acted before, unless others have been chosen meanwhile.
+/// While it exists, the model runs without adapters. Modules and biases that train as a whole keep their trained values. Afterwards each
+/// layer's adapters are active that were before, unless others have been chosen meanwhile.
 class [[nodiscard]] Disabled : NoCopy {
  public:
   explicit Disabled(ModuleRef model);
@@ -87,7 +87,7 @@ class [[nodiscard]] Disabled : NoCopy {
 /// nothing, where that can't be: quantised weights, convolutions with groups, several adapters of which one is a DoRA. Collective if the
 /// model is sharded.
 void merge(ModuleRef model);
-/// Takes merged adapters out again, to rounding, and has them act.
+/// Takes merged adapters out of the weights, but for rounding, and makes them active.
 void unmerge(ModuleRef model);
 
 /// The adapters and by what they are multiplied, in words: "default (rank 8, alpha 16)". Empty if there are none.
@@ -96,7 +96,7 @@ std::string description(ConstModuleRef model);
 /// Throws UsageError if adapters are merged.
 void expect_unmerged(ConstModuleRef model);
 
-/// By what the output of an adapter of this layer is multiplied.
+/// The factor of an adapter's output in this layer.
 double scaling_of(const Options& options, const std::string& layer);
 
 /// The parameters of an adapter of one layer.

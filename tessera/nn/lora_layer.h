@@ -33,7 +33,7 @@ struct Parameters : torch::nn::Module {
   std::map<std::string, at::Tensor> tensors;
 };
 
-/// What a layer has beside its own parameters. The operators of its weight are replaced by run().
+/// The adapters of a layer. run() replaces the operators of the layer's weight.
 class LayerAdapters {
  public:
   /// `is_embedding_too`: whether an embedding of the model has the layer's weight.
@@ -41,7 +41,7 @@ class LayerAdapters {
       : kind_(kind), name_(std::move(name)), is_embedding_too_(is_embedding_too) {}
 
   std::optional<at::Tensor> run(std::string_view op, std::span<const c10::IValue> arguments) const;
-  /// Puts the active adapters into the weight, from now on in place of acting, and takes them out again.
+  /// merge_into() adds the active adapters to the weight and makes them inactive; take_out_of() does the reverse.
   void merge_into(const at::Tensor& weight);
   void take_out_of(const at::Tensor& weight);
   bool has_merged() const { return !merged_.empty(); }
@@ -64,11 +64,11 @@ class LayerAdapters {
   };
 
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;
-  /// What the layer makes of x by itself.
+  /// The layer's output for x without adapters.
   at::Tensor plain(const at::Tensor& x, std::span<const c10::IValue> arguments, const std::optional<at::Tensor>& bias) const;
   at::Tensor with_adapters(std::span<const c10::IValue> arguments) const;
   Weights weights_of(const std::string& adapter) const;
-  /// Of the weight with the adapter's product in it. A constant to autograd: section 4.3 of the paper on DoRA.
+  /// The row norms of the weight with the adapter's product in it. A constant to autograd: section 4.3 of the paper on DoRA.
   at::Tensor row_norms(const std::string& adapter, const at::Tensor& weight) const;
 
   const Kind kind_;
@@ -77,7 +77,7 @@ class LayerAdapters {
   std::vector<Merged> merged_ = {};
 };
 
-/// What an adapter adds to a weight.
+/// Returns what an adapter adds to a weight.
 at::Tensor delta(const at::Tensor& weight, const Weights& adapter);
 
 }  // namespace tessera::lora

@@ -1,4 +1,4 @@
-// Frozen weights in few bits: what QLoRA's base is made of.
+// Holds frozen weights in few bits, as the base of QLoRA.
 #pragma once
 
 #include "tessera/base/module_ref.h"

@@ -18,23 +18,23 @@
 namespace tessera::nn {
 namespace {
 
-/// A form is a row of blocks, each of which has all that its values need. What is missing in the last one counts as 0.
+/// A form is a sequence of blocks, each of which has all that its values need. Values that the last block lacks count as 0.
 struct Form {
   std::string_view name;
   int64_t values;  // of a block
   int64_t bytes;
   void (*encode)(const at::Tensor& values, const at::Tensor& held);
-  /// `scales`: room for one for each 64 values of a block.
+  /// `scales`: room for one scale for each 64 values of a block.
   void (*decode)(const uint8_t* block, int64_t count, float* scales, float* values);
   void (*decode_bfloats)(const uint8_t* block, int64_t count, float* scales, uint16_t* values);
   /// The values of all blocks and the scales of each 64 of them, by operators, for devices.
   std::pair<at::Tensor, at::Tensor> (*decode_by_operators)(const at::Tensor& held);
 };
 
-constexpr int64_t kNested = DynamicCode::kBlock;            // scales that have a scale in common
-constexpr int64_t kNf4Values = kNested * kQuantBlock;       // of a block of NF4,
-constexpr int64_t kNf4Codes = kNf4Values / 2;               // which has these bytes of codes, its scales in bytes, the scale of these,
-constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // and what was taken away from all of them
+constexpr int64_t kNested = DynamicCode::kBlock;            // scales that share a scale
+constexpr int64_t kNf4Values = kNested * kQuantBlock;       // values in a block of NF4
+constexpr int64_t kNf4Codes = kNf4Values / 2;               // the bytes of their codes
+constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // with a byte per scale, and the scale and the mean of the scales
 constexpr int64_t kGrain = 16384;                           // values
 
 float float_at(const uint8_t* bytes) {
@@ -47,7 +47,7 @@ void put(float value, uint8_t* bytes) {
   std::memcpy(bytes, &value, sizeof value);
 }
 
-/// Calls `act(block, begin, count)` for the blocks of so many values, on several threads.
+/// Calls `act(block, begin, count)` for blocks of `values` values, on several threads.
 template <class Act>
 void for_blocks(int64_t numel, int64_t values, const Act& act) {
   const auto blocks = (numel + values - 1) / values;
@@ -107,7 +107,7 @@ void decode_nf4_single(const uint8_t* block, int64_t count, float* scales, Out* 
   nf4_values(block, scales, count, values);
 }
 
-/// Blocks of a byte for each value, and behind them a scale for each 64, by which `code` gets them divided. The largest value gets `most`.
+/// Encodes blocks of a byte for each value, followed by a scale for each 64. `code` gets values divided by the scale, at most `most`.
 template <class Code>
 void encode_bytes(const at::Tensor& values, const at::Tensor& held, int64_t of_block, float most, const Code& code) {
   const auto* const from = values.const_data_ptr<float>();
@@ -122,7 +122,7 @@ void encode_bytes(const at::Tensor& values, const at::Tensor& held, int64_t of_b
 }
 
 constexpr float kMostInt8 = 127, kMostFp8 = 448;
-constexpr int64_t kFp8Values = 2 * kQuantBlock;  // so that what is held has another shape than with int8, and is never taken for that
+constexpr int64_t kFp8Values = 2 * kQuantBlock;  // so that the shape differs from int8's, and the two are never confused
 
 void encode_int8(const at::Tensor& values, const at::Tensor& held) {
   encode_bytes(values, held, kQuantBlock, kMostInt8, [](float share) {
@@ -166,7 +166,7 @@ at::Tensor looked_up(std::span<const float> table, const at::Tensor& codes) {
   return values.index_select(0, codes.flatten().to(at::kInt)).view(codes.sizes());
 }
 
-/// Floats that lie at the end of blocks.
+/// The floats at the end of each block.
 at::Tensor last_floats(const at::Tensor& held, int64_t count) {
   return held.narrow(1, held.size(1) - 4 * count, 4 * count).contiguous().view(at::kFloat);
 }

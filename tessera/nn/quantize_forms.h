@@ -1,4 +1,4 @@
-// In what weights are held in few bits, and the way there and back.
+// The forms in which weights are held in few bits: encoding and decoding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +19,10 @@ std::string_view name_of(Quantization quantization);
 /// Throws UsageError, with the names that there are.
 Quantization quantization_named(std::string_view name);
 
-/// Of a weight with so many values.
+/// The bytes that a weight of `numel` values takes.
 int64_t held_bytes(Quantization quantization, int64_t numel);
 
-/// All values of a weight, flat, in the form: [blocks, bytes].
+/// Encodes all values of a weight, flat, as [blocks, bytes], and decodes them.
 at::Tensor quantized(Quantization quantization, const at::Tensor& values);
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype);
 

@@ -71,7 +71,7 @@ TESSERA_KERNEL float largest(const float* values, int64_t count) {
 }
 
 TESSERA_KERNEL void nf4_codes(const float* values, int64_t count, float scale, uint8_t* codes) {
-  // bitsandbytes divides in a block that is not whole.
+  // Divides in an incomplete block, as bitsandbytes does.
   const bool divides = count < kQuantBlock;
   const float factor = scale == 0 ? 0 : 1 / scale;
   int32_t found[kQuantBlock] = {};

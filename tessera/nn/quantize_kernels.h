@@ -11,14 +11,14 @@ constexpr int64_t kQuantBlock = 64;  // values that have one scale
 /// The 16 values of NF4.
 extern const std::array<float, 16> kNf4;
 
-/// The largest size of so many values.
+/// The largest absolute value.
 float largest(const float* values, int64_t count);
-/// Of one block: two codes a byte, the first one in the high half.
+/// Encodes one block: two codes a byte, the first one in the high half.
 void nf4_codes(const float* values, int64_t count, float scale, uint8_t* codes);
-/// Of blocks of 64 with these scales. `count` may end within a block.
+/// Decodes blocks of 64 with these scales. `count` may end within a block.
 void nf4_values(const uint8_t* codes, const float* scales, int64_t count, float* values);
 void nf4_values(const uint8_t* codes, const float* scales, int64_t count, uint16_t* bfloats);
-/// Of blocks of 64 values with one byte each, which stands for one of 256 values.
+/// Decodes blocks of 64 values with one byte each, which stands for one of the 256 values `of_code`.
 void byte_values(const uint8_t* codes, const float* of_code, const float* scales, int64_t count, float* values);
 void byte_values(const uint8_t* codes, const float* of_code, const float* scales, int64_t count, uint16_t* bfloats);
 

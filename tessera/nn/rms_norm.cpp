@@ -46,7 +46,7 @@ Two backward_of(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& w
           (all_but_last.empty() ? of_weight : of_weight.sum(all_but_last)).to(weight.scalar_type())};
 }
 
-/// Whether the loops of ours can do it.
+/// Whether the kernels can do it.
 bool fits(const at::Tensor& x, const at::Tensor& weight) {
   const auto dtype = x.scalar_type();
   return (dtype == at::kFloat || dtype == at::kBFloat16) && weight.scalar_type() == dtype && weight.is_contiguous() && x.numel() > 0;
@@ -110,7 +110,7 @@ struct RmsNormalize : torch::autograd::Function<RmsNormalize> {
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     const auto saved = context->get_saved_variables();
-    // With create_graph by operators, and of factors that depend on x, so that the gradients can be differentiated again.
+    // With create_graph, uses operators, and factors that depend on x, so that the gradients can be differentiated again.
     const bool is_recorded = c10::GradMode::is_enabled();
     auto [of_x, of_weight] = is_recorded
                                  ? backward_of(grads[0], saved[0], saved[1], factors_of(saved[0], context->saved_data["eps"].toDouble()))

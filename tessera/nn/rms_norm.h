@@ -7,7 +7,7 @@
 
 namespace tessera::nn {
 
-/// Over the last dimension. Computed in float32 and rounded to the dtype of x once; in float64 if x has that.
+/// Normalizes over the last dimension. Computes in float32 and rounds to the dtype of x once; in float64 if x has that.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 struct RmsNormImpl : torch::nn::Module {

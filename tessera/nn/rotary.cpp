@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kTokensAtOnce = 16;
 
-/// Wavelengths that are long beside the texts of before are stretched, short ones stay, and those between are mixed.
+/// Stretches wavelengths that are long beside the texts of the original training, keeps short ones, and mixes those between.
 at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
   const auto old = static_cast<double>(scaling.original_max_position_embeddings);
   const auto wavelengths = 2 * std::numbers::pi / frequencies;
@@ -27,7 +27,7 @@ at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling
   return at::where(is_long, frequencies / scaling.factor, at::where(is_short, frequencies, mixed));
 }
 
-/// In operators, for devices other than the CPU, for dtypes that the kernels have not, and where the result is differentiated.
+/// Turns by operators, for devices other than the CPU, for dtypes that the kernels lack, and where the result is differentiated.
 at::Tensor turned(const at::Tensor& x, const RotaryTable& table, double direction) {
   const auto pairs = table.cos.size(-1);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

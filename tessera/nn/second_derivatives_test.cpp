@@ -36,7 +36,7 @@ enum class Verdict { Right, Refused, RefusedByLibtorch };
 
 struct Row {
   std::string function;            // as docs/models.md names it
-  std::vector<std::string> names;  // of what it is in the headers
+  std::vector<std::string> names;  // its names in the headers
   Verdict verdict = Verdict::Right;
   std::vector<std::vector<int64_t>> sizes;  // of the operands, each with a gradient; the first one has rows
   Act act;

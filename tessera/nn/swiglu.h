@@ -1,4 +1,4 @@
-// SwiGLU: what a gate lets through.
+// SwiGLU: silu(gate) * up, with its own backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>

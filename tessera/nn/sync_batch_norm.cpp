@@ -27,7 +27,7 @@ at::Tensor widened(const at::Tensor& parameter, const at::Tensor& x) {
   return parameter.defined() ? parameter.to(statistics_dtype(x)) : parameter;
 }
 
-/// Of each channel, over all ranks, in float64.
+/// Statistics of each channel over all ranks, in float64.
 struct Statistics {
   at::Tensor mean, variance;
   double count = 0;

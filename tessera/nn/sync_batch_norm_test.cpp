@@ -107,7 +107,7 @@ TEST(SyncBatchNorm, HasTheOptionsOfBatchNorm) {
   expect_as_one_process({.rows = {2, 3}, .options = tnn::BatchNormOptions(5).track_running_stats(false)});
 }
 
-/// libtorch's kernel is wrong for one image beside whose values the gradient lies otherwise.
+/// libtorch's kernel is wrong for one image whose gradient has another memory format than its values.
 TEST(SyncBatchNorm, TakesGradientsInAnyLayout) {
   using at::MemoryFormat;
   for (const auto of_x : {MemoryFormat::Contiguous, MemoryFormat::ChannelsLast}) {
@@ -170,7 +170,7 @@ at::Tensor rows_of(int rank) {
   return (at::arange(6 * (2 + rank), at::kFloat).view({2 + rank, 6}) * 0.7 + rank).sin();
 }
 
-/// The second rank has none.
+/// The second rank has no rows.
 at::Tensor rows_of_some(int rank) {
   return rank == 1 ? at::empty({0, 6}) : rows_of(rank);
 }

@@ -96,12 +96,12 @@ void Adam::apply(const Settings& settings, int64_t step, const Item& item) {
   const bool has_kernel = item.parameter.is_cuda() || (item.parameter.is_cpu() && item.parameter.scalar_type() != at::kDouble);
   if (!has_kernel) return apply_by_operators(settings, step, item);
   if (item.parameter.numel() == 0) return;
-  // The kernels of GPUs scale a gradient on the way, and leave it scaled.
+  // The fused kernels of GPUs can scale the gradient themselves, and do it in place.
   const bool scales = item.parameter.is_cuda() && item.factor.defined() && item.parameter.scalar_type() != at::kDouble;
   std::optional<at::Tensor> divisor;
   if (scales) divisor = item.factor.to(item.parameter.device(), at::kFloat).reciprocal();
   const auto gradient = scales ? item.gradient : scaled(item.gradient, item.factor);
-  // They also compare shapes.
+  // The fused kernels require equal shapes.
   const auto flat = [](const at::Tensor& tensor) { return tensor.is_contiguous() ? tensor.view({tensor.numel()}) : tensor; };
   const std::vector<at::Tensor> parameters = {flat(item.parameter)}, gradients = {flat(gradient)}, first = {flat(item.state[0])},
                                 second = {flat(item.state[1])}, steps = {number_of_step(step, item.parameter.device())};
@@ -154,7 +154,7 @@ AdamW8bit::AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options)
 
 void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) {
   if (item.state.size() == 2) return Adam::apply(settings, step, item);
-  item.parameter.unsafeGetTensorImpl()->bump_version();  // autograd sees nothing of what follows
+  item.parameter.unsafeGetTensorImpl()->bump_version();  // the writes below bypass autograd
   const auto count = item.parameter.numel();
   const auto n = static_cast<double>(step);
   const auto of_first = 1 - std::pow(options().beta1, n), of_second = std::sqrt(1 - std::pow(options().beta2, n));
@@ -167,7 +167,7 @@ void AdamW8bit::apply(const Settings& settings, int64_t step, const Item& item) 
         return at::from_blob(static_cast<std::byte*>(tensor.data_ptr()) + begin * tensor.element_size(), {size},
                              at::TensorOptions().dtype(tensor.scalar_type()));
       };
-      // The operators of bitsandbytes, in its order, because their bits are wanted.
+      // The operators of bitsandbytes in its order, so that results equal its own to the bit.
       const auto parameter = part(item.parameter), wide = parameter.to(at::kFloat);
       auto gradient = part(item.gradient).to(at::kFloat);
       if (item.factor.defined()) gradient = gradient * factor;

@@ -33,14 +33,14 @@ class Adam : public Optimizer {
  private:
   void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
-  /// Where there is no fused kernel, and in float64 on CPUs: there it rounds the last values of a tensor otherwise than the others, so it would
-  /// depend on how a parameter is divided what comes out.
+  /// Used where libtorch has no fused kernel, and for float64 on CPUs, whose fused kernel rounds the last values of a tensor differently
+  /// from the others, so that results would depend on how a parameter is sharded.
   void apply_by_operators(const Settings& settings, int64_t step, const Item& item) const;
   const at::Tensor& number_of_step(int64_t step, at::Device device);
 
   AdamOptions options_;
   WeightDecay decay_;
-  at::Tensor step_;  // for libtorch's kernel
+  at::Tensor step_;  // the number of the step, as libtorch's fused kernels take it
   int64_t step_value_ = 0;
 };
 
@@ -59,9 +59,9 @@ class AdamW final : public Adam {
   AdamW(std::vector<ParameterGroup> groups, AdamWOptions options);
 };
 
-/// AdamW with 8-bit moments, as bitsandbytes has it: two bytes for each value instead of eight, and two scales for each block of 256
-/// values. Parameters of fewer than 4096 values, and those that are cut within blocks (by Layout::Rows, mostly), keep moments in float32.
-/// In host memory.
+/// AdamW with 8-bit moments, as in bitsandbytes: two bytes for each value instead of eight, and two scales for each block of 256 values.
+/// Parameters of fewer than 4096 values, and those whose shards begin or end inside a block (mostly with Layout::Rows), keep float32
+/// moments. The constructor throws UsageError if a parameter is on a device.
 class AdamW8bit final : public Adam {
  public:
   AdamW8bit(std::vector<at::Tensor> parameters, AdamWOptions options);

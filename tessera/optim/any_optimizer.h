@@ -1,4 +1,4 @@
-// AnyOptimizer: what prepares, saves or scales optimizers takes Tessera's and those of torch::optim alike.
+// AnyOptimizer: an optimizer of Tessera or of torch::optim, for functions that take both.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +16,7 @@ class Optimizer;
 
 using AnyOptimizer = std::variant<Optimizer*, torch::optim::Optimizer*>;
 
-/// Of all its groups.
+/// The parameters of all its groups.
 std::vector<at::Tensor> parameters_of(const AnyOptimizer& optimizer);
 
 }  // namespace tessera::optim

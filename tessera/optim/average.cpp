@@ -25,7 +25,7 @@
 namespace tessera::optim {
 namespace {
 
-/// The averages that are in the place of parameters, of all models.
+/// The averages of all models that are swapped in.
 struct InPlace {
   std::mutex mutex;
   std::vector<Average*> averages;
@@ -53,7 +53,7 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
     const auto dtype = parameter.scalar_type();
     if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) continue;
     const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    // Made from options, which do not carry the paging key: the average is no shard.
+    // TensorOptions do not carry the paging key: the average is not a shard.
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
     members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
   }
@@ -161,7 +161,7 @@ void Average::forget_own() {
   leave_place(*this);
 }
 
-/// Ranks that update their parts differently would mix two averages, and nothing else would tell.
+/// Ranks that update their shards differently would mix two averages, and no other check would notice.
 void Average::expect_same() const {
   const auto world = world_of(*model_);
   const auto which = fmt::format("decay {} after {} updates", options_.decay, updates_);
@@ -203,7 +203,7 @@ void Average::restore() {
   forget_own();
 }
 
-/// A model that was loaded meanwhile has its own parameters again.
+/// Loading the model ends a swap: the model has its own parameters again.
 bool Average::is_swapped() {
   if (is_swapped_ && !are_swapped(local_values(*model_).units)) forget_own();
   return is_swapped_;

@@ -20,10 +20,10 @@ struct AverageOptions {
   double decay = 0.999;  // in [0, 1): average = decay * average + (1 - decay) * parameter
 };
 
-/// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is divided among the
-/// ranks as the parameters are, and kept in at least float32. Make it when the model is sharded. It begins with the parameters as they are
-/// then, or if they have no values yet (Start::Loaded), as they are at its first use, unless it is loaded as well. A model may have
-/// several, of which one at a time takes the place of the parameters.
+/// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is sharded like the
+/// parameters, in at least float32. Make it after fully_shard. It starts as a copy of the parameters when it is made, or at its first use
+/// if they have no values before (Start::Loaded) and no average is loaded. A model may have several averages, of which one at a time can be
+/// swapped in.
 class Average {
  public:
   explicit Average(std::shared_ptr<torch::nn::Module> model, AverageOptions options = {});
@@ -35,18 +35,18 @@ class Average {
   void update();
   /// Makes the average equal to the parameters.
   void assign();
-  /// This rank's parts of the average, by the names of the parameters in this model, of which the averaged one may be a part. For
+  /// Returns this rank's shards of the average by the names of the parameters in `model`, which may contain the averaged model. For
   /// checkpoints (Contents::average).
   std::map<std::string, at::Tensor> state(ConstModuleRef model) const;
-  /// Throws UsageError if it can't be saved beside the model now.
+  /// Throws UsageError if the average can't be saved beside the model, for example during a swap.
   void expect_savable();
-  /// The model and the average have been loaded: what an exception left swapped is gone.
+  /// To be called when the model and the average have been loaded: ends a swap that an exception left.
   void was_loaded();
 
-  /// While it exists, the model has the average in place of its own parameters, which it gets back in the end. Meanwhile update(),
-  /// assign(), another average of these parameters, a second swap, and whatever writes a sharded parameter are errors; loading the model is
-  /// not, and ends the swap. Saving the model saves the average. Making and destroying it are collective. If it is destroyed by an
-  /// exception, the model keeps the average, because the other ranks may not come: see restore().
+  /// While it exists, the model has the average in place of its own parameters; the destructor gives them back. Meanwhile update(),
+  /// assign(), another average of these parameters, a second swap, and writes to sharded parameters are errors; loading the model is
+  /// allowed and ends the swap. Saving the model saves the average. Construction and destruction are collective. If an exception destroys
+  /// it, the model keeps the average, because the other ranks may not take part: see restore().
   class Swapped {
    public:
     explicit Swapped(Average& average);
@@ -56,7 +56,7 @@ class Average {
 
    private:
     Average& average_;
-    const int exceptions_;  // under way when it was made
+    const int exceptions_;  // uncaught exceptions when it was made
   };
   [[nodiscard]] Swapped swapped() { return Swapped(*this); }
   /// Gives the model its own parameters back if an exception has ended swapped(). All ranks call it, after recover(). Collective.

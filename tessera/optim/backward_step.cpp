@@ -1,4 +1,4 @@
-// Updates the units of a model while backward sections.
+// Updates the units of a model while backward runs.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -19,14 +19,14 @@
 namespace tessera::optim {
 namespace {
 
-/// All values of a dense tensor from `begin` on, in memory order.
+/// `count` values of a dense tensor from `begin` on, in memory order.
 at::Tensor in_memory_order(const at::Tensor& dense, int64_t begin, int64_t count) {
   return dense.as_strided({count}, {1}, dense.storage_offset() + begin);
 }
 
 }  // namespace
 
-/// Takes the gradients of an optimizer's shards. Units forget it when the optimizer drops it.
+/// Takes the gradients of an optimizer's shards. Units refer to it weakly, so they forget it when the optimizer drops it.
 class Optimizer::BackwardStep final : public GradientSink {
  public:
   explicit BackwardStep(Optimizer& optimizer);
@@ -36,7 +36,7 @@ class Optimizer::BackwardStep final : public GradientSink {
   void take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) override;
 
   std::span<const std::weak_ptr<Unit>> units() const { return units_; }
-  /// A pass that is under way may keep this object longer than its optimizer lives.
+  /// A running backward pass may keep this object alive longer than its optimizer.
   void forget_optimizer() { optimizer_ = nullptr; }
 
  private:
@@ -86,7 +86,7 @@ void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<
   guard.commit();
 }
 
-/// The gradient of a part is computed into memory that stays in the cache, where the rule finds it.
+/// Computes the gradient of one part at a time, into memory that stays in the cache until the rule reads it.
 void Optimizer::BackwardStep::update(const Settings& settings, Section& section, const WriteGuard& guard, const Shards& with_gradient,
                                      const Mean& mean) const {
   const auto has_gradient = [&](const Member& member) { return with_gradient.contains(member.parameter.unsafeGetTensorImpl()); };
@@ -140,7 +140,7 @@ void Optimizer::step_in_backward() {
   if (factor_.defined()) throw UsageError("step_in_backward: the gradients of a step are scaled already; call step() first");
   auto next = std::make_shared<BackwardStep>(*this);
   if (next->units().empty()) throw UsageError("step_in_backward: none of the parameters is a shard; shard the model first, or call step()");
-  // The units only know it weakly, so if one refuses, the others forget it with this variable.
+  // Units refer to the sink weakly: if one refuses it, the others forget it when `next` is destroyed.
   for (const auto& known : next->units()) {
     if (const auto unit = known.lock()) set_gradient_sink(*unit, next);
   }

@@ -49,7 +49,7 @@ const Rule kRules[] = {
     {"AdamW8bit", [](auto g) -> Made { return std::make_unique<optim::AdamW8bit>(g, optim::AdamWOptions{.lr = 0.01}); }},
 };
 
-/// Those that the device has.
+/// The rules that the device has.
 std::span<const Rule> rules() {
   return std::span(kRules).first(std::size(kRules) - (on_cpu() ? 0 : 1));
 }

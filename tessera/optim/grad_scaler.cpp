@@ -33,7 +33,7 @@ void expect_sense(const GradScalerOptions& options) {
       options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval);
 }
 
-// What the scaler needs of an optimizer, for both kinds.
+// Overloads for optimizers of Tessera and of torch::optim.
 
 void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double factor) {
   const c10::AutoGradMode no_grad(false);
@@ -50,7 +50,7 @@ void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double fa
   }
 }
 
-/// The next step may do it, without another pass over memory.
+/// Lets the next step scale the gradients, without another pass over memory.
 void multiply_gradients_in_step(Optimizer& optimizer, double factor) {
   optimizer.scale_gradients(at::scalar_tensor(factor, at::kFloat));
 }
@@ -87,8 +87,8 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) const {
   return options_.enabled ? loss * at::scalar_tensor(scale_, loss.options().dtype(at::kFloat)) : loss;
 }
 
-/// What has happened to the gradients that the optimizer has now; null if nothing has. Forgets what happened to those that tessera::recover
-/// has dropped.
+/// Returns the progress of the optimizer's gradients, or null if they have not been unscaled. Forgets the progress of gradients that
+/// tessera::recover has dropped.
 template <class O>
 GradScaler::Progress* GradScaler::progress_of(O& optimizer) {
   const auto known = progress_.find(&optimizer);

@@ -24,9 +24,9 @@ struct GradScalerOptions {
   bool enabled = true;             // if not, it changes nothing, and step() always takes the step
 };
 
-/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. A value, which can be kept in the notes of a
-/// checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To clip gradients, call
-/// unscale_(optimizer) before.
+/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, such as
+/// for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To clip
+/// gradients, call unscale_(optimizer) before.
 class GradScaler {
  public:
   /// `growth_tracker` is how many updates in a row had neither inf nor NaN. Throws UsageError if the options make no sense.
@@ -53,7 +53,7 @@ class GradScaler {
   static GradScaler load(const std::string& text);
 
  private:
-  /// What has happened to an optimizer since the last update.
+  /// The state of an optimizer since the last update.
   struct Progress {
     bool finite = true;
     bool stepped = false;

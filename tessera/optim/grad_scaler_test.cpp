@@ -97,7 +97,7 @@ TEST(GradScaler, TrainsAsAScalerByHand) {
   }
 }
 
-/// Rank 1 alone has such a value in its gradients.
+/// Expects that all ranks skip a step if rank 1 alone has `value` in its gradients.
 template <class MakeOptimizer>
 void expect_all_skip(const MakeOptimizer& make, float value) {
   with_ranks(2, [&](const Communicator& world) {

@@ -50,7 +50,7 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 }
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
-  // With gaps, `item` is of a copy, which is gone at the end of the step.
+  // For a parameter with gaps in memory, `item` has a dense copy, which is gone at the end of the step.
   const bool has_gaps = item.members.size() == 1 && !item.members.front().parameter.is_non_overlapping_and_dense();
   if (has_gaps) throw UsageError("Lamb works on dense parameters");
   const auto place = place_of(item.members.front().parameter);

@@ -30,11 +30,11 @@ class Lamb final : public Optimizer {
     Squares squares;
     std::optional<size_t> group;  // index in groups_; none for parameters that are not sharded
   };
-  /// Of another, which operators update.
+  /// This rank's part of any other parameter, which libtorch's operators update.
   struct PendingTensors {
     double lr;
     at::Tensor parameter, update;
-    at::Tensor squares;  // of both
+    at::Tensor squares;  // of the parameter and of the update
     std::optional<size_t> group;
   };
   void apply(const Settings& settings, int64_t step, const Item& item) override;

@@ -1,4 +1,4 @@
-// Parameters, gradients and optimizer state on disk: the same bits as in memory. And in host memory, where a device computes.
+// Parameters, gradients and optimizer state on disk: the same bits as in memory. Also in host memory, if a device computes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST(Offload, ChangesNoBit) {
   });
 }
 
-/// On GPUs. How it waits for them is tested on a device that lags, by tests/engine/host_offload_test.cpp.
+/// Runs on GPUs. Waiting for copies is tested on a device that lags, by tests/engine/host_offload_test.cpp.
 TEST(Offload, ToHostMemoryTrainsAsOnTheDevice) {
   with_ranks(2, [](const Communicator& world) {
     if (world.traits().device.is_cpu()) GTEST_SKIP() << "ranks are on the CPU";

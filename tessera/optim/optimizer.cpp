@@ -54,7 +54,7 @@ int64_t whole_numel(const at::Tensor& parameter) {
   return info ? c10::multiply_integers(info->shape) : parameter.numel();
 }
 
-/// Warns, once in a process, if this is one of several ranks, and nothing averages the gradients of what the optimizer updates.
+/// Warns once in a process if there are several ranks and nothing averages the gradients of these parameters.
 void warn_of_ranks_apart(std::span<const at::Tensor> parameters) {
   const auto identity = [] {
     try {
@@ -137,7 +137,7 @@ std::vector<Optimizer::Section> Optimizer::sections_of(std::vector<at::Tensor> p
   for (auto& parameter : parameters) {
     const auto place = place_of(parameter);
     const bool in_blocks = !in_blocks_.empty() && has_whole_blocks(parameter, place);
-    // State in blocks can't be divided between parameters at any place, so these parameters are updated one by one.
+    // State in blocks can be divided only at multiples of a block, so parameters that have it are updated one by one.
     const bool adjacent = !in_blocks && place.follows(last) && !sections.back().in_blocks;
     const auto offset = parameter.storage_offset();
     if (adjacent) {
@@ -174,8 +174,8 @@ at::Tensor Optimizer::flat_gradient(const Section& section) {
 
 void Optimizer::make_state(Section& section) const {
   if (!section.state.empty()) return;
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for it
-  // Made from options, which do not carry the paging key: state is no shard.
+  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);  // the parameters need no values for this
+  // TensorOptions do not carry the paging key: state is not a shard.
   for (const auto& kind : kinds_of(section)) {
     const auto like = section.flat.options().dtype(kind.dtype.value_or(section.flat.scalar_type()));
     const auto zeros = [&](const at::TensorOptions& options) {
@@ -186,7 +186,7 @@ void Optimizer::make_state(Section& section) const {
   }
 }
 
-/// No effect on memory that is not disk-backed.
+/// Has no effect on memory that is not disk-backed.
 void Optimizer::evict(const Section& section) {
   for (const auto& state : section.state) evict_pages(state.const_data_ptr(), state.nbytes());
   for (const auto& member : section.members) {
@@ -200,7 +200,7 @@ void Optimizer::offload_state(OffloadTo to, const DiskMemoryOptions& disk) {
     for (const auto& section : group.sections) {
       if (!section.state.empty()) throw UsageError("offload_state: the optimizer has state already; call it before the first step");
       const auto place = place_of(section.members.front().parameter);
-      if (to == OffloadTo::Host && place && place.is_offloaded()) continue;  // state lies where its shard does
+      if (to == OffloadTo::Host && place && place.is_offloaded()) continue;  // the state is on the device of its shard
       expect_possible(to, "the state of the optimizer", disk, section.flat.device());
     }
   }
@@ -221,7 +221,7 @@ void Optimizer::step_section(const Settings& settings, Section& section, const W
     const auto target = has_gaps ? at::empty_like(parameter).copy_(parameter) : parameter;
     const bool same_dtype = gradient.scalar_type() == target.scalar_type();
     const bool alike = gradient.strides() == target.strides() && same_dtype;
-    // What fits the dtype of the gradient may fit that of the parameter only once it is scaled.
+    // An unscaled gradient may overflow in the dtype of the parameter, so it is scaled before it is cast.
     const bool is_scaled = !same_dtype && factor_.defined();
     const auto factor = factor_.defined() && target.is_cpu() ? factor_.cpu() : factor_;
     const auto wide = [&] { return gradient.to(at::promoteTypes(gradient.scalar_type(), at::kFloat)) * factor.squeeze(); };
@@ -273,8 +273,8 @@ std::span<const std::shared_ptr<Unit>> Optimizer::units_with_gradients() {
   return units_;
 }
 
-/// What ranks compare. It leaves out units on a part of the ranks, which differ. A long one ends with a hash, because what other ranks get
-/// is cut off.
+/// Describes the rule and its settings, for ranks to compare. Leaves out units that are only on some ranks, because those differ. Replaces
+/// the end of a long text by a hash, because messages to other ranks are cut off.
 const std::string& Optimizer::description() {
   if (!description_.empty()) return description_;
   description_ = rule_;
@@ -355,7 +355,7 @@ void Optimizer::scale_gradients(const at::Tensor& factor) {
   recoveries_ = recoveries_of(parameters_);
 }
 
-/// Forgets the factor if tessera::recover has dropped the gradients that it was for.
+/// Forgets the factor if tessera::recover has dropped the gradients for which it was set.
 void Optimizer::forget_stale_factor() {
   if (factor_.defined() && recoveries_of(parameters_) != recoveries_) factor_ = at::Tensor();
 }
@@ -386,7 +386,7 @@ void Optimizer::zero_grad() {
       }
     }
   }
-  // Not in step(): gradients that are still there would be results of the program that a tracing engine ends here.
+  // Not in step(), where gradients still exist: they would become results of the program that a tracing engine ends here.
   if (!std::exchange(ends_step_, false)) return;
   for (const auto& world : worlds_) world.step_done();
 }
@@ -505,7 +505,7 @@ void Optimizer::load_state(ConstModuleRef model, const std::map<std::string, Par
     for (auto& section : group.sections) {
       for (const auto& member : section.members) {
         if (member.steps > 0) continue;
-        for (const auto& values : section.state) part(section, values, member).zero_();  // of steps before
+        for (const auto& values : section.state) part(section, values, member).zero_();  // left from earlier steps
       }
     }
   }

@@ -50,23 +50,24 @@ class Optimizer {
   /// From the next backward pass on, shards get their gradients again, and step() updates them.
   void step_after_backward() { backward_step_.reset(); }
   bool steps_in_backward() const { return backward_step_ != nullptr; }
-  /// To be called instead of step() if this rank leaves out a step that others take. Its parameters do not change.
+  /// Call it instead of step() on a rank that leaves out a step that others take. Its parameters do not change.
   void skip_step();
   /// Keeps the state where `to` says between its uses. Call it before there is state: before the first step, and before a checkpoint is
-  /// loaded. State lies where its shards do, so Host is what it has with OffloadOptions::parameters on the host, and is refused without.
-  /// Throws ConfigError if that is not possible.
+  /// loaded. State is on the device of its shards, so OffloadTo::Host is accepted only for shards that OffloadOptions::parameters keeps on
+  /// the host, and changes nothing there. Throws ConfigError if `to` is not possible.
   void offload_state(OffloadTo to, const DiskMemoryOptions& disk = {});
   /// Makes the next step multiply the gradients by a scalar, without another pass over memory. Several factors multiply. step(),
   /// skip_step() and zero_grad() reset the factor.
   void scale_gradients(const at::Tensor& factor);
-  /// The norm of the gradients as the next step takes them: with that factor. Collective.
+  /// Returns the norm of the gradients as the next step takes them, multiplied by the factor of scale_gradients(). Collective.
   at::Tensor grad_norm(double p = 2);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
-  /// Also drops gradients that wait for a reduction (no_sync). After a step this is its end, where a tracing engine ends its program.
+  /// Also drops gradients that wait for a reduction (no_sync). After a step, it marks the end of that step, where a tracing engine ends its
+  /// program.
   void zero_grad();
 
-  /// Of all groups.
+  /// The parameters of all groups.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
   /// The rate of the first group. set_lr scales the rates of all groups by their initial ratios to the first one, also after a rate of 0.
@@ -74,11 +75,11 @@ class Optimizer {
   double lr() const { return groups_.front().settings.lr; }
   void set_lr(double lr);
 
-  /// The groups as they are now, all settings given.
+  /// The groups with their current settings, all of which are set.
   std::vector<ParameterGroup> groups() const;
 
-  /// The options of the rule beside the settings of groups, by the names that torch::optim has for them: {"betas", {0.9, 0.999}}. For
-  /// checkpoints that Python reads.
+  /// The options of the rule beside the settings of groups, by their names in torch::optim: {"betas", {0.9, 0.999}}. For checkpoints that
+  /// Python reads.
   virtual std::map<std::string, std::vector<double>> hyperparameters() const { return {}; }
 
   /// The state of every parameter that has taken a step, by its name in the model. The tensors are the optimizer's own and not copies.
@@ -100,13 +101,13 @@ class Optimizer {
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
-  /// value for each `block` values of the parameter; then, and only then, its name ends in _scales, by which files tell it.
+  /// value for each `block` values of the parameter. Names of the latter kinds, and no others, end in _scales, by which files tell them.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};
     int64_t block = 1;
   };
-  /// What one call of apply() updates: adjacent parameters of one unit as one tensor, or a single parameter.
+  /// The argument of apply(): adjacent parameters of one unit as one tensor, or a single parameter.
   struct Item {
     at::Tensor parameter, gradient;
     std::span<const at::Tensor> state;  // in the order of the kinds
@@ -116,7 +117,7 @@ class Optimizer {
   };
 
   /// `rule` is the name of the rule, with the options that are not in the settings. `in_blocks` are the kinds for parameters of at least
-  /// DynamicCode::kLeast values of which all ranks have whole blocks.
+  /// DynamicCode::kLeast values whose shards are whole blocks on all ranks.
   Optimizer(std::vector<ParameterGroup> groups, Settings settings, std::vector<StateKind> state_kinds, std::string rule,
             std::vector<StateKind> in_blocks = {});
 
@@ -130,8 +131,8 @@ class Optimizer {
   virtual void end_step() {}
   /// Whether the rule can update a parameter before it has seen the gradients of the others.
   virtual bool can_step_in_backward() const { return true; }
-  /// Whether the rule writes Item::cast_copy along with the parameter, which saves a pass over memory. Without that the step makes the
-  /// copies when the rule has changed everything.
+  /// Whether the rule writes Item::cast_copy along with the parameter, which saves a pass over memory. Otherwise the step makes the copies
+  /// after the rule has updated everything.
   virtual bool writes_cast_copies() const { return false; }
 
  private:
@@ -176,11 +177,11 @@ class Optimizer {
   std::string description_;                      // of the rule and its settings; empty until it is needed
   bool ends_step_ = false;                       // whether zero_grad() is the end of a step
   at::Tensor factor_;                            // for the next step's gradients; undefined for 1
-  uint64_t recoveries_ = 0;                      // when it was set
-  std::vector<Communicator> worlds_;             // of the sharded parameters; nearly always one
+  uint64_t recoveries_ = 0;                      // recoveries_of() when factor_ was set
+  std::vector<Communicator> worlds_;             // of the meshes of the sharded parameters; nearly always one
   std::vector<at::Tensor> parameters_;           // of all groups
   std::vector<std::shared_ptr<Unit>> units_;     // the units of the current step; a member only so that its memory is reused
-  std::shared_ptr<BackwardStep> backward_step_;  // set while the optimizer steps in backward
+  std::shared_ptr<BackwardStep> backward_step_;  // null unless the optimizer steps in backward
 };
 
 }  // namespace tessera::optim

@@ -82,7 +82,7 @@ TEST(Optimizers, MayHaveGroupsThatCutThroughUnits) {
   });
 }
 
-/// A step of a model of which a part gets no gradient every now and then.
+/// Takes a step of a model. A part of the model gets no gradient in some steps.
 template <class Optimizer>
 void train(Net& net, Optimizer& optimizer, int step) {
   const auto x = input() + step;
@@ -217,7 +217,7 @@ TEST(Optimizers, RefuseWhatWouldNeverBeAveraged) {
     fully_shard(net->b, {.mesh = world, .ignored = {net->b->weight}});
     set_requires_grad(*net->c, Training::Frozen);
     optim::SGD(net->parameters(), {});
-    // One from before holds whole parameters.
+    // An optimizer from before fully_shard holds whole parameters.
     EXPECT_THAT(message_of<UsageError>([&] { before.step(); }), ::testing::HasSubstr("made before fully_shard"));
   });
 }
@@ -257,7 +257,7 @@ TEST(Optimizers, ForgetAStepThatWasRefused) {
   });
 }
 
-/// What the second step says if the ranks take the first one with different optimizers.
+/// Returns the errors of the second step if the ranks take the first one with different optimizers.
 template <class Make>
 std::vector<std::string> second_step(Residence residence, const Make& make) {
   std::vector<std::string> messages(2);

@@ -22,7 +22,7 @@ namespace tessera::testing::rules_test {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-/// Takes a step of all parameters with their gradients; the number counts from 1.
+/// Takes a step of one parameter; `step` counts from 1.
 using Rule = std::function<void(at::Tensor& parameter, const at::Tensor& gradient, std::map<std::string, at::Tensor>& state, int step)>;
 using Make = std::function<std::unique_ptr<optim::Optimizer>(Tensors)>;
 
@@ -39,7 +39,7 @@ at::Tensor& moment(std::map<std::string, at::Tensor>& state, const std::string& 
   return tensor;
 }
 
-/// The update that Adam would go, without a rate.
+/// The update of Adam, without a learning rate.
 at::Tensor adam_update(const at::Tensor& g, std::map<std::string, at::Tensor>& state, int step, double beta2, double eps) {
   auto& first = moment(state, "exp_avg", g).mul_(0.9).add_(g, 0.1);
   auto& second = moment(state, "exp_avg_sq", g).mul_(beta2).add_(g * g, 1 - beta2);
@@ -100,7 +100,7 @@ TEST_P(Rules, AreWhatTheySay) {
   for (size_t i = 0; i < ours.size(); i++) EXPECT_TRUE(at::allclose(ours[i], theirs[i], 1e-5, 1e-5)) << i;
 }
 
-/// What a model of three layers has learnt after some steps: whole parameters.
+/// The whole parameters of a model of three layers after some steps.
 Tensors learnt(const Communicator& world, const Make& make, const ShardOptions* options) {
   auto net = seeded_net();
   if (options != nullptr) {
@@ -152,7 +152,7 @@ TEST_P(Rules, WriteTheNarrowCopyAlong) {
 
 INSTANTIATE_TEST_SUITE_P(, Rules, ::testing::ValuesIn(kCases), ::testing::PrintToStringParamName());
 
-/// Against the same rule in double: what is rounded differs by chance, and adds up to nothing.
+/// Compares with the same rule in double: rounding errors are random, and must not add up.
 template <class Reference, class ReferenceOptions>
 void expect_no_bias(const std::function<std::unique_ptr<optim::Optimizer>(std::vector<at::Tensor>)>& make,
                     const ReferenceOptions& options) {
@@ -271,7 +271,7 @@ TEST(AdamW8bit, TakesTwoBytesForEachParameter) {
   values = layer->weight.numel();
   const auto of_bias = layer->bias.numel() * 8;
   EXPECT_EQ(bytes, 2 * values + values / 256 * 8 + of_bias);
-  // And they can be taken up again.
+  // The state can be loaded again.
   optim::AdamW8bit other(layer->parameters(), {});
   other.load_state(*layer, optimizer.state(*layer));
   EXPECT_TRUE(at::equal(other.state(*layer).at("weight").at("exp_avg_sq"), optimizer.state(*layer).at("weight").at("exp_avg_sq")));

@@ -15,7 +15,7 @@ namespace {
   return static_cast<uint16_t>(number == number ? rounded : 0x7fc0);
 }
 
-/// Calls `rule(p, g, first, second)` for each value and stores what it has changed. State that does not exist is passed as 0.
+/// Calls `rule(p, g, first, second)` for each value and stores the changed values. State that does not exist is passed as 0.
 template <bool kFirst, bool kSecond, bool kCastCopy, class Rule>
 [[gnu::always_inline]] inline void go_through(const UpdateRange& s, const Common& common, const Rule& rule) {
   auto* const parameters = s.parameters;
@@ -95,7 +95,7 @@ TESSERA_KERNEL void update(const LionRule& r, const UpdateRange& s) {
 
 TESSERA_KERNEL Squares prepare(const LambRule& r, const UpdateRange& s) {
   const LambRule rule = r;
-  constexpr int64_t kPart = 1024;  // squares of so many values are added in float32, the rest in double
+  constexpr int64_t kPart = 1024;  // squares of this many values are added in float32, their sums in double
   Squares all;
   for (int64_t begin = 0; begin < s.count; begin += kPart) {
     const int64_t end = begin + kPart < s.count ? begin + kPart : s.count;

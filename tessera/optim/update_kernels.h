@@ -15,7 +15,7 @@ struct UpdateRange {
   int64_t count = 0;
 };
 
-/// What all rules do first: g = factor * gradient + l2 * p, then p *= keep.
+/// The first operations of all rules: g = factor * gradient + l2 * p, then p *= keep.
 struct Common {
   float factor = 1;
   float l2 = 0;
@@ -26,7 +26,7 @@ struct SgdRule {
   Common common;
   float lr = 0;
   float momentum = 0;
-  float share = 1;  // by which the gradient is multiplied when it is added to the momentum
+  float share = 1;  // factor of the gradient when it is added to the momentum
   bool nesterov = false;
 };
 /// range.first: momentum, or null for no momentum.

@@ -55,7 +55,8 @@ inline float value_of(const at::Tensor& factor) {
   return factor.defined() ? factor.item<float>() : 1;
 }
 
-/// The gradient times the factor, for rules that are made of operators. The factor may be too small for the dtype of the gradient.
+/// Returns gradient * factor, for rules that are made of operators. Multiplies in float32, because the dtype of the gradient may not hold
+/// the factor.
 inline at::Tensor scaled(const at::Tensor& gradient, const at::Tensor& factor) {
   if (!factor.defined()) return gradient;
   const auto wide = at::promoteTypes(gradient.scalar_type(), at::kFloat);

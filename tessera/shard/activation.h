@@ -1,4 +1,4 @@
-// Activation checkpointing: parts of a model keep their inputs only, and run again in backward for what autograd needs of them.
+// Activation checkpointing: segments of a model keep only their inputs, and run again in backward to recompute what autograd needs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ namespace tessera::activation {
 
 class SegmentPass;
 
-/// A rule for these operators. Throws UsageError if libtorch has none of such a name.
+/// Returns a rule that keeps the results of these operators. Throws UsageError if libtorch has no operator of one of the names.
 KeepRule operators(std::vector<std::string> names);
 
 namespace detail {
@@ -32,11 +32,11 @@ at::Tensor placeholder();
 /// Throws UsageError: inputs that can't be copied can't be kept.
 [[noreturn]] void refuse_inputs();
 
-/// How an input is passed on that was copied: as the caller passed the original.
+/// How the copy of an input is passed on: as the caller passed the original.
 template <class T>
 using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
 
-/// A function that calls a module, whose buffers are looked at when it runs again.
+/// A function that calls a module, whose buffers the segment checks when it runs again.
 template <class Call>
 struct CallOf {
   const torch::nn::Module* module;
@@ -57,7 +57,7 @@ const torch::nn::Module* module_of(const CallOf<Call>& run) {
   return run.module;
 }
 
-/// This thread runs a segment as long as the object exists.
+/// As long as it exists, this thread runs a segment.
 class RunningSegment : NoCopy {
  public:
   RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module);
@@ -71,24 +71,24 @@ class RunningSegment : NoCopy {
 
 }  // namespace detail
 
-/// Whether this thread runs a checkpointed segment for the second time: in backward, for its activations. For what a module does once in
-/// each forward and no operator of libtorch does, such as `if (!activation::is_recompute()) calls++`.
+/// Whether this thread runs a checkpointed segment again, in backward. For side effects outside libtorch that a module has once in each
+/// forward, such as `if (!activation::is_recompute()) calls++`.
 bool is_recompute();
 
 /// A module holder, or a shared_ptr to a module.
 template <class T>
 concept IsModule = requires(const std::remove_cvref_t<T>& module) { module->named_parameters(); };
 
-/// run(inputs...), which takes no memory for activations until backward: then it runs again, from its inputs. It and inputs that are no
-/// tensors are copied. Results and gradients are the same to the bit as those of a plain call, but for what cuDNN draws in recurrent modules. Tensors
-/// are found as for_each_tensor_in finds them. Segments may nest, contain parts of sharded units or several, and be differentiated twice.
-/// Without gradients it is a plain call.
+/// Calls run(inputs...) without keeping its activations: in backward it runs again, from its inputs. `run` and inputs that are not tensors
+/// are copied. Results and gradients equal those of a plain call to the bit, except for random numbers that cuDNN draws in recurrent
+/// modules. Tensors are found as for_each_tensor_in finds them. Segments may nest, contain parts of a sharded unit or several units, and be
+/// differentiated twice. Without gradients it is a plain call.
 template <class Run, class... Inputs>
   requires(!IsModule<Run>)
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
   static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
-  // What is copied has empty tensors in place of the inputs, which the segment keeps.
+  // The copies have placeholders in place of the input tensors, which the segment keeps.
   const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);
   detail::Tensors tensors;
   for_each_tensor_in(*kept, [&](at::Tensor& tensor) { tensors.push_back(std::exchange(tensor, detail::placeholder())); });

@@ -1,4 +1,4 @@
-// How activations are checkpointed.
+// Options of activation checkpointing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +12,15 @@
 
 namespace tessera::activation {
 
-/// Says of an operator, such as "aten::mm", whether its results are kept and it need not run again.
+/// Returns whether the results of an operator, such as "aten::mm", are kept, so that it does not run again.
 using KeepRule = std::function<bool(std::string_view name)>;
 
 struct Options {
   KeepRule keep = {};
-  /// Where the inputs of segments, and the results of operators that are kept, are until backward. Files are written while forward goes on.
+  /// Where the inputs of segments and the kept results of operators are until backward. Files are written while forward continues.
   OffloadTo offload = OffloadTo::Nowhere;
   DiskMemoryOptions disk = {};  // with OffloadTo::Disk
-  /// Whether the random generators are set back before a segment runs again, so that dropout drops the same values.
+  /// Whether the state of the random generators is restored before a segment runs again, so that dropout drops the same values.
   bool preserve_rng_state = true;
 };
 

@@ -88,7 +88,7 @@ std::vector<Part> parts() {
                            sequence([] { return nn::InstanceNorm1d(nn::InstanceNorm1dOptions(8).affine(true).track_running_stats(true)); }),
                            [](nn::SequentialImpl& s, at::Tensor x) { return s.forward(x.view({4, 8, 2}) * 2).reshape({8, 8}); }),
       part<nn::LSTM>(
-          // On a GPU other numbers than in a plain call are drawn for it, because its state is started anew when a generator is restored.
+          // On a GPU it draws other numbers than in a plain call, because cuDNN starts a new state when a generator is restored.
           "LSTM", [] { return nn::LSTM(nn::LSTMOptions(8, 8).num_layers(2).dropout(on_cpu() ? 0.3 : 0)); },
           [](nn::LSTMImpl& m, at::Tensor x) { return std::get<0>(m.forward(x.view({4, 2, 8}))); }),
       part<nn::MultiheadAttention>(
@@ -128,7 +128,7 @@ std::vector<at::Tensor> train(const Part& part, bool needs, const Around& around
     (y * numbers(y.sizes(), step)).sum().backward();
     for (const auto& parameter : module->parameters()) seen.push_back(parameter.grad().clone());
     for (const auto& buffer : module->buffers()) seen.push_back(buffer.clone());
-    seen.push_back(at::rand({2}));  // where the random generator is
+    seen.push_back(at::rand({2}));  // the state of the random generator
     optimizer.step();
   }
   if (needs) seen.push_back(before.grad());

@@ -62,7 +62,7 @@ void* take(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// What is inlined where looks like a mix of two ways to allocate.
+// By inlining, the compiler sees a mix of two ways to allocate.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 void* operator new(size_t bytes) {
@@ -110,7 +110,7 @@ std::string places() {
   return result;
 }
 
-/// libtorch's own, counted.
+/// libtorch's allocator, with its calls counted.
 struct CountedMemory final : c10::Allocator {
   c10::Allocator* const next = c10::GetAllocator(c10::kCPU);
   std::atomic<size_t> calls = 0;
@@ -124,7 +124,7 @@ struct CountedMemory final : c10::Allocator {
   void copy_data(void* target, const void* source, size_t bytes) const override { next->copy_data(target, source, bytes); }
 };
 
-/// In place of libtorch's for the rest of the process.
+/// Replaces libtorch's allocator for the rest of the process.
 CountedMemory& tensor_memory() {
   static auto* const counted = new CountedMemory;
   return *counted;
@@ -188,7 +188,7 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
   EXPECT_EQ(count, handles + lists + ends + param.per_gather * gathers + param.per_reduction * reductions + param.per_norm * passes)
       << places();
 
-  // Where all gradients are shared, and nothing is cast: the tensors of a step are those of the whole model's.
+  // If all gradients are in shared memory and nothing is cast, a step makes the same tensors as a step of the whole model.
   if (param.residence != Residence::NodeShared || param.precision.param_dtype || param.max_norm > 0) return;
   const size_t sharded = memory.calls;
   Blocks whole(kUnits);

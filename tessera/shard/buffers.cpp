@@ -13,7 +13,7 @@ namespace tessera {
 
 at::Tensor synced(const std::string& name, const at::Tensor& buffer, const Communicator& world, BufferSync sync) {
   const c10::AutoGradMode no_grad(false);
-  // A module may count in host memory what it computes on a device.
+  // A buffer, such as a counter, may be on the host while the module computes on a device.
   auto copy = at::empty_like(buffer, buffer.options().device(world.traits().device), at::MemoryFormat::Contiguous).copy_(buffer.detach());
   if (sync == BufferSync::Mean && at::isFloatingType(copy.scalar_type())) {
     world.all_reduce(copy, {.op = Reduce::Mean}, {.unit = name}).wait();

@@ -1,5 +1,4 @@
-// Buffers of a module (running means and the like): fully_shard leaves them to each rank, so their values differ unless they are
-// synchronized.
+// Synchronizes the buffers of a module (running means and the like): fully_shard leaves them to each rank, so their values differ.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Whether operators compute with what the shards hold of a part of the module, inside full_params.
+/// Whether a part of the module shows its stored form, inside full_params, with which operators then compute.
 bool shows_stored(const torch::nn::Module& module) {
   return UnitState::some_show_stored() && std::ranges::any_of(units(module), [](const auto& unit) { return unit->flags().shows_stored.load(); });
 }

@@ -1,4 +1,4 @@
-// call: calls a module in such a way that the boundary of the call can be seen, because modules of libtorch have no hooks.
+// call: calls a module so that Tessera sees where the call begins and ends, because modules of libtorch have no hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,7 @@ class ForwardCall : NoCopy {
   explicit ForwardCall(const torch::nn::Module& module);
   ~ForwardCall();
 
-  /// The input as the module wants it. Values without tensors are passed on as they are.
+  /// Casts an input to the dtype that the module takes. Values without tensors are passed on as they are.
   template <class T>
   decltype(auto) input(T&& value) const {
     if constexpr (kHasTensors<T>) {
@@ -70,21 +70,22 @@ struct NamesForwardTwice : M, NamesForward {};
 
 }  // namespace detail
 
-/// Whether the class M has a forward, or several, or a template. ModuleList and ModuleDict have none. Of final classes it is assumed.
+/// Whether the class M has a forward, be it overloaded or a template. ModuleList and ModuleDict have none. Final classes are assumed to
+/// have one.
 template <class M>
 concept HasForward = std::is_final_v<M> || !requires { &detail::NamesForwardTwice<M>::forward; };
 
 namespace detail {
 
-/// Throws UsageError if there is no module, or nobody owns it by a shared_ptr.
+/// Throws UsageError if `module` is null, or no shared_ptr owns it.
 std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module);
-/// sequential->forward(x). Modules in it that fully_shard or checkpoint_module knows are called as by tessera::call.
+/// Computes sequential->forward(x). Modules in it that fully_shard or checkpoint_module knows are called as by tessera::call.
 at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x);
 
 }  // namespace detail
 
-/// The shared_ptr of a module holder, of a module by its address, or the one that was given. It leads to a module that may be changed, as
-/// forward does.
+/// Returns the shared_ptr of a module holder, the owner of a module given by its address, or the given shared_ptr. The module is not const,
+/// because forward may change it.
 template <class M>
 auto pointer_of(const M& module) {
   if constexpr (requires { module.ptr(); }) {
@@ -98,7 +99,7 @@ auto pointer_of(const M& module) {
 template <class M>
 using ModuleOf = std::remove_reference_t<decltype(*pointer_of(std::declval<const M&>()))>;
 
-/// call(module, inputs...) below, with forward(*module, inputs...) in place of module->forward(inputs...).
+/// Like call(module, inputs...) below, with forward(*module, inputs...) in place of module->forward(inputs...).
 template <class M, class Forward, class... Inputs>
 auto call_with(const M& module, const Forward& forward, Inputs&&... inputs) {
   const auto pointer = pointer_of(module);
@@ -122,11 +123,11 @@ auto call_with(const M& module, const Forward& forward, Inputs&&... inputs) {
   }
 }
 
-/// module->forward(inputs...), where `module` is a module holder, a shared_ptr, or the address of a module that a shared_ptr owns, such as
-/// `each->as<Block>()` of a ModuleList. Floating-point inputs are cast to the param_dtype of the module, unless its
+/// Calls module->forward(inputs...), where `module` is a module holder, a shared_ptr, or the address of a module that a shared_ptr owns,
+/// such as `each->as<Block>()` of a ModuleList. Floating-point inputs are cast to the param_dtype of the module, unless its
 /// MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as for_each_tensor_in
-/// finds them. A module that was given to activation::checkpoint_module runs again in backward. For a module that fully_shard does not
-/// know, it is a plain call. Modules in a Sequential that takes a tensor are called like this, too.
+/// finds them. A module that was given to activation::checkpoint_module runs again in backward. For any other module that fully_shard does
+/// not know, it is a plain call. Modules in a Sequential that takes a tensor are called like this, too.
 template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
   using Module = ModuleOf<M>;

@@ -12,7 +12,7 @@
 
 namespace tessera::activation {
 
-/// tessera::call(module, inputs...) as a checkpointed segment.
+/// Runs tessera::call(module, inputs...) as a checkpointed segment.
 template <class M, class... Inputs>
   requires IsModule<M>
 auto checkpoint(const Options& options, const M& module, Inputs&&... inputs) {
@@ -25,7 +25,7 @@ auto checkpoint(const M& module, Inputs&&... inputs) {
   return checkpoint(Options{}, module, std::forward<Inputs>(inputs)...);
 }
 
-/// From now on, tessera::call(module, x...) and calls through FullyShardedDataParallel are checkpointed segments, before and after
+/// Makes checkpointed segments of later calls by tessera::call(module, x...) and through FullyShardedDataParallel, before and after
 /// fully_shard. Plain calls can't be seen: they are an error if parameters of the module are sharded.
 void checkpoint_module(const std::shared_ptr<torch::nn::Module>& module, const Options& options = {});
 template <class Holder>
@@ -37,8 +37,8 @@ void checkpoint_module(const Holder& holder, const Options& options = {}) {
 /// checkpoint_module for all modules in the model that the policy chooses.
 void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options = {});
 
-/// sequential->forward(x) in so many segments of about as many modules each. All but the last are checkpointed: what the last would drop,
-/// backward needs at once.
+/// Runs sequential->forward(x) in `segments` segments of about equal numbers of modules. All but the last are checkpointed: backward would
+/// need the activations of the last one at once.
 at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, int64_t segments, at::Tensor x,
                                  const Options& options = {});
 template <class Holder>

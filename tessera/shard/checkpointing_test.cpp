@@ -176,7 +176,7 @@ INSTANTIATE_TEST_SUITE_P(
                            {2, 2, 2, 2}}),
     ::testing::PrintToStringParamName());
 
-/// So deep that the engine goes on in another thread.
+/// So deep that the engine continues in another thread.
 at::Tensor nested_checkpoints(const Run& innermost, Plan::Around around, int depth, const at::Tensor& x) {
   if (depth == 0) return innermost(x);
   return around([=](const at::Tensor& t) { return nested_checkpoints(innermost, around, depth - 1, t); }, x);

@@ -96,7 +96,7 @@ TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
       replicated.zero_grad();
     }
     EXPECT_TRUE(close());
-    // What is stored has lost nothing.
+    // The stored values have lost nothing.
     const auto shards = parameters(*net);
     EXPECT_TRUE(at::allclose(full_parameter(shards[0]), plain->a->weight, 1e-2, 1e-2));
   });

@@ -1,4 +1,4 @@
-// What a program may put in place of the mean that a reduction of gradients computes.
+// Hooks and factors by which a program replaces the mean that a reduction of gradients computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,14 @@
 
 namespace tessera {
 
-/// What gradients are divided by: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
+/// The divisors of gradients: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
 struct DivideFactors {
   double pre = 1, post = 1;
 };
 
 /// The gradients of a unit on their way to the sum over the ranks. All tensors are flat.
 struct PackedGradient {
-  const at::Tensor& whole;  // of the whole parameters on this rank; may be changed
+  const at::Tensor& whole;  // this rank's gradient of the whole parameters; may be changed
   const at::Tensor& shard;  // to be filled with this rank's part of the mean over all ranks of the mesh
   const Mesh& mesh;
   const std::string& unit;

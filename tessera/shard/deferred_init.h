@@ -21,9 +21,9 @@ class Tape;
 class Recording;
 
 struct DeferredInitOptions {
-  /// Random numbers depend on this seed, the name of the tensor and the position in it, and on nothing else: not on the order in which a
-  /// module makes its parameters, nor on the number of ranks. The generator is not used. uniform_ and normal_ then cost each rank only its
-  /// part. Without a seed, the values are those that the module would have without deferred_init, and the generator moves as it would.
+  /// With a seed, random numbers depend only on it, the name of the tensor and the position in it: not on the order in which a module makes
+  /// its parameters, nor on the number of ranks. The generator is not used, and uniform_ and normal_ cost each rank only its part. Without
+  /// a seed, values and the generator's state are the same as without deferred_init.
   std::optional<uint64_t> seed = {};
 };
 
@@ -44,10 +44,9 @@ class DeferredInit : NoCopy {
 
 }  // namespace detail
 
-/// Calls `construct`, which returns a module holder (`Llama(config)`) or a shared pointer to a module, and returns that. What it calls on
-/// tensors is recorded; tensors are on the meta device until fully_shard or materialize gives them values. Operators that change such
-/// tensors later, or convert them, are recorded as well. Tensors that neither are parameters nor buffers get their values when they are
-/// used.
+/// Calls `construct`, which returns a module holder (`Llama(config)`) or a shared_ptr to a module, and returns its result. Records the
+/// operators that it calls; tensors are on the meta device until fully_shard or materialize gives them values. Operators that change or
+/// convert such tensors later are recorded as well. Tensors that are neither parameters nor buffers get their values when they are used.
 template <class Construct>
 auto deferred_init(Construct&& construct, const DeferredInitOptions& options = {}) {
   detail::DeferredInit recording(options);
@@ -56,8 +55,9 @@ auto deferred_init(Construct&& construct, const DeferredInitOptions& options = {
   return result;
 }
 
-/// Gives values to the parameters and buffers of a module that is not sharded. `init` fills parameters in place of what was recorded, and
-/// all for which nothing was: those of a module that was moved to the meta device. Without it, these are a UsageError with their names.
+/// Gives values to the parameters and buffers of a module that is not sharded. `init` fills parameters, in place of the recorded operators,
+/// and tensors for which nothing was recorded: those of a module that was moved to the meta device. Throws UsageError with the names of the
+/// latter if there is no `init`.
 void materialize(ModuleRef module, const InitFunction& init = {});
 
 }  // namespace tessera

@@ -110,7 +110,7 @@ TEST(DeferredInit, IsBitEqualToEagerConstruction) {
     const auto next = torch::rand({3});
     torch::manual_seed(3);
     const auto deferred = deferred_init(make);
-    EXPECT_TRUE(at::equal(torch::rand({3}), next));  // the generator is where it would be
+    EXPECT_TRUE(at::equal(torch::rand({3}), next));  // the generator has the state that it would have
     for (const auto& parameter : deferred->parameters()) EXPECT_TRUE(parameter.is_meta());
     materialize(*deferred);
     expect_equal(state_of(*deferred), state_of(*eager));

@@ -1,5 +1,5 @@
-// ForwardPhase: says that this thread runs a module's forward, as far as that can be seen: in tessera::call and in the class
-// FullyShardedDataParallel. Refuses calls that have no meaning in the middle of a pass.
+// ForwardPhase: marks that this thread runs a module's forward, as far as Tessera sees it: in tessera::call and in the class
+// FullyShardedDataParallel. Refuses calls that make no sense during a pass.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ class Unit;
 /// The phase lasts as long as the object. Phases nest.
 class ForwardPhase : NoCopy {
  public:
-  /// `unit` is the one that was made of the module, or null. Both must outlive the phase.
+  /// `unit` is the unit of the module, or null. Both must outlive the phase.
   ForwardPhase(const torch::nn::Module& module, const Unit* unit);
   ~ForwardPhase();
 
@@ -38,7 +38,7 @@ std::optional<std::string> forward_phase();
 /// Whether this thread is in the forward of the module.
 bool in_forward_of(const torch::nn::Module& module);
 
-/// Throws UsageError if this thread runs a forward pass, as far as that can be seen, or a backward pass. `what` is the name of the call.
+/// Throws UsageError if this thread runs a backward pass, or a forward pass that Tessera sees. `what` is the name of the call.
 void expect_idle(std::string_view what);
 
 }  // namespace tessera

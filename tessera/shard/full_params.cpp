@@ -48,7 +48,7 @@ bool wanted_here(const std::optional<Communicator>& world, Ranks ranks) {
   return ranks == Ranks::All || !world || world->is_first();
 }
 
-/// The full parameter, or a full tensor with its layout, on the ranks that want it.
+/// The full parameter, or a full tensor of the same layout (such as its gradient), on the ranks that want it.
 at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
   const auto all = gathered(*found.unit, *found.group, own_flat);
   return wanted_here(found.unit->mesh().world(), ranks) ? unsharded_view(all, *found.parameter).clone() : at::Tensor();
@@ -58,7 +58,7 @@ void report_loss(const Unit& unit, const std::exception& error) {
   log(LogLevel::Error, "changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what());
 }
 
-/// The last guard of a unit that shows its stored form reshards it.
+/// Unpins the unit. The last guard of a unit that shows its stored form reshards it.
 void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();
@@ -66,8 +66,7 @@ void let_go(Unit& unit) {
   if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->evict(unit);
 }
 
-/// Throws UsageError on all ranks if a rank has gradients that have not been reduced. Before the first unit is gathered, which needs them
-/// all.
+/// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, which needs all ranks.
 void expect_synced_everywhere(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
   const auto world = world_of(module);
   if (!world) return;
@@ -124,7 +123,7 @@ FullParams::~FullParams() {
     for (const auto& unit : units_) let_go(*unit);
     return;
   }
-  std::optional<WriteGuard> guard;  // keeps other threads out until the shards have taken over what was written
+  std::optional<WriteGuard> guard;  // keeps other threads out until the written values are in the shards
   try {
     guard.emplace(units_, WriteKind::Unsharded);
   } catch (const std::exception& error) {
@@ -150,7 +149,7 @@ FullParams::~FullParams() {
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const Calling calling("tessera::full_grad");
   const auto found = located(parameter);
-  const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // what has the gradient
+  const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // the shard that has the gradient
   if (!listed.shard.grad().defined()) return {};
   const BelowPaging below;
   return full_tensor(found, own_gradients(*found.unit, *found.group), ranks);

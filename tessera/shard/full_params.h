@@ -19,8 +19,8 @@ class WholeGradients;
 enum class Access {
   Read,
   Write,
-  /// The values and the dtype of the shards, also where operators compute in another one: an evaluation in float32. Guards of the same
-  /// parameters show that form until the last of them ends.
+  /// Read access to the values in the dtype of the shards, even if operators compute in another dtype: for an evaluation in float32. All
+  /// guards of the same parameters show that form until the last of them ends.
   ReadStored,
 };
 enum class WithGradients { No, Yes };
@@ -29,9 +29,9 @@ enum class WithGradients { No, Yes };
 /// raw pointers. With Access::Write they can be written as well: the destructor copies this rank's part of the values into its shards, so
 /// all ranks must write the same values. Its creation is collective.
 ///
-/// With WithGradients::Yes the members also have their whole gradients: `member.grad()`, and with Access::Write `member.mutable_grad()`,
-/// whose values are written back to the gradients of the shards, by the destructor, which is collective then. An undefined one removes the
-/// gradient. If they can't be written back, because one has another shape or is missing on some ranks, the next step and norm are an error.
+/// With WithGradients::Yes the members also have their whole gradients: `member.grad()`. With Access::Write, the destructor writes
+/// `member.mutable_grad()` back to the gradients of the shards, and is collective. An undefined gradient removes those of the shards. If
+/// one can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an error.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;
@@ -54,29 +54,29 @@ enum class Ranks { All, First };
 
 // A parameter is named by its shard or by the module's own member: full_parameter(model->head->weight).
 
-/// A copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also undefined on
-/// all ranks but rank 0. Collective.
+/// Returns a copy of the full gradient, in the shape of the parameter. Undefined if the shard has no gradient; with Ranks::First also
+/// undefined on all ranks but rank 0. Collective.
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks = Ranks::All);
 
-/// A copy of what backward passes without a reduction (no_sync, set_requires_gradient_sync) have kept of this rank's own gradient of a whole
-/// parameter, in at least float32. Undefined if they have kept nothing. Not collective.
+/// Returns a copy of this rank's unsynced gradient of a whole parameter: the sum over backward passes without a reduction (no_sync,
+/// set_requires_gradient_sync), in at least float32. Undefined if there is none. Not collective.
 at::Tensor unsynced_grad(const at::Tensor& parameter);
 
-/// A copy of the full parameter. With Ranks::First it is undefined on all ranks but rank 0. Collective.
+/// Returns a copy of the full parameter. With Ranks::First it is undefined on all ranks but rank 0. Collective.
 at::Tensor full_parameter(const at::Tensor& parameter, Ranks ranks = Ranks::All);
 
 /// Where copies are: on the device of the tensors, or in the memory of the host.
 enum class CopyTo { Device, Host };
 
-/// Whether parameters that don't train are among them.
+/// Whether copies include frozen parameters.
 enum class Frozen { Included, LeftOut };
 
-/// Copies of all full parameters and buffers of the module, by name; the names of a tied parameter have one copy. With Ranks::First the map
-/// is empty on all ranks but rank 0. `buffers` says how the buffers of the ranks are combined in the copies; the module's own buffers do
-/// not change. One unit is gathered at a time. Collective, unless the module has no units.
+/// Returns copies of all full parameters and buffers of the module, by name; all names of a tied parameter share one copy. With
+/// Ranks::First the map is empty on all ranks but rank 0. `buffers` says how the buffers of the ranks are combined in the copies; the
+/// module's own buffers do not change. One unit is gathered at a time. Collective, unless the module has no units.
 std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks = Ranks::All, BufferSync buffers = BufferSync::Rank0,
                                              CopyTo to = CopyTo::Device, Frozen frozen = Frozen::Included);
-/// The same for a single parameter or buffer. Throws UsageError if the module has none of that name.
+/// Like full_state, for a single parameter or buffer. Throws UsageError if the module has none of that name.
 at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ranks = Ranks::All,
                        BufferSync buffers = BufferSync::Rank0);
 

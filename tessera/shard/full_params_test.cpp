@@ -270,7 +270,7 @@ TEST(WholeGradients, AreWrittenBack) {
   });
 }
 
-/// What can't be written back is no reason to go on without it.
+/// If gradients can't be written back, the next step must not run without them.
 TEST(WholeGradients, ThatAreLostStopTheNextStep) {
   with_ranks(2, [](const Communicator& world) {
     auto net = sharded_net(world);

@@ -37,7 +37,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// Containers whose users read parameters from the table. The unsharded parameters therefore have to stay in it.
+/// Whether users of a container read parameters from its table. The unsharded parameters then have to stay in the table.
 bool reads_table_in_forward(const Module& module) {
   return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
@@ -65,7 +65,7 @@ struct Found {
   std::map<c10::TensorImpl*, size_t> known;
 };
 
-/// The parameters of a call that form its unit, and those that form another because every rank keeps all of them.
+/// The parameters of a call: those of its unit, and those of a second unit because every rank keeps them whole.
 struct Collected {
   Found sharded, replicated;
 };
@@ -159,12 +159,12 @@ void expect_outer_is_last(Module& module) {
   }
 }
 
-/// What modules have below them, on any of the ranks.
+/// Whether there are units below some modules, and divided ones, on any of the ranks.
 struct Below {
   bool units = false, divided = false;
 };
 
-/// Collective. Throws UsageError if an inner unit has more ranks than the modules shall have.
+/// Collective. Throws UsageError if an inner unit has more ranks than `world`.
 Below what_is_below(std::span<Module* const> modules, const Communicator& world) {
   Below own;
   for (const auto* module : modules) {
@@ -202,14 +202,14 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
   }
 }
 
-/// Of a module that no shared_ptr owns, its children, which are always shared.
+/// Watches the module, or if no shared_ptr owns it, its children, which always have one.
 void watch(Schedule& schedule, const Module& module) {
   auto known = module.weak_from_this();
   if (!known.expired()) return schedule.watch(std::move(known));
   for (const auto& child : children_of(module)) schedule.watch(child.value());
 }
 
-/// Gives a new unit what it needs to train.
+/// Connects a new unit with its schedule, its reductions and autograd.
 void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Schedule>& schedule) {
   schedule->add(*unit);
   const auto held = schedule->lock();
@@ -238,7 +238,7 @@ void expect_valid(const ShardOptions& options) {
   floating("output_dtype", precision.output_dtype);
 }
 
-/// The options of the unit of parameters that every rank keeps whole: no rank shares them, so nothing is said about how they are divided.
+/// The options of the unit of replicated parameters: without those that say how parameters are sharded.
 ShardOptions replicated(const ShardOptions& options) {
   const auto& world = options.mesh.world();
   auto result = options;
@@ -251,8 +251,9 @@ ShardOptions replicated(const ShardOptions& options) {
   return result;
 }
 
-/// If options act at calls of the modules, lets their units refuse operators outside of those. Modules whose parameters are all in inner
-/// units leave it to these. What is inside may also be called by itself, which can't be told from a plain call of the whole.
+/// If options act at calls of the modules, makes their units refuse operators outside such calls. If all parameters are in inner units,
+/// these refuse, but only warn inside a call of an inner module, which may be meant and looks the same as in a plain call of the outer
+/// module.
 void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
   if (!precision.output_dtype && !precision.cast_forward_inputs) return;
   NeededCall call{
@@ -270,7 +271,7 @@ void need_calls(std::span<Module* const> modules, const MixedPrecision& precisio
   for (const auto& unit : own) unit->needed_calls().push_back(call);
 }
 
-/// Gives values to what belongs to the modules and is not sharded: buffers, and parameters that are ignored.
+/// Gives values to the tensors of a module that are not sharded: buffers and ignored parameters.
 void materialize_rest(Module& module, const std::string& prefix, const ShardOptions& options) {
   if (std::ranges::none_of(module.buffers(), lacks_values) && std::ranges::none_of(options.ignored, lacks_values)) return;
   const c10::AutoGradMode no_grad(false);
@@ -308,8 +309,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto name = fmt::format("{}", fmt::join(names, "+"));
   if (!collected.sharded.managed.empty() || !collected.replicated.managed.empty())
     expect_same_unit(name, collected.sharded.managed, collected.replicated.managed, options);
-  // Before anything is sharded, so that the modules stay as they were if that fails. Recipes are the same on all ranks; a function need not
-  // be.
+  // Before anything is sharded, so that the modules stay unchanged if it fails. Recorded operators are the same on all ranks; a function
+  // may fail on some.
   const auto give_rest = [&] {
     for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   };
@@ -322,7 +323,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     const auto& shard_group = own.mesh.shard();
     expect_divisor(own.reshard_after_forward, shard_group.size());
     if (const int few = own.reshard_after_forward.ranks(shard_group.size()); few > 1 && few < shard_group.size())
-      (void)consecutive_ranks(shard_group, few);  // now, because it may fail
+      (void)consecutive_ranks(shard_group, few);  // here, because it may fail
     auto unit = Unit::make(name, std::move(found.managed), own);
     begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());

@@ -67,7 +67,7 @@ void expect_parameters(const Module& module, const Communicator& world, const Fu
   }
 }
 
-/// Throws UsageError for what is there for engines that trace on one that does not, and for what has no meaning on those that do.
+/// Throws UsageError for options of tracing engines on other engines, and for options that make no sense on tracing engines.
 void expect_engine(const Communicator& world, const FullyShardedOptions& options) {
   const auto& name = world.traits().name;
   const std::pair<const char*, std::optional<bool>> program[] = {
@@ -174,7 +174,7 @@ std::string dtype_name(std::optional<at::ScalarType> dtype) {
 
 }  // namespace
 
-/// Simulated ranks in place of a group, which is kept because groups are told apart by address.
+/// Simulated ranks in place of a group, which is kept because PerGroup tells groups apart by address.
 struct FullySharded::Simulated {
   Communicator group, ranks;
 };

@@ -28,7 +28,7 @@ struct FullyShardedOptions {
   bool flatten_parameters = false;
   /// Each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
   bool shard_param_on_dim_0 = false, on_neuron = false;
-  /// The part of each rank is padded to a multiple of so many values, 128 unless given. Rows are not padded, nor is anything where ranks
+  /// The part of each rank is padded to a multiple of this many values, 128 unless given. Rows are not padded, nor is anything where ranks
   /// have a buffer for each parameter, as on XLA devices: giving it is an error there.
   std::optional<int64_t> shard_size_multiple = {};
   /// Which modules inside become units of their own; none, if it is left out.
@@ -39,21 +39,21 @@ struct FullyShardedOptions {
   /// float32, float16 or bfloat16: the dtype of unsharded parameters and of inputs, and that of buffers, which is the same unless given.
   /// Shards stay in float32.
   std::optional<at::ScalarType> compute_dtype = {}, buffer_dtype = {};
-  /// Whether gradients in a lower compute_dtype are reduced in float32. They are either way: they are sent in their own dtype, and added in
-  /// float32, which gives the same bits.
+  /// Whether gradients in a lower compute_dtype are reduced in float32. It matters only on engines that add in the dtype that they send,
+  /// those of c10d and XLA: all others send gradients in their own dtype and add in float32, which gives the same bits.
   bool fp32_reduce_scatter = false;
 
-  /// All ranks of the world in groups, each of which shards by itself. This rank's place in its group, and the size of it, have to be given
-  /// as well, and must agree.
+  /// All ranks of the world in groups, each of which shards by itself. Then sharding_rank and sharding_world_size, this rank's place in its
+  /// group and the size of the group, are required, and must agree with the groups.
   std::vector<std::vector<int>> sharding_groups = {};
   std::optional<int> sharding_rank = {}, sharding_world_size = {};
 
   /// Whether the sharding happens in the constructor. It always does on engines that do not trace, where false is an error.
   bool execute_sharding_on_init = true;
-  /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are there unless these say false, and
-  /// a program ends after backward only if mark_step_on_finalization says true. The outermost instance decides for a model.
+  /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are on unless set to false, and a
+  /// program ends after backward only if mark_step_on_finalization is true. The outermost instance decides for a model.
   std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
-  /// There is one program for all ranks, whose layouts nobody needs to pin: true is an error.
+  /// All ranks run one program, so layouts need not be pinned: true is an error.
   std::optional<bool> pin_layout_in_all_reduce = {}, pin_layout_in_all_gather = {}, pin_layout_in_reduce_scatter = {};
 
   /// Calls return the sum of the means of all inputs and full parameters, to see what memory the parameters take.
@@ -61,25 +61,26 @@ struct FullyShardedOptions {
   /// The name of this instance in messages. With debug_print, each call logs (LogLevel::Info) the memory that the process takes.
   std::string debug_msg = "fsdp";
   bool debug_print = false;
-  /// Collectives that move nothing, to see what they cost: the group is then a fake_world of the same size. All three together.
+  /// Replaces collectives by ones that move nothing, to see what they cost: the group is a fake_world of the same size. Set all three or
+  /// none.
   bool debug_dummy_all_gather_op = false, debug_dummy_all_reduce_op = false, debug_dummy_reduce_scatter_op = false;
-  /// Without optimization barriers, unless they are asked for one by one. Engines that do not trace have none.
+  /// Removes the optimization barriers that are not set above. Engines that do not trace have none.
   bool debug_dummy_optimization_barrier_op = false;
 };
 
-/// What FullyShardedDataParallel<M> can do without knowing M.
+/// The part of FullyShardedDataParallel<M> that does not depend on M.
 class FullySharded {
  public:
   const FullyShardedOptions& options() const { return options_; }
   /// The ranks among which the module is sharded.
   const Communicator& world() const { return world_; }
 
-  /// As tessera::parameters: what to give to an optimizer.
+  /// Like tessera::parameters: the parameters to give to an optimizer.
   std::vector<at::Tensor> parameters() const;
   std::vector<at::Tensor> params_with_grad() const;
   /// As tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
-  /// The same, of a caller who says among which ranks norms are added: it must be those that shard together.
+  /// The same with the groups of ranks over which norms are added, which must be the sharding groups.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const;
 
   /// As tessera::no_sync for this module.
@@ -109,10 +110,10 @@ class FullySharded {
   [[noreturn]] static void refuse_dummy_forward();
 
  private:
-  struct Simulated;  // that all instances of a group share
+  struct Simulated;  // shared by all instances of a group
 
   void print(const std::string& what) const;
-  /// What the unit does, which may have become the root of a model or a part of one since.
+  /// Whether the unit reshards after forward, which changes when it becomes the root or a part of a model.
   bool reshards_after_forward() const;
 
   std::shared_ptr<torch::nn::Module> base_;
@@ -157,7 +158,7 @@ class FullyShardedDataParallel : public FullySharded {
   std::shared_ptr<Module> ptr() const { return pointer_of(module_); }
   Module* operator->() const { return &*ptr(); }
   Module& operator*() const { return *ptr(); }
-  /// Of a Sequential, the module at this place.
+  /// The module at this index of a Sequential.
   auto operator[](size_t index) const
     requires requires(Module& module) { module[index]; }
   {

@@ -30,7 +30,7 @@ std::string refused(const Communicator& world, FullyShardedOptions options) {
   return message_of<UsageError>([&] { FullyShardedDataParallel(seeded_net(), world, std::move(options)); });
 }
 
-/// With values that are the same on all ranks.
+/// Fills a module with values that are the same on all ranks.
 template <class M>
 M filled(M module) {
   fill_with_numbers(*module);

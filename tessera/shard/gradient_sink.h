@@ -24,10 +24,10 @@ class GradientSink {
   /// Describes what it does with the gradients, so that ranks with different sinks get an error before anything is written.
   virtual const std::string& writer() = 0;
 
-  /// Computes values of this rank's part of the mean: those of `part`, a flat tensor over a part of the shards. They go to `target`.
+  /// Writes to `target` this rank's mean gradients of `part`, a flat tensor over a part of the shards.
   using Mean = c10::function_ref<void(const at::Tensor& part, const at::Tensor& target)>;
-  /// Takes the gradients of these shards of a unit. All ranks have done their backward of the unit, and none reads its parameters any more,
-  /// so it may write them. Called once for each backward pass.
+  /// Takes the gradients of these shards of a unit. All ranks have finished the backward of the unit, and none reads its parameters any
+  /// more, so the sink may write them. Called once for each backward pass.
   virtual void take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) = 0;
 };
 

@@ -20,7 +20,7 @@
 namespace tessera::testing::holders_test {
 namespace {
 
-/// What all of them make of a sharded net, as a text.
+/// The results of all of them on a sharded net, as a text.
 template <class NetArgument>
 std::string used(const Communicator& world, NetArgument& net, Net holder) {
   torch::optim::SGD optimizer(holder->parameters(), 0.1);

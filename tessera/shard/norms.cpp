@@ -38,11 +38,11 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// This rank's part of the norm: of what one group of ranks adds up, or of all parameters that belong to no unit.
+/// This rank's part of the norm, for the parameters over which one group of ranks adds up, or for all parameters in no unit.
 struct PartialSum {
   at::TensorOptions options = {};
   at::Tensor sum = {};  // of partial_norm()
-  double squares = 0;   // sums of squares
+  double squares = 0;   // sums of squares that are known as numbers
 };
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
@@ -56,7 +56,7 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   return unit;
 }
 
-/// What is paged may also be an adapted layer's weight in a model that is not sharded.
+/// A paged parameter may also be the weight of an adapted layer in a model that is not sharded.
 bool is_in_unit(const at::Tensor& parameter) {
   return is_paged(parameter) && (tag_of(parameter) != nullptr || !has_stand_in(parameter));
 }
@@ -67,7 +67,7 @@ const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
   return tag != nullptr && tag->role == Role::Gradient && tag->squares ? tag : nullptr;
 }
 
-/// How many of the first parameters together have exactly the gradients of which a reduction has computed the sum of squares. 0 if there is
+/// Returns how many of the first parameters have exactly the gradients for which a reduction has computed one sum of squares. 0 if there is
 /// no such sum, if some of those gradients are missing, or if others come in between.
 size_t with_known_squares(std::span<const at::Tensor> parameters) {
   const auto* const tag = tag_of_gradient(parameters.front().grad());
@@ -82,8 +82,8 @@ size_t with_known_squares(std::span<const at::Tensor> parameters) {
   return 0;
 }
 
-/// What the functions below begin with: refuses gradients that are not means, and waits for the reductions of all units of the shards.
-/// `squares` makes later ones compute sums of squares.
+/// Refuses gradients that are not means, and waits for the reductions of all units of the shards. `squares` makes later reductions compute
+/// sums of squares.
 void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   expect_averaged(parameters);
   for (const auto& parameter : parameters) {
@@ -97,8 +97,8 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   }
 }
 
-/// The parameters without those that come again: model->parameters() lists a tied parameter under each of its names. `kept` holds the
-/// result, if it is another list.
+/// Returns the parameters without duplicates: model->parameters() lists a tied parameter under each of its names. `kept` holds the result
+/// if there are any.
 std::span<const at::Tensor> distinct(std::span<const at::Tensor> parameters, std::vector<at::Tensor>& kept) {
   c10::SmallVector<const c10::TensorImpl*, 256> known;
   for (const auto& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
@@ -115,8 +115,8 @@ bool is_finite(const at::Tensor& gradient) {
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
 }
 
-/// Names the parameters of which this rank's part of the gradient is inf or NaN. A scaler makes such gradients on purpose, so this is said
-/// a few times only.
+/// Names the parameters of which this rank's part of the gradient is inf or NaN. A scaler makes such gradients on purpose, so it is logged
+/// only a few times.
 void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Tensor& norm) {
   constexpr int kMostTimes = 3;
   static std::atomic<int> said = 0;
@@ -147,8 +147,8 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
-  // The parts of shards are added up over their shard group, which has one copy of each value. Where units lie on a part of the ranks, all
-  // ranks of the model add up, and of the replicas of a value one counts. Parameters in no unit have the same gradients on all ranks and
+  // Shards are added up over their shard group, which has one copy of each value. If the model is divided (units on a part of the ranks),
+  // all its ranks add up, and only the first replica of each value counts. Parameters in no unit have the same gradients on all ranks and
   // count once.
   PartialSum outside, replica;
   c10::SmallVector<Communicator, 2> groups;
@@ -169,7 +169,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (p == 2 && &partial != &outside && gradient.defined() && gradient.is_cpu() && !gradient.is_complex()) {
-      // In double, as reductions add up, so that a norm does not depend on who has computed it.
+      // In double, as in reductions, so that the norm does not depend on which of them computed the squares.
       const auto norm = gradient.numel() == 0 ? 0 : at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble).item<double>();
       partial.squares += norm * norm;
     } else if (gradient.defined()) {
@@ -210,7 +210,7 @@ bool gradients_are_finite(std::span<const at::Tensor> listed) {
     if (known > 0 && std::isfinite(*tag_of(gradient)->squares)) {
       i += known - 1;
     } else {
-      finite = is_finite(gradient);  // also where squares may have overflowed
+      finite = is_finite(gradient);  // also if the sum of squares has overflowed
     }
   }
   for (const auto& world : worlds) {

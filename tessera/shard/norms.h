@@ -13,10 +13,10 @@ struct NormOptions {
 
 /// Scales the gradients in place so that their norm over all ranks is at most `max_norm`. Returns the norm before clipping, computed in at
 /// least float32, as a tensor that stays on the device. Takes what `parameters()` returns: shards, and parameters in no unit, whose
-/// gradients must be the same on all ranks. Units on a part of the ranks are different parameters on each part, and all of them count.
-/// Collective: one all-reduce for each shard group, and a model nearly always has only one.
+/// gradients must be the same on all ranks. Units on a part of the ranks (experts) are different parameters on each part, and all of them
+/// count. Collective: one all-reduce for each shard group, and a model nearly always has only one.
 at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, const NormOptions& options = {});
-/// The norm alone, without clipping. Collective in the same way.
+/// Returns the norm without clipping. Collective in the same way.
 at::Tensor grad_norm(std::span<const at::Tensor> parameters, const NormOptions& options = {});
 
 /// Whether the gradients are finite on all ranks: none is inf or NaN. Collective: one all-reduce.

@@ -43,7 +43,7 @@ class Norms : public ::testing::TestWithParam<std::tuple<Residence, int>> {
  protected:
   static constexpr int kUnits = 3;
 
-  /// On each rank, after a backward pass whose reduction knew that norms are wanted.
+  /// Calls `look` on each rank after a backward pass whose reduction knew that norms are wanted.
   static void each_rank(const std::function<void(Blocks& model)>& look, MixedPrecision precision = {}) {
     const auto [residence, ranks] = GetParam();
     with_ranks(ranks, [&, residence = residence](const Communicator& world) {

@@ -1,4 +1,4 @@
-// Where values lie while nobody uses them.
+// Options of offloading: where values are kept between their uses.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -9,23 +9,23 @@
 
 namespace tessera {
 
-/// Where values lie while nobody uses them.
+/// Where values are kept between their uses.
 enum class OffloadTo {
-  Nowhere,  // where they are computed with
-  Host,     // in pinned host memory, if they are computed with on a device. ConfigError if that is the host
+  Nowhere,  // not offloaded: on the device that computes with them
+  Host,     // in pinned host memory. ConfigError if the host computes with them anyway
   Disk,     // in files without names that are mapped into memory, and read ahead
 };
 
-/// What takes room between its uses elsewhere than where it is computed with. The state of an optimizer is offloaded by the optimizer.
+/// Which tensors of a unit are offloaded between their uses. The state of an optimizer is offloaded by Optimizer::offload_state.
 struct OffloadOptions {
-  /// The shards; units are then gathered. With Host, shards, their gradients and so the state of optimizers are tensors of the CPU, which
-  /// updates them, and units are unsharded on the device, where the communicator is.
+  /// The shards; units are then gathered. With Host, shards, their gradients and the state of optimizers are CPU tensors, which the CPU
+  /// updates, and units are unsharded on the device of the communicator.
   OffloadTo parameters = OffloadTo::Nowhere;
-  OffloadTo gradients = OffloadTo::Nowhere;  // of the shards; with parameters on the host, they are there, too
+  OffloadTo gradients = OffloadTo::Nowhere;  // those of shards; on the host anyway if the parameters are
   DiskMemoryOptions disk = {};
 };
 
-/// Throws ConfigError if what lies on this device can't be offloaded like that, or needs not. `what` is "the parameters".
+/// Throws ConfigError if tensors on this device can't be offloaded to `to`, or are there already. `what` names them: "the parameters".
 void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device);
 
 }  // namespace tessera

@@ -32,19 +32,20 @@ struct MixedPrecision {
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };
 
-/// What becomes of a unit between its last use in forward and its first in backward.
+/// Whether a unit is resharded between its last use in forward and its first use in backward.
 class ReshardAfterForward {
  public:
   /// The root of a model stays unsharded, because backward needs it at once. All other units are resharded.
   constexpr ReshardAfterForward() = default;
   /// Resharded, or kept unsharded for backward: more memory, and one all-gather less.
   constexpr ReshardAfterForward(bool reshards) : ranks_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
-  /// Resharded to groups of so many consecutive ranks of the shard group: each group keeps one copy, and gathers it again among itself.
+  /// Resharded to groups of `ranks` consecutive ranks of the shard group: each group keeps one copy, which its ranks all-gather in
+  /// backward.
   constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
   /// Whether the unit stays unsharded.
   constexpr bool keeps(bool is_root) const { return ranks_ ? *ranks_ == 1 : is_root; }
-  /// The number of ranks among which the unit is divided if it does not stay.
+  /// The number of ranks over which the unit is sharded if it does not stay unsharded.
   constexpr int ranks(int all) const { return ranks_.value_or(kAllRanks) == kAllRanks ? all : *ranks_; }
 
  private:
@@ -59,7 +60,7 @@ enum class BackwardPrefetch {
   None,  // when an operator needs it
 };
 
-/// What happens to parameters that a backward pass did not use on this rank, but on others.
+/// What happens to parameters that a backward pass used on other ranks but not on this one.
 enum class UnusedParameters {
   Refuse,  // an error on all ranks that names the parameters
   /// Their gradient on this rank counts as zero. Units are then reduced in a fixed order, which may delay some of them, and stay unsharded
@@ -71,10 +72,10 @@ enum class UnusedParameters {
 enum class Start {
   Equal,      // they already do (same seed, same file); this is checked at the first use, and the error names the unit that differs
   FromRank0,  // rank 0 broadcasts its parameters; those of other ranks need no values
-  Loaded,     // what has no values, such as what was made inside deferred_init, has none until it is loaded: nothing is computed for it
+  Loaded,     // tensors without values, such as those made inside deferred_init, have none until they are loaded: nothing is computed
 };
 
-/// Fills a parameter or a buffer of this name. The tensor has memory, all of it, and any values.
+/// Fills a parameter or a buffer of this name. `values` is the whole tensor, with memory whose values are not defined.
 using InitFunction = std::function<void(const std::string& name, at::Tensor& values)>;
 
 /// What `parameters()` lists of a sharded module.
@@ -98,11 +99,12 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
-/// For engines that trace a step and compile it as one program, such as XLA; others have nothing to choose here.
+/// Options of engines that trace a step and compile it as one program, such as XLA. No others use them.
 struct TracingOptions {
-  /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it a compiler may gather all
-  /// units at once, and take what forward gathered for backward as well: less is computed, and memory grows with the number of units. In
-  /// backward it also ties operators to the reduced gradients of the unit before the last: no more than two units have whole gradients.
+  /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it, a compiler may gather
+  /// all units at once, and reuse in backward the parameters that forward gathered: this saves all-gathers, but memory grows with the
+  /// number of units. In backward, it also ties operators to the reduced gradients of the unit before the last: at most two units have
+  /// whole gradients.
   bool barrier_in_forward = true, barrier_in_backward = true;
   /// Whether the program ends with the backward pass, so that the optimizer's step is another program.
   bool cuts_after_backward = false;
@@ -110,15 +112,15 @@ struct TracingOptions {
   bool cuts_after_sharding = true;
 };
 
-/// How the units of a whole model follow each other. The outermost fully_shard call decides for all of them.
+/// How the units of a whole model are unsharded one after the other. The outermost fully_shard call decides for all of them.
 struct ScheduleOptions {
   /// How many units may be unsharded at once while their order of uses is not known yet. With 1 there is no prefetch, even when the order
-  /// is known. Modules of a world that are one unit each share the bound of the first.
+  /// is known. Units of one world that belong to no model share the bound of the first.
   int max_live_units = 2;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
   /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the
-  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of so many
+  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of that many
   /// more units.
   std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
@@ -135,23 +137,24 @@ struct ShardOptions {
   Mesh mesh;
   MixedPrecision mixed_precision = {};
   Start start = Start::Equal;
-  /// Fills the parameters of this call that are on the meta device, one after the other, and buffers there of which nothing is recorded.
-  /// Without it, the values are those that deferred_init has recorded, or have to be loaded before the first use.
+  /// Fills the parameters of this call that are on the meta device, one after the other, and meta buffers for which nothing is recorded.
+  /// Without it, the values are computed as deferred_init has recorded, or have to be loaded before the first use.
   InitFunction param_init_fn = {};
   Listing listing = Listing::ByName;
-  std::optional<Residence> residence = {};  // what TESSERA_RESIDENCE says unless given, and without that Auto
+  std::optional<Residence> residence = {};  // unset: the value of TESSERA_RESIDENCE, or else Auto
   Layout layout = Layout::Auto;
   OffloadOptions offload = {};
   /// The form in which values are sent and computed with. Replaces mixed_precision.param_dtype; giving both is an error. A codec that
   /// decodes needs gathered memory.
   std::shared_ptr<const Codec> codec = {};
-  /// Which dimension of a parameter Layout::Rows divides, as FSDP2's shard_placement_fn. Without an answer it is the outermost in memory.
+  /// Returns the dimension that Layout::Rows splits, like FSDP2's shard_placement_fn; if it returns none, the outermost one in memory.
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
-  /// With Layout::Flat: the part of each rank is padded to a multiple of so many values.
+  /// With Layout::Flat: the part of each rank is padded to a multiple of this many values.
   int64_t shard_size_multiple = 1;
-  /// Parameters that are not sharded. Whoever trains them averages their gradients over the ranks. Buffers in it keep their dtype.
+  /// Parameters that are not sharded. A program that trains them averages their gradients over the ranks. Buffers in the list keep their
+  /// dtype.
   std::vector<at::Tensor> ignored = {};
-  /// Parameters of which every rank keeps a whole copy. Their gradients are averaged by an all-reduce.
+  /// Parameters that every rank keeps whole. Their gradients are averaged by an all-reduce.
   std::vector<at::Tensor> replicated = {};
   /// Parameters that are left for a unit of a module further out, such as tied ones.
   std::vector<at::Tensor> left_out = {};

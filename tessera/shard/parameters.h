@@ -16,7 +16,7 @@ namespace tessera {
 /// The parameters to give to an optimizer: this rank's shards, and parameters that belong to no unit. It differs from `module.parameters()`
 /// in two ways: each tensor occurs once, and containers that list unsharded parameters (ParameterList, ParameterDict) contribute their
 /// shards. Throws UsageError if some trainable parameters are sharded and others are neither sharded nor ignored, because the gradients of
-/// those would never be averaged.
+/// the latter would never be averaged.
 std::vector<at::Tensor> parameters(ConstModuleRef module);
 /// The same with full names. A tied parameter has its first name.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(ConstModuleRef module);

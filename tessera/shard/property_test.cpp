@@ -186,7 +186,7 @@ struct Way {
     // All ranks have to gather a unit, so only where nothing is gathered may a rank leave one out.
     if (options.schedule.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0 && on_cpu())
       options.residence = Residence::NodeShared;
-    // What is rounded otherwise than in the mean over the axes of the mesh.
+    // Divide factors that round differently from the mean over the axes of the mesh.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;
   }

@@ -24,14 +24,14 @@ namespace {
 
 const Subject kMeeting = {.unit = kRecovery};
 
-/// Appends the group, and all that meshes have made of it, unless they are listed.
+/// Appends the group, and all groups that meshes have made of it, unless they are listed.
 void add_with_parts(std::vector<Communicator>& groups, const Communicator& group) {
   const auto known = groups.size();
   if (find_or_add(groups, group) < known) return;
   for (const auto& part : group.parts()) add_with_parts(groups, part);
 }
 
-/// All that ranks may be waiting in while they use these units.
+/// All groups in which ranks may be waiting while they use these units.
 std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& everyone) {
   std::vector<Communicator> groups;
   add_with_parts(groups, everyone);
@@ -41,7 +41,7 @@ std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& al
   return groups;
 }
 
-/// The first error counts. All are waited for, because nobody else will.
+/// Waits for all, because nobody else will, and then throws the first error.
 void wait_for_all(std::span<const Work> works) {
   std::exception_ptr error;
   for (const auto& work : works) {
@@ -54,8 +54,8 @@ void wait_for_all(std::span<const Work> works) {
   if (error) std::rethrow_exception(error);
 }
 
-/// Why the ranks can't go on together: they have taken different numbers of steps with a unit, or have broken off in the middle of one.
-/// Empty if they can. Collective over the world of the units.
+/// Returns why the ranks can't continue together: they have taken different numbers of steps with a unit, or have broken off in the middle
+/// of one. Empty if they can continue. Collective over the world of the units.
 std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::string steps;
   uint64_t first_broken = all.size();
@@ -77,7 +77,7 @@ std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, c
   return {};
 }
 
-/// Throws CommError on all ranks if some can't go on together.
+/// Throws CommError on all ranks if some can't continue together.
 void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& everyone) {
   std::vector<Communicator> worlds;
   std::vector<std::vector<std::shared_ptr<Unit>>> units_in;
@@ -91,13 +91,13 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     auto found = difference_in_steps(units_in[i], worlds[i]);
     if (difference.empty()) difference = std::move(found);
   }
-  // Ranks that have no part in a unit must not go on without those that have.
+  // Ranks that have no part in a unit must not continue without the ranks that have.
   all_or_none(everyone, kMeeting, "can't go on", [&] {
     if (!difference.empty()) throw CommError(difference);
   });
 }
 
-/// Abandons what the unit was doing and drops its gradients.
+/// Abandons the reductions and steps that the unit has begun, and drops its gradients.
 void reset(Unit& unit) {
   const LockedState state(unit);
   state->reduction.abandon();
@@ -115,7 +115,7 @@ void recover(ModuleRef model) {
   const auto all = units(model);
   const auto everyone = world_of(model);
   if (!everyone) return;
-  // In all groups at once: other ranks may wait for this one in any of them, and be waited for by the rest.
+  // Meets in all groups at once: other ranks may wait for this one in any of them, while further ranks wait for those.
   std::vector<Work> meetings;
   for (const auto& group : groups_of(all, *everyone)) meetings.push_back(group.meet(kMeeting));
   for (const auto& unit : all) unit->schedule()->abandon_pass();

@@ -37,9 +37,9 @@ struct Shape {
   Residence residence;
   Mesh (*of_root)(const Communicator& world);
   Mesh (*of_blocks)(const Communicator& world) = of_root;  // called for each block
-  int reshards_to = 0;                                     // so many ranks, after forward
-  /// The last point before the step at which a rank that fails keeps all others from share it. Ranks wait for each other before they
-  /// write what they share, and all ranks of a shard group when they clip.
+  int reshards_to = 0;                                     // the number of ranks, after forward
+  /// The last point at which a failing rank keeps all others from taking the step. Ranks wait for each other before they write shared
+  /// memory, and all ranks of a shard group when they clip.
   const char* holds_up = "after backward";
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) { return out << shape.name; }
 };
@@ -82,7 +82,7 @@ struct Failure {
   std::string point;
 };
 
-/// A program that goes on after failures.
+/// A program that continues after failures.
 class Program {
  public:
   Program(const Communicator& world, const Shape& shape, std::vector<Failure> failures)
@@ -167,8 +167,8 @@ class Program {
   int batch_ = 0;
 };
 
-/// Trains with failures. All ranks end alike: as if they had been given only the batches from which they have learned, or are told to
-/// load a checkpoint. Returns whether they could go on.
+/// Trains with failures. All ranks end alike: as if they had been given only the batches from which they have learned, or are told to load
+/// a checkpoint. Returns whether they could continue.
 bool goes_on(const Communicator& world, const Shape& shape, const std::vector<Failure>& failures) {
   const auto actual = Program(world, shape, failures).train({0, 1, 2, 3});
   const auto ended = here(torch::tensor({actual.end.empty() ? 0L : 1L, actual.end.empty() ? -0L : -1L}));

@@ -32,8 +32,7 @@ void change_states(const Module& module, Recurse recurse, std::string_view what,
   for (const auto& unit : units_for(module, recurse, what)) change(*LockedState(*unit));
 }
 
-/// Throws UsageError if the settings of a unit rule the call out: `conflict` says what they have, and is empty if they have nothing against
-/// it.
+/// Throws UsageError if the settings of a unit rule the call out: `conflict` returns the setting that does, or an empty text.
 template <class Conflict>
 void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
   for (const auto& unit : units_for(module, recurse, what)) {
@@ -57,14 +56,14 @@ std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<
   return wanted;
 }
 
-/// Throws UsageError if gradients wait for a reduction, which would be computed otherwise than they have begun.
+/// Throws UsageError if unsynced gradients wait for a reduction, because a new setting must not apply to a sum that has begun.
 void expect_none_waiting(const Module& module, Recurse recurse, std::string_view what) {
   for (const auto& unit : units_for(module, recurse, what)) expect_synced(*unit);
 }
 
 /// The functions that register_gradient_hook was given for one shard.
 struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
-  /// Autograd also calls it for shards that have got no gradient in this pass.
+  /// Autograd also calls it for shards that got no gradient in this pass.
   void operator()(const at::Tensor& shard) override {
     const auto& gradient = shard.grad();
     if (!gradient.defined()) return;

@@ -1,4 +1,4 @@
-// Decides by hand when and how the gradients of a model are reduced over the ranks.
+// Control of when and how the gradients of a model are reduced over the ranks: no_sync, divide factors, hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +18,8 @@ namespace tessera {
 class Unit;
 
 /// While it exists, backward passes of the model reduce nothing: each rank adds up its own gradients of whole parameters, in at least
-/// float32. The next backward pass after it adds them to its own before its one reduction. May be nested. Every rank has one at the same
-/// time.
+/// float32. The next backward pass after it adds them to its own gradients before its one reduction. May be nested. All ranks have one at
+/// the same time.
 class [[nodiscard]] NoSync {
  public:
   NoSync(NoSync&&) = default;
@@ -38,29 +38,29 @@ NoSync no_sync(ModuleRef model);
 
 enum class Required { No, Yes };
 
-/// Whether backward passes reduce the gradients of the module. Where they are not required to, it is as inside no_sync.
+/// Sets whether backward passes reduce the gradients of the module. With Required::No they behave as inside no_sync.
 void set_requires_gradient_sync(ModuleRef module, Required required, Recurse recurse = Recurse::Yes);
-/// On a mesh with replicas: whether backward passes all-reduce gradients over the replicas. Where they are not required to, each replica
-/// adds up its own sharded gradients until a pass does.
+/// On a mesh with replicas: sets whether backward passes all-reduce gradients over the replicas. With Required::No, each replica adds up
+/// its own sharded gradients until a pass all-reduces them.
 void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurse = Recurse::Yes);
-/// Reduces gradients that no backward pass has reduced, because the last one before the step was not allowed to. Collective.
+/// Reduces gradients that no backward pass has reduced, because the last one before the step ran without a reduction. Collective.
 void sync_gradients(ModuleRef model);
 
-/// Averages over the ranks what no backward pass does: the gradients of parameters in no unit, such as those in ShardOptions::ignored. Call
-/// it between backward and what uses them. Shards in the list, whose gradients are means already, and frozen parameters are left alone; a
-/// gradient that only some ranks have counts as zero on the others. Collective, if there are such parameters.
+/// Averages over the ranks the gradients that no backward pass averages: those of parameters in no unit, such as ShardOptions::ignored.
+/// Call it after backward, before the gradients are used. Shards in the list, whose gradients are means already, and frozen parameters are
+/// left alone; a gradient that only some ranks have counts as zero on the others. Collective, if there are such parameters.
 void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world);
 
-/// pre is a power of two, near the square root of the number of ranks; pre * post is that number. A mean over the ranks, as it is computed
-/// where no factors are set, has the same bits.
+/// Returns the factors of a mean over the ranks: `pre` is a power of two, near the square root of the number of ranks; pre * post is that
+/// number. Reductions without factors compute the mean with the same bits.
 DivideFactors default_divide_factors(int ranks);
 void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse = Recurse::Yes);
 
-/// An empty function returns to the usual reduction.
+/// Replaces the reduction of gradients by the hook; an empty hook restores the usual reduction.
 void set_reduction_hook(ModuleRef module, ReductionHook hook, Recurse recurse = Recurse::Yes);
 
-/// Calls the function in backward whenever the gradient of a shard has been accumulated. `shard.grad()` is then the mean over the ranks; to
-/// read it waits for the reduction.
+/// Calls the function in backward whenever the gradient of a shard has been accumulated. `shard.grad()` is then the mean over the ranks;
+/// reading it waits for the reduction.
 void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook);
 
 }  // namespace tessera

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// What a model cost this rank since the last reset.
+/// The costs of a model on this rank since the last reset.
 struct ModelCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;

@@ -1,5 +1,5 @@
-// ShardMetadata: which parameters the shards of a module stand for, as XlaFullyShardedDataParallel.get_shard_metadata() says it.
-// Checkpoints of Tessera record the same by themselves.
+// ShardMetadata: which parameters the shards of a module stand for, as in XlaFullyShardedDataParallel.get_shard_metadata(). Checkpoints of
+// Tessera record the same by themselves.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -19,10 +19,10 @@ struct ShardMetadata {
   /// A tensor that `parameters()` lists: a shard of one parameter or, with flat parameters, of a vector of them.
   struct Shard {
     std::string name;           // in the module from which the unit was made
-    std::string original_name;  // in the module that was asked
+    std::string original_name;  // in the module that shard_metadata was given
     std::vector<int64_t> original_size;
   };
-  /// What a vector of parameters consists of.
+  /// The parameters in a flat vector.
   struct Flat {
     std::vector<std::string> names;
     std::vector<std::vector<int64_t>> shapes;

@@ -1,4 +1,4 @@
-// Decides by hand when the units of a model are unsharded and resharded.
+// Control of when the units of a model are unsharded and resharded: unshard, reshard, rules, prefetch lists.
 #pragma once
 
 #include <memory>
@@ -31,9 +31,9 @@ class UnshardHandle {
 /// Starts to unshard the unit of the module before an operator needs it. It stays unsharded at least until it has been used once, or until
 /// reshard(). Collective, unless the ranks share the unit's memory.
 UnshardHandle unshard(ModuleRef module);
-/// Reshards the unit of the module now.
+/// Reshards the unit of the module at once.
 void reshard(ModuleRef module);
-/// Reshards all units of the model that this module belongs to, between two passes. Leaves those that are in use or have to stay. Does
+/// Reshards all units of the model that this module belongs to, between two passes. Leaves units that are in use or have to stay. Does
 /// nothing for a module that is not sharded.
 void reshard_all(ModuleRef module);
 
@@ -41,12 +41,12 @@ void reshard_all(ModuleRef module);
 void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recurse recurse = Recurse::Yes);
 enum class ReshardAfterBackward { No, Yes };
 
-/// With No, units stay unsharded when their gradients have been reduced, until their shards change: one all-gather less in the next of
-/// several passes between two steps.
+/// With No, units stay unsharded after their gradients have been reduced, until their shards change: of several passes between two steps,
+/// all but the first save an all-gather.
 void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse = Recurse::Yes);
 
-/// The units of these modules are prefetched when the unit of `module` is used in forward, in place of those that the learned order
-/// predicts. An empty list returns to the learned order.
+/// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the learned order
+/// predicts. An empty list restores the learned order.
 void set_modules_to_forward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
 /// The same for backward.
 void set_modules_to_backward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);

@@ -19,7 +19,7 @@ using ::testing::ThrowsMessage;
 
 using Rooted = RootedBlocks;
 
-/// In memory that an all-gather fills.
+/// Blocks and a root in gathered memory.
 std::shared_ptr<Rooted> sharded(ShardOptions options) {
   options.residence = Residence::Gathered;
   return sharded_rooted_blocks(options);
@@ -243,7 +243,7 @@ TEST(Prefetch, FollowsItsOptions) {
   });
 }
 
-/// What is unsharded in the middle of the backward of block 2, and when block 1 is about to begin.
+/// The units that are unsharded in the middle of the backward of block 2, and when block 1 is about to begin.
 std::string held_in_backward(const Communicator& world, BackwardPrefetch prefetch) {
   const auto model = sharded({.mesh = world, .reshard_after_forward = true, .schedule = {.backward_prefetch = prefetch}});
   std::string result;

@@ -20,7 +20,7 @@ void replace_weight_operator(const at::Tensor& weight, WeightOperator instead) {
   install_paging();
   auto& meta = WeightMeta::of(weight);
   meta.instead = instead ? std::make_shared<const WeightOperator>(std::move(instead)) : nullptr;
-  // Operators on a weight that is not sharded have to come to paging, too.
+  // Paging has to see operators also on a weight that is not sharded.
   if (!is_paged(weight)) weight.unsafeGetTensorImpl()->shallow_copy_from(paged_alias(weight).getIntrusivePtr());
 }
 

@@ -1,4 +1,4 @@
-// What runs in place of the operator by which a layer of libtorch applies its weight: the layer's own forward can't be replaced.
+// Replaces the operator by which a layer of libtorch applies its weight, because the layer's own forward can't be replaced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,11 +12,11 @@ class Module;
 
 namespace tessera {
 
-/// From now on, in place of one that was set before. The weight may be sharded now or later, or not at all. With an empty function the
-/// operators run as they are again.
+/// Runs `instead` in place of the operators of the weight, and of a function that was set before. The weight may be sharded before or
+/// after, or not at all. An empty function restores the operators.
 void replace_weight_operator(const at::Tensor& weight, WeightOperator instead);
 
-/// As long as it exists, operators of this thread run as they are.
+/// As long as it exists, operators of this thread are not replaced.
 class PlainOperators : NoCopy {
  public:
   PlainOperators();
@@ -26,9 +26,9 @@ class PlainOperators : NoCopy {
   const bool before_;
 };
 
-/// From now on the parameter of a module is held in this form, and so are parameters of the model that are tied to it: `parameters()` lists
-/// what is held, frozen, under its name, and the members keep dtype and sizes but no memory. Called before fully_shard, or within
-/// deferred_init. Returns what is held.
+/// Holds a parameter, and parameters of the model that are tied to it, in this form: `parameters()` lists the held tensor, frozen, under
+/// the parameter's name, and the members keep dtype and sizes but no memory. Called before fully_shard, or within deferred_init. Returns
+/// the held tensor.
 at::Tensor hold_in_form(torch::nn::Module& model, const at::Tensor& weight, HeldForm form);
 
 }  // namespace tessera

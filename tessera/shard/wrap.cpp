@@ -40,7 +40,7 @@ class Wrapping {
  public:
   Wrapping(const ShardOptions& options, const WrapPolicy& policy) : options_(options), policy_(policy) {}
 
-  /// Reads where parameters are registered. Comes before wrap_below(), because units change that.
+  /// Reads where parameters are registered. Called before wrap_below(), because units replace the registered tensors.
   void look_at(const Module& module, const std::string& path) {
     if (!seen_.insert(&module).second) return;  // a module that is registered twice is one place
     classes_.insert(class_name(module));
@@ -77,7 +77,7 @@ class Wrapping {
   /// Neighbours that become one unit.
   struct Row {
     std::vector<std::shared_ptr<Module>> modules = {};
-    std::vector<at::Tensor> tied = {};  // to places outside of one of the modules
+    std::vector<at::Tensor> tied = {};  // parameters that are tied to places outside of one of the modules
     int64_t numel = 0;
   };
 
@@ -114,7 +114,7 @@ class Wrapping {
     return tied;
   }
 
-  /// The options of a unit below the model. The boundary of the model is meant; inner modules are called by the model itself.
+  /// The options of a unit below the model, without casts of inputs and outputs, which are meant for the boundary of the model.
   ShardOptions inner_options() const {
     auto options = options_;
     options.mixed_precision.cast_forward_inputs = {};
@@ -178,7 +178,7 @@ WrapPolicy wrap_by_size(WrapSizeOptions options) {
 
 namespace {
 
-/// What `list` returns for all modules whose path matches, each tensor once.
+/// The tensors that `list` returns for all modules whose path matches, each once.
 std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::string& pattern,
                                            c10::function_ref<std::vector<at::Tensor>(const Module&)> list) {
   std::regex expression;

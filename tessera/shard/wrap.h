@@ -23,20 +23,20 @@ struct ModuleInfo {
 /// A rule that is asked for every module of a model but the model itself, for inner modules first.
 struct WrapPolicy {
   std::function<bool(const ModuleInfo& info)> chooses;
-  std::vector<std::string> classes = {};  // of each of which the model must have at least one module
+  std::vector<std::string> classes = {};  // the model must have at least one module of each
   std::vector<std::string> leaves = {};   // classes in which nothing is chosen
   /// The options of a chosen module, if they differ from the model's: another mesh, precision, rule for resharding. Parameters that are
   /// treated apart (ignored, replicated, left_out) are named in the model's options only.
   std::function<std::optional<ShardOptions>(const ModuleInfo& info)> options = {};
-  /// Chosen modules that follow one another in a module and have fewer values than this are made one unit together, up to this number of
-  /// values. Modules with options of their own stay alone.
+  /// Chosen modules that are neighbours in a module and have fewer values than this become one unit, of at most this many values. Modules
+  /// with options of their own stay alone.
   int64_t merge_below = 0;
 };
 
-/// Every module that has parameters of its own.
+/// Chooses every module that has parameters of its own.
 WrapPolicy wrap_always();
 
-/// Every module of these classes, such as {"BertLayer"}. It is an error if the model has none of one of them.
+/// Chooses every module of these classes, such as {"BertLayer"}. It is an error if the model has no module of one of them.
 WrapPolicy wrap_classes(std::vector<std::string> classes);
 
 struct WrapSizeOptions {
@@ -45,17 +45,17 @@ struct WrapSizeOptions {
   std::vector<std::string> exclude = {"ModuleList", "ModuleDict"};
 };
 
-/// Every module with at least so many values that no module below it has taken.
+/// Chooses every module with at least min_params values that no module below it has taken.
 WrapPolicy wrap_by_size(WrapSizeOptions options = {});
 
 /// The parameters of all modules whose whole path in the model matches a regular expression (ECMAScript), each once: for the lists
 /// `ignored`, `replicated` and `left_out` of ShardOptions. Throws UsageError if no module matches.
 std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::string& pattern);
-/// Their buffers: for `ignored`, where they keep their dtype.
+/// The buffers of such modules: for the list `ignored`, where they keep their dtype.
 std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern);
 
-/// Makes a unit of each module that the policy chooses, and one of what is left of the model. A parameter that is tied across modules goes
-/// to the innermost unit that contains all of its places. Collective, as fully_shard.
+/// Makes a unit of each module that the policy chooses, and one of the rest of the model. A parameter that is tied across modules goes to
+/// the innermost unit that contains all of its places. Collective, as fully_shard.
 void fully_shard(ModuleRef model, const ShardOptions& options, const WrapPolicy& policy);
 
 }  // namespace tessera

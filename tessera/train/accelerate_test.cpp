@@ -94,7 +94,7 @@ at::Tensor trained_on_streams_of_different_lengths(const Communicator& world) {
   return (whole_values(*model).front() * 1e9).round();
 }
 
-/// What accelerate_ranks.py does.
+/// Makes the same calls as accelerate_ranks.py.
 std::string results(const Trainer& trainer) {
   Lines lines;
   const auto& world = trainer.world();

@@ -8,11 +8,11 @@
 
 namespace tessera::train {
 
-/// Gives a model that is not sharded yet what the settings say. Throws ConfigError for what contradicts itself, or where the package is not
-/// there, and UsageError for names that the model lacks.
+/// Gives a model that is not sharded yet the adapters and quantised weights of the settings. Throws ConfigError if settings contradict each
+/// other or the package is not there, and UsageError for names that the model lacks.
 void adapt(const config::Settings& settings, ModuleRef model);
 
-/// Registers how, while the package is loaded.
+/// Registers the function that does it, while the package is loaded.
 struct AddedAdapt {
   explicit AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef model));
 };

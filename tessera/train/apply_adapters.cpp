@@ -1,4 +1,4 @@
-// Adapters and weights in few bits for the Trainer, of the package models.
+// Gives models of the Trainer the adapters and quantised weights of the package models.
 #include "tessera/base/error.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/quantize.h"

@@ -75,7 +75,7 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
         "lines of JSON (.jsonl)",
         path_);
   }
-  open_report(path_, 0);  // whether it can be written at all
+  open_report(path_, 0);  // throws if the file can't be written
   std::string rows;
   if (options.first_step > 0) read_before(options, rows);
   replace(rows);
@@ -121,7 +121,7 @@ std::string CsvReporter::header() const {
   return line + '\n';
 }
 
-/// Makes these rows, of which the last is `last_`, all that the file has.
+/// Replaces the file by a header and these rows, the last of which is `last_`.
 void CsvReporter::replace(const std::string& rows) {
   const auto text = header() + rows;
   write_text(path_, text);

@@ -20,11 +20,11 @@ Evaluation::Evaluation(ModuleRef model, data::Loader& loader, const Communicator
 }
 
 Evaluation::~Evaluation() {
-  for (const auto& [module, trains] : modes_) module->train(trains);  // outer ones first, which change those in them
+  for (const auto& [module, trains] : modes_) module->train(trains);  // outer modules first, because train() also sets those inside
   loader_.seek(position_, taken_);
 }
 
-/// Where steps are compiled, each begins with all units sharded, so that all are the same program.
+/// Where steps are compiled, reshards all units, so that each step begins alike and all are the same program.
 void Evaluation::end_step() {
   if (world_.traits().traces) reshard_all(*modes_.front().first);
   world_.step_done();

@@ -5,10 +5,10 @@
 
 namespace tessera::train {
 
-/// What of this process is in memory: {"memory", 3.2e9, Unit::Bytes}. Memory that ranks of a host share counts in each of them.
+/// The resident memory of this process: {"memory", 3.2e9, Unit::Bytes}. Memory that ranks of a host share counts in each of them.
 Value memory();
 
-/// The most that there has been: {"peak_memory", 4.1e9, Unit::Bytes}
+/// The most that the process has had so far: {"peak_memory", 4.1e9, Unit::Bytes}
 Value peak_memory();
 
 }  // namespace tessera::train

@@ -34,7 +34,7 @@ Profile::Profile(const ProfileOptions& options, int rank) : path_(options.output
   try {
     profiler::prepareProfiler(config, activities);
     profiler::enableProfiler(config, activities);
-  } catch (...) {  // the program has begun one by itself
+  } catch (...) {  // the program has started the profiler by itself
     is_profiled = false;
     throw;
   }

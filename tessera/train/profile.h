@@ -22,7 +22,7 @@ class [[nodiscard]] Profile {
   ~Profile();  // finishes; what goes wrong then is a warning
 
   const std::filesystem::path& path() const { return path_; }
-  /// Ends the recording and writes the trace. Throws IoError. On the thread that has begun it.
+  /// Ends the recording and writes the trace. Throws IoError. Must be called on the thread that has begun it.
   void finish();
 
  private:

@@ -84,7 +84,7 @@ std::string count(const ProgressState& state) {
   return state.steps > 0 ? fmt::format("{}/{}", state.step, state.steps) : std::to_string(state.step);
 }
 
-/// An item after the count. Where not all of them fit, the first value is the last to go, and before it rate and time.
+/// An item after the count. If not all items fit, other values are left out first, then rate and time, and the first value last.
 struct Detail {
   enum class Need { First, Then, AtLast } need;
   std::string text;
@@ -105,8 +105,8 @@ std::vector<Detail> details(const ProgressState& state) {
   return result;
 }
 
-/// Those that fit into the columns with a gap before each. As soon as one does not fit, nothing that is needed less is shown. The columns
-/// for a bar are needed more than what is needed at last.
+/// The details that fit into the columns with a gap before each. If one does not fit, none that is needed less is shown. The columns for a
+/// bar are needed more than details of Need::AtLast.
 std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap, int for_bar) {
   std::vector<bool> fits(all.size());
   bool is_room = true;

@@ -1,4 +1,4 @@
-// What the reporters of all formats have in common: which reports they take, and how these get into a file.
+// Functions that the reporters of all formats share: they check reports, and write them into files.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@ namespace tessera::train {
 /// Throws UsageError if a report may not be written: each value has a name of its own.
 void expect_names(const std::filesystem::path& path, int64_t step, const Values& values);
 
-/// Whether a report of an earlier run is one that this run makes again. `has` says whether it has a value of this name.
+/// Whether this run makes a report of an earlier run again. `has` tells whether that report has a value of this name.
 bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_ref<bool(const std::string& name)> has);
 
 /// Makes the folders above a file. Throws IoError.

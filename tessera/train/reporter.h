@@ -1,4 +1,4 @@
-// Reporter: where the numbers of a run go.
+// Reporter: the interface by which the numbers of a run are written.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 namespace tessera::train {
 
 struct ReporterOptions {
-  /// Of this run: the reports of an earlier one are kept up to the first one of this step or a later one.
+  /// The first step of this run: reports of an earlier run are kept up to the first one of this step or a later one.
   int64_t first_step = 0;
-  /// The same for values that count something else, such as epochs, by their names.
+  /// The same for values that are logged by another count, such as epochs, by the names of the values.
   std::map<std::string, int64_t> first_of = {};
   int rank = 0;            // only rank 0 writes
 };

@@ -30,7 +30,7 @@ namespace tessera::train {
 
 namespace {
 
-constexpr int64_t kReportsShown = 10;  // whose mean is shown, and between two lines where there is no terminal
+constexpr int64_t kReportsShown = 10;  // reports whose mean is shown, and reports between two lines if there is no terminal
 
 void expect_sensible(const RunOptions& options) {
   if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would have no end");
@@ -47,7 +47,7 @@ void expect_sensible(const RunOptions& options) {
 }  // namespace
 
 struct Run::Parts {
-  /// Of the batches of a step.
+  /// The sum of a number over the batches of a step.
   struct Sum {
     at::Tensor values, of = {};
     int64_t batches = 0;
@@ -126,7 +126,7 @@ void Run::load(const std::filesystem::path& newest) {
     }
     folder = *before;
   }
-  // What is in a store keeps its name, and later folders have higher numbers.
+  // Folders in a store can't be renamed, so those saved from now on need higher numbers than the damaged ones.
   const bool keeps_names = object_path(newest).has_value();
   all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
     if (!world.is_first()) return;
@@ -310,7 +310,7 @@ void Run::save(const Values& metrics) {
       if (!contents.notes.contains(name)) contents.notes[name] = value;
     }
   }
-  // What has no metric is kept as the worst.
+  // A checkpoint without the metric counts as the worst.
   if (options_.keep && options_.keep->best > 0 && !contents.notes.contains(options_.keep->metric))
     contents.notes[options_.keep->metric] = std::nan("");
   if (parts_->saver) {

@@ -1,5 +1,5 @@
-// Run: what every training program does around its loop. It goes on from the last checkpoint, saves, stops when told to, reports, and shows
-// how far it is. The loop stays the program's.
+// Run: the work of a training program around its loop. It resumes from the last checkpoint, saves, stops when told to, reports, and shows
+// progress. The loop stays the program's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,19 +22,20 @@
 namespace tessera::train {
 
 struct RunOptions {
-  /// Of the whole run, with what was done before it was resumed. One of them must be given; with both, what comes first ends the run.
+  /// Of the whole run, with the part before it was resumed. One of them must be given; with both, the one that is reached first ends the
+  /// run.
   std::optional<int64_t> epochs = {}, steps = {};
-  /// Checkpoints are PREFIX-step-N, in Tessera's format. Meanwhile no other job can save under the same prefix. Without one, nothing is
-  /// saved.
+  /// Checkpoints are PREFIX-step-N, in Tessera's format. While the run exists, no other job can save under the same prefix. Without a
+  /// prefix, nothing is saved.
   std::filesystem::path prefix = {};
   bool resume = false;       // from the newest checkpoint, if there is one; a job that launch has restarted does so in any case
   bool save_epochs = true;   // at the end of each
   int64_t save_every = 0;    // steps between two more checkpoints; 0 for none
   bool save_beside = false;  // by AsyncSaver, while training goes on
   std::optional<checkpoint::Keep> keep = {};  // which older ones stay; all of them unless given
-  int64_t report_every = 20;                  // steps; also the last one of an epoch that would have no report
-  /// What ends the run after the present step, with a checkpoint: Ctrl-C, and what batch systems send before the time is up. Without a
-  /// prefix these do what they do in any program.
+  int64_t report_every = 20;                  // in steps; an epoch without a report has one of its last step
+  /// Signals that end the run after the present step, with a checkpoint: Ctrl-C, and those that batch systems send before the time is up.
+  /// Without a prefix they do what they do in any program.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
@@ -42,25 +43,25 @@ struct RunOptions {
 struct Measured {
   std::string name;
   at::Tensor value;
-  /// Of how many it is the mean, such as the tokens that are learned: what is reported is the mean over those of all ranks and passes of a
-  /// step. Unless given, passes count alike, and ranks by their samples, as for the gradients of Trainer::backward.
+  /// The count of which the value is the mean, such as the tokens that are learned: the report is the mean over the counts of all ranks and
+  /// passes of a step. Unless given, passes count alike, and ranks by their samples, as for the gradients of Trainer::backward.
   at::Tensor of = {};
 };
 
 /// All ranks call the same functions in the same order. One model, with the optimizers and the loader that were prepared before.
 class Run {
  public:
-  /// Throws ConfigError if there are checkpoints that this run shall not go on from, or if another job saves under the prefix. Resumes from
-  /// the checkpoint before, and says so, where bytes of the newest are not those that were written. Collective.
+  /// Throws ConfigError if there are checkpoints and the run is not to resume, or if another job saves under the prefix. If bytes of the
+  /// newest checkpoint are damaged, resumes from the one before, and says so. Collective.
   Run(Trainer& trainer, data::Loader& loader, RunOptions options);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
   ~Run();
 
-  /// Begins an epoch, or goes on in the one in which the run was saved. Returns false when there is none left, or if the run was stopped:
-  /// then all checkpoints are on the disk. Collective.
+  /// Begins an epoch, or continues the one in which the run was saved. Returns false if there is none left or the run was stopped; then all
+  /// checkpoints are on the disk. Collective.
   bool next_epoch();
-  /// The number of the present one, from 1 on.
+  /// The number of the present epoch, from 1 on.
   int64_t epoch() const { return epoch_; }
 
   /// The rest of the epoch: for (auto& batch : run.batches()). Saves between two batches, and at the end. Collective.
@@ -69,21 +70,21 @@ class Run {
 
   /// Whether the present batch ends a step that is reported, for numbers that are costly.
   bool is_due() const { return is_due_ && trainer_.sync_gradients(); }
-  /// After Trainer::step(), for each batch: where the batch ends a step that is reported, averages the numbers over all ranks and over the
-  /// batches of the step, logs them with the learning rate, and shows their means over ten reports. Of other steps it takes no numbers.
+  /// Called after Trainer::step() for each batch. If the batch ends a step that is reported, averages the numbers over all ranks and over
+  /// the batches of the step, logs them with the learning rate, and shows their means over ten reports. Ignores numbers of other steps.
   /// Collective.
   void report(const std::vector<Measured>& numbers);
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);
 
-  /// Saves, beside what the options ask for, unless no step was taken since the last checkpoint. Metrics are notes, by which Keep::best
-  /// goes; so are the numbers that were reported last. Warns if this run has saved the step without the metrics. Collective.
+  /// Saves a checkpoint beside those of the options, unless no step was taken since the last one. Metrics become notes, by which Keep::best
+  /// chooses; so do the numbers that were reported last. Warns if this run has saved the step without the metrics. Collective.
   void save(const Values& metrics = {});
   /// The checkpoint that was saved or loaded last.
   const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
   /// Ends the run after the present step, with a checkpoint, as when a metric gets no better. All ranks call it.
   void stop() { stopped_ = true; }
-  /// Whether a signal or stop() has ended the run. What is left of the epoch comes when it is resumed.
+  /// Whether a signal or stop() has ended the run. If it is resumed, it continues in the same epoch.
   bool stopped() const { return stopped_; }
 
  private:
@@ -107,7 +108,7 @@ class Run {
   std::unique_ptr<Parts> parts_;
   std::optional<std::filesystem::path> last_;
   int64_t epoch_ = 0, saved_step_ = -1, steps_before_ = 0;
-  int64_t steps_more_ = 0;  // than steps(), in the names of folders
+  int64_t steps_more_ = 0;  // added to steps() in the names of folders
   bool is_in_batch_ = false, is_due_ = false, stopped_ = false, has_saved_ = false;
   bool has_reported_ = false;  // in this epoch
 };

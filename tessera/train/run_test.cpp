@@ -1,4 +1,4 @@
-// What a Run adds to a loop: an end, checkpoints, going on, reports.
+// A Run adds to a loop: an end, checkpoints, resumption, reports.
 #include "tessera/train/run.h"
 
 #include <fmt/format.h>
@@ -108,7 +108,7 @@ TEST(Run, SavesWhereItIsToldAndKeepsSome) {
     EXPECT_THAT(saved({.epochs = 2}), ElementsAre(6, 12));
     EXPECT_THAT(saved({.epochs = 2, .save_every = 4}), ElementsAre(4, 6, 8, 12));
     EXPECT_THAT(saved({.epochs = 2, .save_beside = true}), ElementsAre(6, 12));
-    EXPECT_THAT(saved({.steps = 8, .save_epochs = false}), ElementsAre(8));  // what ends in the middle would be lost
+    EXPECT_THAT(saved({.steps = 8, .save_epochs = false}), ElementsAre(8));  // a run that ends within an epoch would lose steps
     EXPECT_THAT(saved({.epochs = 3, .keep = checkpoint::Keep{.last = 2}}), ElementsAre(12, 18));
     EXPECT_THAT(saved({.epochs = 2, .save_every = 6, .keep = checkpoint::Keep{.best = 1, .metric = "accuracy"}}), ElementsAre(12));
     EXPECT_THAT(saved({.epochs = 2, .save_epochs = false, .save_every = 6}), ElementsAre(6, 12));
@@ -231,7 +231,7 @@ TEST(Run, EndsWhereTheProgramSaysSo) {
     trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, [](train::Run& run, int64_t step) {
       if (step > 13) return;
       run.save();
-      run.save({{"accuracy", 0.5}});  // too late, which is said
+      run.save({{"accuracy", 0.5}});  // too late, of which a warning tells
     });
   });
   EXPECT_THAT(steps_in(folder / "net"), ElementsAre(4, 6, 10, 12, 13, 18));
@@ -362,7 +362,7 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
   expect_means_of_steps(20, {{6, 8}});
 }
 
-/// Row i is of sample i, of which the run writes down those that it has learnt from.
+/// Returns the samples from which the run has learnt. Row i is that of sample i.
 std::vector<int64_t> learnt(const Communicator& world, const RunOptions& options) {
   Trainer trainer({.world = world});
   auto net = seeded_net();

@@ -177,7 +177,7 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
           {"saved", fmt::format("{}", fmt::join(names_in(folder).value(), ", "))}};
 }
 
-/// How ranks begin that have made different values.
+/// The values with which ranks begin that have made different ones.
 std::string beginning(const Pairs& settings) {
   std::string text = "the values of rank 0";
   try {
@@ -224,8 +224,8 @@ Seen observe(Pairs settings) {
 struct Row {
   const char* key;
   const char* value;
-  Pairs beside = {};   // what is set, too, in both runs
-  Pairs instead = {};  // what is set where the key is not
+  Pairs beside = {};   // also set in both runs
+  Pairs instead = {};  // set in the run without the key
 };
 
 const Pairs kWrapped = {{"fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"}, {"fsdp_transformer_layer_cls_to_wrap", "Block"}};
@@ -300,7 +300,7 @@ const std::vector<Row> kRows = {
      {{"parallelism_config_dp_replicate_size", "4"}}},
 };
 
-// What launch does, and the test in which it is observed.
+// Effects on launch itself, and the tests in which they are observed.
 const std::map<std::string_view, const char*> kOfLaunch = {
     {"num_processes", "so many ranks begin (`cli/launch/launch`)"},
     {"num_machines", "so many launchers wait for each other (`cli/launch/nodes`)"},

@@ -61,7 +61,7 @@ std::optional<WrapPolicy> policy_of(const Settings& settings) {
   return wrap_classes(classes);
 }
 
-/// The number of a choice of the key: that of the enumerator with the same name.
+/// The enumerator of a choice: those of the type have the order of the key's choices.
 template <class T>
 T chosen(const Settings& settings, std::string_view key) {
   const auto& choices = config::find_key(key)->choices;
@@ -79,7 +79,7 @@ OffloadTo offload_of(const Settings& settings, std::string_view key, const Commu
   return to;
 }
 
-/// What the keys of tessera_config say.
+/// Applies the keys of tessera_config.
 void apply_own_keys(const Settings& settings, const Communicator& world, ShardOptions& options) {
   options.residence = chosen<Residence>(settings, "tessera_residence");
   options.layout = chosen<Layout>(settings, "tessera_layout");

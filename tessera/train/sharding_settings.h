@@ -1,4 +1,4 @@
-// What a configuration says of how a model is sharded.
+// Translates a configuration into options for sharding a model.
 #pragma once
 
 #include <exception>
@@ -26,7 +26,7 @@ struct Sharding {
 /// Throws ConfigError, with the key and where its value comes from, for what this device or this world can't do. Collective.
 Sharding sharding_of(const config::Settings& settings, const torch::nn::Module& model, const Communicator& world);
 
-/// Of these keys, those that were given, with where: "tessera_layout rows (config.yaml:4): ". Empty if none was.
+/// Lists those of the keys that were given, with where: "tessera_layout rows (config.yaml:4): ". Empty if none was.
 std::string given_of(const config::Settings& settings, std::span<const std::string_view> keys);
 
 /// Calls `act`, which does what these keys say. Its errors, which know only options of the library, name those keys that were given.

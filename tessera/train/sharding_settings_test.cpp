@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Pairs = std::map<std::string, std::string>;
 
-/// What two steps of a model on two ranks show.
+/// Observations of two steps of a model on two ranks.
 struct Seen {
   ModelCounters counters = {};
   std::string description = {};

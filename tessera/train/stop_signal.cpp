@@ -20,7 +20,7 @@ struct Watched {
   struct sigaction before = {};
 };
 
-constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds: a job's processes may all be told, and each tell the next
+constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds: the processes of a job may all get a signal, and each pass it on
 
 std::mutex owners_mutex;
 std::array<Watched, NSIG> watched;

@@ -108,7 +108,7 @@ TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const Rep
   file_ = open_report(path_, O_APPEND | O_EXCL);
   write_event(0, bytes_field(kVersionOfFile, "brain.Event:2"));
   constexpr int64_t kStart = 1;
-  // From this step on, TensorBoard drops what was there, whatever it is called: so only what comes after all counts of the new run.
+  // TensorBoard drops values of all names from this step on, so it is the largest of all first steps.
   auto first = options.first_step;
   for (const auto& [name, step] : options.first_of) first = std::max(first, step);
   write_event(first, bytes_field(kSessionLog, varint_field(1, kStart)));

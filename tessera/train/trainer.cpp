@@ -42,7 +42,7 @@ config::Settings settings_of(const TrainerOptions& options) {
   return settings;
 }
 
-/// What launch has told one rank must hold for all of them: launchers of several hosts may have been given different flags.
+/// Settings that launch passes on must be the same on all ranks: launchers of several hosts may have been given different flags.
 void expect_same_settings(const config::Settings& settings, const Communicator& world) {
   if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
   std::string lines;
@@ -69,7 +69,7 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
                     transport.where, transport.value, given);
 }
 
-/// Where log() writes: what the program and the settings say. Throws ConfigError for what can't be written.
+/// The paths to which log() writes, by the program and the settings. Throws ConfigError for those that can't be written.
 std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
   auto paths = options.log_with;
   for (const auto& path : paths) train::report_format(path);
@@ -204,7 +204,7 @@ data::Stream Trainer::make_stream(data::StreamOptions options) const {
 
 std::vector<data::Loader*> Trainer::current_loaders() const {
   struct Candidate {
-    uint64_t open = 0;     // the loop
+    uint64_t open = 0;     // number of the loop; 0 if none is open
     bool is_left = false;  // the loop in which the batch was taken has ended
     uint64_t taken = 0;
     data::Loader* loader = nullptr;
@@ -327,7 +327,7 @@ void Trainer::expect_one_scale(const Prepared& optimizer) const {
       "drop their gradients by zero_grad()");
 }
 
-/// Of parameters in fsdp_ignored_modules that train, backward has averaged no gradients.
+/// Averages gradients of parameters in fsdp_ignored_modules that train, because backward does not.
 void Trainer::average(Prepared& optimizer) const {
   if (!optimizer.averaged) average_gradients(parameters_of(optimizer), world_);
   optimizer.averaged = true;
@@ -340,7 +340,7 @@ void Trainer::unscale(Prepared& optimizer) {
   optimizer.unscaled = true;
 }
 
-/// Of all optimizers that have gradients, which are not scaled any more.
+/// Unscales the gradients of all optimizers that have some, and returns the parameters of these.
 std::vector<at::Tensor> Trainer::unscaled_parameters() {
   std::vector<at::Tensor> all;
   for (auto& optimizer : optimizers_) {
@@ -353,7 +353,7 @@ std::vector<at::Tensor> Trainer::unscaled_parameters() {
   return all;
 }
 
-/// All gradients of a loss have the same scale, so it stays as long as some of them are left.
+/// Updates the scale of gradients once none are left: those of one loss must have the same scale.
 void Trainer::update_scale() {
   const auto has_stepped = [](const Prepared& each) { return each.stepped; };
   const auto has_gradients = [](const Prepared& each) { return have_gradients(parameters_of(each)); };
@@ -376,7 +376,7 @@ at::Tensor Trainer::grad_norm(double p) {
   return own != nullptr ? own->grad_norm(p) : tessera::grad_norm(all, {.p = p});
 }
 
-/// Somebody has asked for the limit of the settings, such as by a flag of launch, and would wait for its effect.
+/// Warns because somebody has asked for the limit of the settings, such as by a flag of launch, and expects its effect.
 void Trainer::warn_of_other_limit(double max_norm) {
   if (!settings_.is_set("gradient_clipping") || settings_.number("gradient_clipping") == max_norm) return;
   if (std::exchange(warned_of_limit_, true) || !is_main_process()) return;

@@ -72,7 +72,7 @@ struct SaveModelOptions {
   int64_t max_shard_size = 5'000'000'000;  // bytes in a file
 };
 
-/// What is prepared must outlive the Trainer, or free_memory(). All ranks call the same functions in the same order.
+/// Everything that is prepared must live until the Trainer ends or free_memory(). All ranks call the same functions in the same order.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
@@ -95,9 +95,9 @@ class Trainer {
   /// Seeds the generators of libtorch, as Accelerate does.
   void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
 
-  /// Calls `act` on rank 0, then on the others, and returns what it returns: for what is done once and found by the others, such as a
-  /// download. If rank 0 fails, all ranks get the error, and the others do not call it. The others wait for as long as an operation may
-  /// take (InitOptions::operation_limit). It must not be collective itself. Collective.
+  /// Calls `act` on rank 0, then on the others, and returns its result: for work that is done once and found by the others, such as a
+  /// download. If rank 0 fails, all ranks get the error, and the others do not call `act`. The others wait for as long as an operation may
+  /// take (InitOptions::operation_limit). `act` must not be collective itself. Collective.
   template <class Act>
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);
@@ -108,7 +108,8 @@ class Trainer {
     return call_in_turn(is_local_main_process(), act);
   }
 
-  /// From any rank to all of them, for example to stop early: check_trigger() is true on all ranks, once, if any has called set_trigger().
+  /// Lets any rank tell all of them, for example to stop early: check_trigger() is true on all ranks, once, if any has called
+  /// set_trigger().
   void set_trigger() { triggered_ = true; }
   bool check_trigger();  // collective
 
@@ -129,8 +130,8 @@ class Trainer {
     (prepare_one(things), ...);
   }
 
-  /// For one batch: as long as it lives, backward passes reduce gradients only if this batch ends a step, which it does after
-  /// gradient_accumulation_steps of them, and at the end of an epoch of the present loader (see backward).
+  /// Covers one batch: as long as it lives, backward passes reduce gradients only if this batch ends a step. A step ends after
+  /// gradient_accumulation_steps batches, and at the end of an epoch of the present loader (see backward).
   class [[nodiscard]] Accumulation {
    public:
     Accumulation(const Accumulation&) = delete;
@@ -147,9 +148,9 @@ class Trainer {
   bool sync_gradients() const { return syncs_; }
 
   /// loss.backward(), with the loss divided by the batches of a step, multiplied by the weight of the present batch (Samples::weight), and
-  /// scaled where gradients are in float16. The present batch is the last one of the present loader, which of the prepared ones is that of
-  /// the innermost loop that is open, and outside of loops the one that was taken from last. Throws UsageError if a step has several batches
-  /// and accumulate() was not called for this one, or if the loss may as well be of another loader's batch with another weight.
+  /// scaled where gradients are in float16. The present batch is the last one of the present loader: of the prepared loaders the one of the
+  /// innermost open loop or, outside of loops, the one that was taken from last. Throws UsageError if a step has several batches and
+  /// accumulate() was not called for this one, or if the loss may as well be of another loader's batch with another weight.
   void backward(const at::Tensor& loss);
   /// The same for the loss of this batch, whatever was taken since; without samples (`{}`) the loss has its weights already.
   void backward(const at::Tensor& loss, const data::Samples& batch) { backward_weighted(loss, batch.weight); }
@@ -160,33 +161,34 @@ class Trainer {
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Limits each value of the gradients of the prepared optimizers. Does nothing if this batch ends no step.
   void clip_grad_value(double clip_value);
-  /// Where this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes
-  /// the step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
+  /// If this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes the
+  /// step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
   /// have changed: not if gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
   bool step();
   bool step(optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
   bool step(torch::optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
   /// Steps of the first optimizer so far, also over resumes.
   int64_t steps() const;
-  /// The learning rate of its first group, as of the last step.
+  /// The learning rate of the first optimizer's first parameter group, as of the last step.
   double lr() const;
 
-  /// Whether load_state finds anything there, which it does not in an empty folder. First repairs a save that a killed process left half
-  /// done. Throws UsageError for a file. Collective.
+  /// Whether the folder has a state for load_state: an empty folder has none. First repairs a save that a killed process left half done.
+  /// Throws UsageError for a file. Collective.
   bool has_state(const std::filesystem::path& folder) const;
   /// Saves all that was prepared and registered, and the generators: as a checkpoint of Tessera, or in a layout of Accelerate if
   /// tessera_checkpoint_format or fsdp_state_dict_type asks for it. Several models lie in folders model_0, model_1 and so on. Replaces an
   /// earlier save once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients
   /// would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
-  /// What save_state saves, for checkpoint::save or an AsyncSaver: load_state takes that, too. Of one model. Throws as save_state.
+  /// The contents that save_state saves, for checkpoint::save or an AsyncSaver, whose checkpoints load_state takes, too. Of one model.
+  /// Throws as save_state.
   checkpoint::Contents contents() const;
-  /// Loads what save_state has saved, or Accelerate, on any number of ranks. If the global batch size changed, the step count is rescaled,
-  /// so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not restored. If
-  /// anything does not fit, it throws and changes nothing; of several models, those before are loaded. Collective.
+  /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, the step count is
+  /// rescaled, so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not
+  /// restored. If anything does not fit, it throws and changes nothing, except that of several models those before are loaded. Collective.
   void load_state(const std::filesystem::path& folder);
-  /// From now on save_state leaves out what is frozen in the model, which comes from there, and load_state expects the same values.
-  /// Collective.
+  /// Lets checkpoints refer to a base model for all that is frozen: from now on save_state leaves it out, and load_state expects the same
+  /// values. Collective.
   void refer_to_base(const std::string& name);
   /// Has an object saved and loaded with the run: any value with save() and a static load(text).
   template <checkpoint::Savable T>
@@ -197,8 +199,8 @@ class Trainer {
 
   /// The whole state dict on rank 0, and an empty one on the others. Collective.
   checkpoint::StateDict get_state_dict(ConstModuleRef model) const;
-  /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank
-  /// writes its part, so all must see the same files. Of a model with adapters, these are written, as Python's peft reads them. Collective.
+  /// Writes the model to FOLDER/model.safetensors, or to several files with an index, as Hugging Face's programs read it. Each rank writes
+  /// its part, so all must see the same files. Of a model with adapters, writes only these, as Python's peft reads them. Collective.
   void save_model(ModuleRef model, const std::filesystem::path& folder, const SaveModelOptions& options = {}) const;
 
   /// The tensors of all ranks along dimension 0, in rank order; numbers become a vector. Shapes must be equal. Collective.
@@ -213,11 +215,11 @@ class Trainer {
     std::ranges::move(gather_rows(rows, batch), all.begin());
     return all;
   }
-  /// As long as that of the rank that has most. Collective.
+  /// Pads the tensor to the length that it has on the rank with most. Collective.
   at::Tensor pad_across_processes(const at::Tensor& tensor, const PadOptions& options = {}) const;
   /// A new tensor with the sum over all ranks, or the mean, the least or the greatest. Collective.
   at::Tensor reduce(const at::Tensor& tensor, Reduce reduction = Reduce::Sum) const;
-  /// This rank's part of what every rank has: parts differ in length by one at most, and the first ranks have the longer ones.
+  /// This rank's part of rows that every rank has: parts differ in length by one at most, and the first ranks have the longer ones.
   at::Tensor split_between_processes(const at::Tensor& rows) const;
   template <std::ranges::contiguous_range Range>
   auto split_between_processes(Range& all) const {
@@ -225,19 +227,20 @@ class Trainer {
     return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
   }
 
-  /// Rank 0 writes the values of a step, of steps() unless given, to what TrainerOptions::log_with names and to the trackers that were
-  /// added. Values may be logged by numbers of the program's own, such as epochs, between those of steps. After load_state, reports of what
-  /// is done again are dropped from files: from the first one of a later step, or if the program logs by other numbers first, of such a
-  /// number, on.
+  /// Rank 0 writes the values of a step, of steps() unless given, to the files of TrainerOptions::log_with and to the trackers that were
+  /// added. Values may be logged by numbers of the program's own, such as epochs, between those of steps. After load_state, files drop the
+  /// reports that the run makes again: from the first one of a later step on or, if the first log() has a number of the program's own, from
+  /// the first one of its values with that number or a later one on.
   void log(const train::Values& values, std::optional<int64_t> step = {});
   /// For reporters of the program's own.
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
-  /// Records what this rank does until the result goes, and writes it to FOLDER/profile_RANK.json: const auto profile = trainer.profile();
+  /// Records what this rank does until the result is destroyed, and writes it to FOLDER/profile_RANK.json: const auto profile =
+  /// trainer.profile();
   train::Profile profile(const train::ProfileOptions& options = {}) const { return {options, world_.local_ranks().front()}; }
 
-  /// Forgets all that was prepared and registered, so that it may go and others may be prepared.
+  /// Forgets everything prepared and registered, so that it may end and other things may be prepared.
   void free_memory();
-  /// Closes what log() writes, and waits for all ranks. Collective.
+  /// Closes the files of log(), and waits for all ranks. Collective.
   void end_training();
   /// Whether prepare() was given this loader.
   bool has_prepared(const data::Loader& loader) const { return std::ranges::find(loaders_, &loader) != loaders_.end(); }
@@ -251,7 +254,7 @@ class Trainer {
   train::Evaluation evaluation(ModuleRef model, data::Loader& loader) const {
     return {model, has_prepared(loader) ? loader : placed(loader), world_};
   }
-  /// Goes so many batches further in a loader, without fetching them.
+  /// Skips so many batches of a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);
   /// The module that the program made. prepare() never wraps one, so only FullyShardedDataParallel has something to take off.
   template <class M>
@@ -274,8 +277,8 @@ class Trainer {
     std::optional<optim::LearningRate> rate = {};
     torch::optim::LRScheduler* scheduler = nullptr;
     std::vector<double> first_rates = {};                      // of torch's parameter groups
-    int64_t steps = 0, scheduled = 0;                          // of the scheduler, by this process
-    bool averaged = false, clipped = false, unscaled = false;  // the gradients that it has
+    int64_t steps = 0, scheduled = 0;                          // all steps, and those of the scheduler that this process has taken
+    bool averaged = false, clipped = false, unscaled = false;  // what was done with its gradients
     bool stepped = false;                                      // since the scale of gradients in float16 may have changed
   };
   struct Registered {
@@ -296,11 +299,11 @@ class Trainer {
   }
 
   data::Loader& placed(data::Loader& loader) const;
-  /// The present one, and behind it those whose batch was taken beside its own.
+  /// The present loader, and behind it others of whose batch the loss may be.
   std::vector<data::Loader*> current_loaders() const;
   double present_weight() const;
   void backward_weighted(const at::Tensor& loss, double weight);
-  /// For `first` before the others. Collective.
+  /// Calls `act` on ranks with `first`, while the others wait. Collective.
   void call_first(bool first, const std::function<void()>& act) const;
   template <class Act>
   auto call_in_turn(bool first, Act& act) const {
@@ -333,12 +336,12 @@ class Trainer {
   static void follow_steps(Prepared& optimizer);
   bool has_no_part(const Prepared& optimizer) const;
   bool take_step(Prepared& optimizer);
-  /// All of them unless one is given.
+  /// Steps all optimizers unless one is given.
   bool step_some(std::optional<optim::AnyOptimizer> optimizer);
   void expect_between_steps(std::string_view function) const;
   checkpoint::Contents contents_of(size_t model) const;
   checkpoint::Notes notes_of(size_t model) const;
-  /// What notes say, read before anything changes.
+  /// The contents of notes, read before anything changes.
   struct Resumed {
     std::vector<int64_t> steps = {};
     std::vector<std::optional<data::Position>> positions = {};
@@ -361,7 +364,7 @@ class Trainer {
   std::vector<std::unique_ptr<train::Reporter>> trackers_;
   std::optional<train::Reporters> log_;  // once something was logged
   int64_t log_from_ = 1;                 // the first step that it does not have yet
-  bool resumed_ = false;                 // since then nothing was logged
+  bool resumed_ = false;                 // whether nothing was logged since load_state
   int64_t batches_ = 0;                  // since the last step
   uint64_t used_ = 0;                    // data::Loader::newest() when backward was called last
   bool syncs_ = true, in_batch_ = false, triggered_ = false, warned_of_limit_ = false;

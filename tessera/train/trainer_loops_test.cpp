@@ -1,4 +1,4 @@
-// Of which loader's batch a loss is, and with whose epoch an accumulation ends, where a program has loops over several loaders.
+// With loops over several loaders: the batch to which a loss belongs, and the epoch that ends an accumulation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -34,8 +34,8 @@ at::Tensor loss_of(Net& net, const data::Samples& batch) {
   return net->forward(batch.inputs).pow(2).mean();
 }
 
-/// What a test has: a loader of three batches in which ranks of the last one have the weights 4/3 and 2/3, and another one whose only batch
-/// has 8/7 and 6/7.
+/// The objects of a test: a loader of three batches in which ranks of the last one have the weights 4/3 and 2/3, and another one whose only
+/// batch has 8/7 and 6/7.
 struct Scene {
   explicit Scene(const Communicator& world, int passes = 2)
       : trainer(options_for(world, {{"gradient_accumulation_steps", std::to_string(passes)}})),
@@ -186,7 +186,7 @@ TEST(TrainerLoops, WeightTheLossOfTheInnermostOne) {
     const auto run = [&](bool by_hand) {
       Scene scene(world, 1);
       for (const auto& outer : scene.loader) {
-        for (const auto& inner : scene.long_test) {  // as in a search for what to learn by
+        for (const auto& inner : scene.long_test) {  // an inner loop that learns, too
           const auto loss = loss_of(scene.net, inner);
           by_hand ? scene.trainer.backward(loss * inner.weight, {}) : scene.trainer.backward(loss);
           scene.trainer.step();
@@ -208,7 +208,7 @@ TEST(TrainerLoops, RefuseALossThatMayBeOfEitherBatch) {
     const auto one = *scene.loader.next(), other = *scene.test.next();
     EXPECT_THAT(message(loss_of(scene.net, one)),
                 AllOf(HasSubstr("batches of two prepared loaders"), HasSubstr("trainer.backward(loss, batch)")));
-    // Said of which it is, it is the loss of that one.
+    // A batch that is passed is the one of the loss.
     const auto norm = [&](const auto& backward) {
       backward(loss_of(scene.net, one));
       const auto result = scene.trainer.grad_norm().item<double>();
@@ -218,7 +218,7 @@ TEST(TrainerLoops, RefuseALossThatMayBeOfEitherBatch) {
     const auto said = norm([&](const at::Tensor& loss) { scene.trainer.backward(loss, one); });
     EXPECT_EQ(norm([&](const at::Tensor& loss) { scene.trainer.backward(loss, {}); }), said);
     EXPECT_NE(norm([&](const at::Tensor& loss) { scene.trainer.backward(loss, other); }), said);
-    // In a loop, what is taken from another loader beside its batch.
+    // In a loop, a batch may also be taken from another loader.
     bool refused = false;
     for (const auto& batch : scene.loader) {
       if (scene.loader.at_end()) {

@@ -1,4 +1,4 @@
-// What the ranks of a Trainer do together beside training: one goes before the others, rows of all come together, one writes numbers.
+// Functions of the Trainer across ranks beside training: one rank goes before the others, rows of all come together, one writes numbers.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std:
   return all.cpu().view({world.size(), -1});
 }
 
-/// How many rows of each rank only fill the batch, of so many at its end.
+/// How many rows of each rank only fill the batch, which ends with `repeats` of them.
 at::Tensor repeats_of_ranks(int64_t rows, int64_t repeats, int ranks) {
   return (at::arange(ranks, at::kLong) + 1).mul_(rows).sub_(rows * ranks - repeats).clamp_(0, rows);
 }
@@ -99,7 +99,7 @@ at::Tensor Trainer::gather(const at::Tensor& tensor) const {
 
 std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, const data::Samples& batch) const {
   constexpr int64_t kUnknown = -1;
-  // Whatever a rank has, it comes to the exchange, so that an error is one on all ranks.
+  // Ranks with invalid rows come to the exchange, too, so that all ranks get the error.
   const bool are_rows = std::ranges::all_of(rows, [&](const at::Tensor& each) {
     return each.defined() && rows.front().defined() && each.dim() > 0 && rows.front().dim() > 0 && each.size(0) == rows.front().size(0);
   });
@@ -181,7 +181,7 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (!is_main_process()) return;
   const auto number = step.value_or(steps());
-  // What a run that was resumed does again begins after its steps, or for values that count something else, with what comes first of them.
+  // Reports that a resumed run makes again begin after its steps or, for values with a count of their own, with the first that is logged.
   train::ReporterOptions from{.first_step = log_from_};
   if (std::exchange(resumed_, false) && number != steps()) {
     for (const auto& value : values) from.first_of[value.name] = number;

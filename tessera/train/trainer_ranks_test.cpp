@@ -1,4 +1,4 @@
-// What the ranks of a Trainer do together beside training: rows come together, one goes before the others, one writes numbers.
+// Functions of the Trainer across ranks beside training: rows come together, one goes before the others, one writes numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// What a Trainer saves and loads.
+// Saves and loads the state of a Trainer.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +30,7 @@ std::string numbered(const char* name, size_t number) {
   return number == 0 ? name : fmt::format("{}_{}", name, number);
 }
 
-// Beside Accelerate's own count, which is of processes times steps.
+// Accelerate's own count, which is of processes times steps, and ours beside it.
 constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step",
                kCount = ".tessera_last_epoch";  // the count that belongs to kSteps
 
@@ -54,14 +54,14 @@ int processes_of(const fs::path& folder) {
   return static_cast<int>(std::max({int64_t{1}, files, last}));
 }
 
-/// The steps that a count of Accelerate's stands for: it has counted each step once for each process. What the optimizer has counted
-/// itself tells how many those are, also if files of some are missing.
+/// The steps behind a count of Accelerate's, which counts each step once for each process. The optimizer's own count tells the number of
+/// processes, even if files of some are missing.
 int64_t steps_of(int64_t count, int processes, const fs::path& folder) {
   if (const auto own = checkpoint::steps_of_optimizer(folder); own > 0 && count % own == 0) return own;
   return count / processes;
 }
 
-/// Throws IoError for a file that is there, but of which nothing could be read: what it says would begin anew without anybody noticing.
+/// Throws IoError for a file that is there, but of which nothing could be read: without it, its part of the run would begin anew unnoticed.
 void expect_read(const fs::path& folder, const std::string& file, const checkpoint::Notes& notes) {
   const auto beginning = fs::path(file).stem().string() + ".";
   const auto is_of_file = [&](const auto& note) { return note.first.starts_with(beginning); };
@@ -96,7 +96,7 @@ void expect_replaceable(const fs::path& folder) {
   throw UsageError("{} is there already, and no earlier save_state; save under another name", folder);
 }
 
-/// The place in this loader of what was saved for one, whose batches may have had another size. Nothing if there is none of ours.
+/// The place in this loader that a saved position has, whose batches may have had another size. Nothing if Tessera has saved none.
 std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
   if (!notes.contains(name + ".position")) return std::nullopt;
@@ -122,7 +122,7 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
 
 }  // namespace
 
-/// Under the names of the files in which Accelerate keeps such things. What all models share goes with the first one.
+/// Notes have the names of the files in which Accelerate keeps the same state. State that all models share goes with the first one.
 checkpoint::Notes Trainer::notes_of(size_t model) const {
   checkpoint::Notes notes = {{"step", steps()}};
   const auto& own = models_[model].optimizers;
@@ -134,7 +134,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[name + kLastEpoch] = optimizer.steps * world_.size();  // Accelerate lets a scheduler step once for each process
     notes[name + "._step_count"] = optimizer.steps * world_.size() + 1;
     notes[name + "._last_lr"] = json(rates).dump();
-    // What some classes of torch require to be there when they are loaded: the state of functions, which ours have not.
+    // The state of functions, which some classes of torch need when they are loaded, and ours do not have.
     notes[name + ".lr_lambdas"] = json(std::vector<std::nullptr_t>(rates.size())).dump();
     notes[name + "._scale_fn_custom"] = "null";
     notes[name + kSteps] = optimizer.steps;
@@ -169,7 +169,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
     const auto name = numbered("scheduler", i);
     const int64_t total = notes.contains(name + kLastEpoch) ? notes.at(name + kLastEpoch).as<int64_t>() : -1;
-    // A program of Accelerate that has gone on from ours counts further, and keeps what else is in the file.
+    // A program of Accelerate that has continued our run counts further, and leaves our notes in the file.
     const auto is_ours = [&](int64_t steps) {
       if (notes.contains(name + kCount)) return total == notes.at(name + kCount).as<int64_t>();
       return total < 0 || total == steps * processes || total == steps;
@@ -253,7 +253,7 @@ checkpoint::Contents Trainer::contents_of(size_t model) const {
 
 void Trainer::refer_to_base(const std::string& name) {
   if (models_.size() != 1) throw UsageError("Trainer::refer_to_base is for one model, but {} are prepared", models_.size());
-  if (settings_.saves_for_accelerate()) return;  // whose checkpoints are whole
+  if (settings_.saves_for_accelerate()) return;  // checkpoints of Accelerate are always whole
   models_[0].base = checkpoint::base_of(*models_[0].module, name);
 }
 
@@ -293,7 +293,7 @@ void Trainer::save_model(size_t model, const fs::path& folder, checkpoint::Notes
 void Trainer::save_state(const fs::path& given) {
   expect_between_steps("save_state");
   if (given.empty()) throw UsageError("Trainer::save_state was given an empty path");
-  const auto folder = link_target(given);  // a link stays, and what it leads to is replaced
+  const auto folder = link_target(given);  // a link stays, and its target is replaced
   const bool is_stored = object_path(folder).has_value();
   const auto made = is_stored ? folder : beside(folder, ".new");  // in a store nothing is replaced
   std::vector<checkpoint::Notes> notes;
@@ -305,7 +305,7 @@ void Trainer::save_state(const fs::path& given) {
     recover_folder(folder);
     if (is_stored) return;
     expect_replaceable(folder);
-    fs::remove_all(made);  // of a program that was killed
+    fs::remove_all(made);  // left by a program that was killed
   });
   for (size_t i = 0; i < models_.size(); i++) save_model(i, folder_of_model(made, i, models_.size()), std::move(notes[i]));
   if (is_stored) return;

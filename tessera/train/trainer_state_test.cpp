@@ -1,4 +1,4 @@
-// What the Trainer saves and goes on from: states of all layouts, replaced, damaged, and of another number of ranks.
+// The Trainer saves states and resumes from them: in all layouts, replaced, damaged, and of another number of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

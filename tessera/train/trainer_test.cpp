@@ -1,4 +1,4 @@
-// The Trainer takes the same steps as a loop that shards, accumulates and clips by hand, and goes on from what it has saved.
+// The Trainer takes the same steps as a loop that shards, accumulates and clips by hand, and resumes from what it has saved.
 #include "tessera/train/trainer.h"
 
 #include <gmock/gmock.h>
@@ -153,7 +153,7 @@ TEST(Trainer, LimitsTheGradientsOfEachOptimizer) {
     trainer.step(for_other);
     EXPECT_NEAR(change(one_before, whole_values(*one)), 0.01, 1e-4);
     EXPECT_NEAR(change(other_before, whole_values(*other)), 0.001, 1e-5);
-    // What was limited and then dropped says nothing of the next gradients.
+    // A limit on gradients that are dropped does not count for the next ones.
     trainer.backward(squared_output(one, 1));
     trainer.clip_grad_norm(0.01);
     for_one.zero_grad();

@@ -1,4 +1,4 @@
-// Adapters beside quantised weights on XLA devices: the values of the kernels of the host, and the training of ranks.
+// Adapters on quantised weights on XLA devices: the values are those of the CPU's kernels, and training is that of ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -36,7 +36,7 @@ TEST(QuantizedWeights, HaveTheValuesOfTheHost) {
     const auto held = nn::quantized(kind, weight);
     const auto expected = nn::dequantized(kind, held, weight.sizes(), at::kFloat);
     const auto values = nn::dequantized(kind, held.to(device), weight.sizes(), at::kFloat).cpu();
-    // The scale of a scale and its mean may be one operation there.
+    // A compiler may fuse NF4's scale of the scales with the addition of their mean.
     EXPECT_TRUE(kind == Quantization::Nf4 ? at::allclose(values, expected, 1e-6, 1e-8) : at::equal(values, expected)) << nn::name_of(kind);
     EXPECT_TRUE(at::equal(nn::quantized(kind, weight.to(device)).cpu(), held)) << nn::name_of(kind);
   }
@@ -48,7 +48,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// Losses of the ranks together.
+/// Returns the losses of all ranks together.
 std::vector<double> trained(const Communicator& world, Quantization kind, bool dora) {
   torch::manual_seed(5);
   Net net;

@@ -39,7 +39,7 @@ TEST(CheckpointedSegment, KeepsTheStridesOfInputsThatItTakesApart) {
   expect_as_on_cpu([](const at::Tensor& x, const at::Tensor& w) { return x.as_strided({2, 3, 5}, {15, 1, 3}).exp().bmm(w); });
 }
 
-/// Of a segment that runs again.
+/// Returns the error of a backward pass that runs the segment again.
 std::string refusal_of(const Segment& segment) {
   const auto x = torch::ones({2, 3}).to(device_for_tests()).set_requires_grad(true);
   const auto loss = activation::checkpoint(activation::Options{}, segment, x, x).sum();
@@ -76,7 +76,7 @@ TEST(CheckpointedSegment, DrawsTheSameAgainWithoutEndingTheStep) {
   EXPECT_TRUE(at::allclose(gradient.cpu(), expected, 1e-5, 1e-6));
 }
 
-/// The operator that unshards a unit gets its operands behind a barrier.
+/// Checkpoints a module that is a unit: unsharding replaces operands of the segment's operators by tensors behind a barrier.
 class SegmentOfAUnit : public ::testing::Test {
  protected:
   struct Scaled : torch::nn::Module {

@@ -20,7 +20,7 @@ std::string why_no_xla() {
   return "no PJRT plugin is installed; `pip install xla-cpu-pjrt` brings one for CPUs";
 }
 
-/// Of the device that this process has already, or of all that it may have.
+/// Returns the world of the device that this process has already, or of all devices that it may have.
 Communicator world_of_devices() {
   if (has_device()) return replica_world();
   return init();
@@ -30,7 +30,7 @@ void run_replicas(int replicas, const Engine::Program& program, std::chrono::mil
   program(init({.devices = replicas}).with_limit(limit));
 }
 
-// The table of engines is below this room, so its row comes from here.
+// The table of engines is in a lower layer that may not include this one, so xla adds its row from here.
 const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, in one program", .device = c10::DeviceType::XLA, .why_not = why_no_xla, .alone = world_of_devices, .run = run_replicas});
 
 }  // namespace

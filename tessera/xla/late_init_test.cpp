@@ -1,4 +1,4 @@
-// A device that is made after the first backward pass would have no thread for its own.
+// init() is refused after the first backward pass: autograd would have no thread for the device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

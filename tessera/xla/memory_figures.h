@@ -1,11 +1,11 @@
-// What a compiled program needs of memory, as its compiler says.
+// Memory and collectives of a compiled program, as its compiler reports them.
 #pragma once
 
 #include <cstdint>
 
 namespace tessera::pjrt {
 
-/// In bytes, for each device.
+/// Bytes on each device.
 struct MemoryFigures {
   int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, peak = 0;
 };

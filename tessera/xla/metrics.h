@@ -1,4 +1,4 @@
-// What XLA devices have done since they were made: programs, executions, and what keeps a step from being one program.
+// Counters of XLA devices: programs, executions, and reads and fallbacks that keep a step from being one program.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,30 @@ struct ProgramMetrics {
   bool has_backward = false;  // whether a backward pass is in it
   /// In bytes for each replica.
   pjrt::MemoryFigures memory;
-  /// Of a program of several replicas, as its compiler has left them.
+  /// By kind, such as "all-gather", as the compiler's optimizations left them; empty for one replica.
   std::map<std::string, pjrt::Collectives> collectives = {};
 };
 
 struct Metrics {
   std::vector<ProgramMetrics> programs;
-  /// Operators of libtorch that were noted.
+  /// Operators of libtorch that were traced.
   int64_t operators = 0;
   int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
-  /// Programs that are not there any more: a number in them has moved and is an argument of another, or others have run for long.
+  /// Compiled programs that were dropped: a number in one has changed and is an argument of its successor, or it had not run for longest.
   int64_t dropped = 0;
   double seconds_compiling = 0;
-  /// In the plugin's call that starts a program. A CPU plugin may run the program in it.
+  /// Seconds in the plugin's call that starts a program. A CPU plugin may run the program in it.
   double seconds_starting = 0;
   int64_t bytes_uploaded = 0, bytes_downloaded = 0;
-  /// The most bytes of a device that were in use at once, where the plugin counts them: it knows what programs took, and not just need.
+  /// The peak of bytes in use on one device, where the plugin counts them: memory that was taken, not a compiler's estimate.
   std::optional<int64_t> peak_memory = {};
-  /// How often a value that the host reads has cut a step in two, by what reads it: "item()".
+  /// How often a read by the host has cut a step in two, by reader, such as "item()".
   std::map<std::string, int64_t> host_reads;
-  /// How often each operator that has no lowering ran on the CPU: "aten::histc".
+  /// How often each operator without a lowering ran on the CPU, such as "aten::histc".
   std::map<std::string, int64_t> fallbacks;
 };
 
-/// As they are now.
+/// Returns the counters up to the call. Throws UsageError before init().
 Metrics metrics();
 
 /// The metrics, and which operators ran on the CPU, a line for each.

@@ -1,21 +1,21 @@
-// What a program says of the XLA devices that it wants.
+// Options of init(): which XLA devices, and whether programs run.
 #pragma once
 
 #include <string>
 
 namespace tessera::xla {
 
-/// What becomes of programs.
+/// Whether programs run.
 enum class Programs {
   Run,
-  /// They are traced, and left where TESSERA_XLA_PROGRAMS says, for a compiler of devices that are not here: no plugin is loaded, no tensor has
-  /// memory, and whoever reads one gets zeros. TESSERA_XLA_TRACE_ONLY makes any program one of these.
+  /// Traces programs and writes them to the folder TESSERA_XLA_PROGRAMS, for a compiler of devices that are not here: loads no plugin,
+  /// gives no tensor memory, and returns zeros for every read. TESSERA_XLA_TRACE_ONLY sets this in any process.
   Traced,
 };
 
 struct XlaOptions {
-  /// Replicas of every tensor, each with its own values, on a device of its own: the ranks of the communicator. With 0 as many as
-  /// TESSERA_XLA_DEVICES says, or all devices of the plugin; one for CPUs makes 1.
+  /// The number of replicas of every tensor, each with values of its own on a device of its own: the ranks of the communicator. 0 means
+  /// TESSERA_XLA_DEVICES or, if that is unset, all devices of the plugin; a CPU plugin then makes 1.
   int devices = 0;
   /// A plugin's name or path; TESSERA_PJRT_PLUGIN or "cpu" if empty.
   std::string plugin = {};

@@ -1,4 +1,4 @@
-// What the compiler says of sharded steps: how often units are gathered, and what memory a step takes.
+// Sharded steps by the compiler's figures: how often units are gathered, and how much memory a step takes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,7 +25,7 @@ const Communicator& four() {
 
 using Forward = std::function<at::Tensor(at::Tensor x)>;
 
-/// The program of a model's step, once the order of uses is known.
+/// Trains some steps, until the order of units is known, and returns the program that ran most often.
 ProgramMetrics step_of(const torch::nn::Module& model, const Forward& forward) {
   optim::SGD optimizer(parameters(model), {.lr = 0.01});
   const auto before = metrics().programs;
@@ -34,7 +34,7 @@ ProgramMetrics step_of(const torch::nn::Module& model, const Forward& forward) {
     optimizer.step();
     optimizer.zero_grad();
   }
-  // It may have been there before.
+  // Executions are compared because the program may have existed before.
   size_t most = 0;
   int64_t times = 0;
   const auto after = metrics().programs;
@@ -45,7 +45,7 @@ ProgramMetrics step_of(const torch::nn::Module& model, const Forward& forward) {
   return after[most];
 }
 
-/// Of a model of so many layers, each a unit.
+/// Returns the program of a model with so many layers, each a unit.
 ProgramMetrics step_of(int layers, const ShardOptions& options) {
   torch::manual_seed(1);
   torch::nn::Sequential model;
@@ -71,7 +71,7 @@ int64_t bytes_of(const ProgramMetrics& program, const std::string& collective) {
 TEST(ShardedStep, GathersEachUnitAgainInBackward) {
   for (const int layers : {4, 8}) {
     const auto step = step_of(layers, {.mesh = four()});
-    // The gradient of the first layer's input is not wanted, and the last unit stays from forward to backward.
+    // Backward does not gather the first unit, whose input needs no gradient, nor the last, which stays unsharded from forward on.
     EXPECT_EQ(bytes_of(step, "all-gather"), (2 * layers - 2) * kBytes) << layers;
     EXPECT_EQ(bytes_of(step, "reduce-scatter"), layers * kBytes / kReplicas) << layers;
     EXPECT_EQ(count_of(step, "all-reduce"), 0);
@@ -104,7 +104,7 @@ TEST(ShardedStep, WithoutBarriersKeepsWhatForwardHasGathered) {
   const auto without = step_of(layers, {.mesh = four(), .schedule = {.tracing = {.barrier_in_forward = false, .barrier_in_backward = false}}});
   EXPECT_EQ(bytes_of(without, "all-gather"), layers * kBytes);
   EXPECT_GT(without.memory.temporary, layers * kBytes);
-  // One of the two is enough that backward gathers again.
+  // One of the two barriers is enough to make backward gather again.
   const auto backward = step_of(layers, {.mesh = four(), .schedule = {.tracing = {.barrier_in_forward = false}}});
   EXPECT_EQ(bytes_of(backward, "all-gather"), (2 * layers - 2) * kBytes);
 }
@@ -129,7 +129,7 @@ struct WideImpl : torch::nn::Module {
 };
 TORCH_MODULE(Wide);
 
-/// Of so many blocks, each a unit.
+/// Returns the program of a model with so many blocks, each a unit.
 ProgramMetrics step_of_blocks(int blocks, bool checkpoints) {
   torch::manual_seed(1);
   torch::nn::ModuleList model;

@@ -1,4 +1,4 @@
-// Steps of a sharded model that are read in the middle, given up, or stand beside evaluations.
+// Steps of a sharded model that are read in the middle, abandoned, or mixed with evaluations.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -49,7 +49,7 @@ struct Model {
   }
 };
 
-/// What happens between forward and backward, and after a step.
+/// Callbacks between forward and backward, and after each step.
 struct Between {
   std::function<void(Model&, const at::Tensor& loss)> passes = [](Model&, const at::Tensor&) {};
   std::function<void(Model&)> steps = [](Model&) {};

@@ -1,4 +1,4 @@
-// Models that are sharded among replicas train as among ranks of CPUs. For as many replicas as TESSERA_TEST_DEVICES says.
+// Models train sharded over replicas as over ranks on the CPU. TESSERA_TEST_DEVICES sets the number of replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -68,7 +68,7 @@ struct Run {
 
 using Make = std::function<Subject()>;
 
-/// One program for all replicas, or for one of several ranks: the same source.
+/// Trains for all replicas in one process, or for one of several ranks, by the same source.
 template <class Optimizer>
 std::vector<at::Tensor> train_by(const Communicator& world, const Subject& subject, const Mode& mode, const std::vector<at::Tensor>& shards, Optimizer& optimizer,
                                  const std::function<void(double)>& set_lr) {
@@ -93,11 +93,11 @@ std::vector<at::Tensor> train_by(const Communicator& world, const Subject& subje
   return losses;
 }
 
-/// A name, and what trains a model by that optimizer and returns the loss of each step.
+/// An optimizer: `train` trains a model with it and returns the loss of each step.
 struct Rule {
   std::string name;
   std::function<std::vector<at::Tensor>(const Communicator&, const Subject&, const Mode&)> train;
-  bool is_sensitive = false;  // it makes steps of full size out of gradients that are zero but for rounding
+  bool is_sensitive = false;  // makes full steps of gradients that are zero but for rounding
 };
 
 template <class Optimizer, class Options>
@@ -210,7 +210,7 @@ TEST_P(ShardedOptimizers, TrainAsOnRanks) { expect_same_training([] { return mlp
 TEST_P(Sharded, MlpTrainsAsOnRanks) { expect_same_training([] { return mlp(); }, GetParam(), kSgd); }
 
 class ShardedModels : public Sharded {};
-/// Each model once; all in all modes are compared where TESSERA_TEST_ALL_MODES says so.
+/// Returns one mode, or all if TESSERA_TEST_ALL_MODES is set.
 std::vector<Mode> chosen_modes() {
   auto all = modes();
   if (!env("TESSERA_TEST_ALL_MODES")) std::erase_if(all, [](const Mode& mode) { return std::string_view(mode.name) != "Zero3"; });

@@ -18,7 +18,7 @@ namespace tessera::xla::trainer_test {
 namespace {
 
 constexpr int kRanks = 4;
-constexpr int64_t kSamples = 22;  // the last batch of eight has two that only fill it
+constexpr int64_t kSamples = 22;  // the last batch of eight has two samples of padding
 
 data::Samples fetch(std::span<const int64_t> numbers) {
   const auto rows = at::tensor(at::IntArrayRef(numbers.data(), numbers.size()), at::kLong);

@@ -8,7 +8,7 @@ namespace tessera::xla {
 /// Moves parameters and buffers to the device, as Module::to does for devices that libtorch knows.
 void to_device(ModuleRef module);
 
-/// The end of a step: what has been traced becomes one program, which starts, and the next operator begins the next.
+/// Ends a step: compiles all that has been traced as one program, unless it is known, and starts it.
 void step_boundary();
 
 }  // namespace tessera::xla

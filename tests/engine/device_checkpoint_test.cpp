@@ -1,4 +1,4 @@
-// Checkpoints of what lies on a device: a save has the values of the moment at which it began, though the host does not wait for them.
+// Checkpoints of tensors on a device: a save has the values of the moment at which it began, though the host does not wait for them.
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ class DeviceCheckpoint : public ::testing::Test {
   DeviceCheckpoint() { set_lags(true); }
   ~DeviceCheckpoint() override { run_all(); }
 
-  /// What a checkpoint has, loaded into another run.
+  /// Loads a checkpoint into another run, and returns that run's values.
   at::Tensor loaded(const char* name) const {
     Training run(world_, 2);
     run.load(folder_ / name);

@@ -1,4 +1,4 @@
-// The same training for every engine.
+// One training run for the tests of every engine.
 #pragma once
 
 #include <torch/torch.h>
@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// Parameters are gathered and gradients reduced by the engine, and not through memory that the ranks share.
+/// Gathers parameters and reduces gradients by the engine, not through memory that the ranks share.
 inline checkpoint::StateDict trained_gpt(const Communicator& world) {
   auto model = models::Gpt(models::GptOptions{.vocabulary = 64, .width = 32, .layers = 2, .heads = 2, .longest = 16});
   {

@@ -1,5 +1,5 @@
-// Shards, gradients and optimizer state in host memory, of units on a device whose streams lag: what does not wait for a copy computes with
-// what is not there yet, and what waits too much is counted.
+// Shards, gradients and optimizer state in host memory, of units on a device whose streams lag: a missing wait for a copy gives wrong
+// numbers, and waits of the host are counted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -77,7 +77,7 @@ class HostOffload : public ::testing::Test {
     set_lags(true);
   }
 
-  /// Training with shards in host memory gives what it gives with shards on the device, and the same bits however late the device is.
+  /// Expects the same training with shards in host memory as with shards on the device, and the same bits however late the device is.
   void expect_same(ShardOptions options, const Step& step = step_once) {
     set_lags(false);
     const auto on_device = trained(options, step);

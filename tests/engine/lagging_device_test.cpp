@@ -1,5 +1,5 @@
-// Whole sharded steps over the collectives of a backend, on a device whose streams lag. Nobody waits on the host, so what does not wait for
-// another stream computes with what is not there yet: a wrong number.
+// Whole sharded steps over the collectives of a backend, on a device whose streams lag. The host never waits, so a missing wait between
+// streams gives a wrong number.
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST_F(LaggingDevice, TrainsToTheSameBits) {
   EXPECT_FALSE(at::equal(trained(Forgets::Memory), expected)) << "memory is written again before it has been read";
 }
 
-/// What two streams of a program compute with one unit, and one of them with the next ones.
+/// Runs one unit on two streams of a program, and the next units on one of them, and returns the results.
 at::Tensor read_by_two_streams(Current other_runs) {
   torch::manual_seed(1);
   torch::nn::ModuleList layers;
@@ -107,7 +107,7 @@ TEST_F(LaggingDevice, SaysForWhichUnitThereIsNoRoom) {
     const auto world = world_on_delayed_device(Forgets::Nothing);
     for (const auto& layer : *model) fully_shard(layer.ptr(), {.mesh = world});
     if (error != nullptr) {
-      set_room(bytes_in_use() + 4 * 64 * 80);  // for one layer, and not for two
+      set_room(bytes_in_use() + 4 * 64 * 80);  // enough for one layer, and not for two
       *error = message_of<IoError>([&] { model->forward(batch); });
       set_room(std::numeric_limits<size_t>::max());
     }

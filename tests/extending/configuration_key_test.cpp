@@ -13,7 +13,7 @@
 namespace tessera::testing::extending_configuration_key_test {
 namespace {
 
-/// How far a step moves a net by norm `p`, if its gradients are limited to 0.01 by the settings.
+/// Returns how far a step moves a net by norm `p` if the settings limit its gradients to 0.01.
 double moved(const std::map<std::string, std::string>& settings, double p) {
   double most = 0;
   with_ranks(2, [&](const Communicator& world) {

@@ -70,7 +70,7 @@ class StoreTransport final : public tessera::Transport {
   size_t rank() const { return static_cast<size_t>(link_->rank()); }
   std::string key(uint64_t turn, int rank) const { return std::to_string(turn) + "/" + std::to_string(rank); }
 
-  /// What each rank passes as `own`.
+  /// Returns the bytes that each rank passes as `own`.
   std::vector<Row> shown(tessera::ConstBytes own, const tessera::Launch& start) {
     const auto* first = reinterpret_cast<const uint8_t*>(own.data());
     store_->set(key(turn_, link_->rank()), std::vector<uint8_t>(first, first + own.size()));
@@ -82,7 +82,7 @@ class StoreTransport final : public tessera::Transport {
       const auto* begin = reinterpret_cast<const std::byte*>(row.data());
       all.emplace_back(begin, begin + row.size());
     }
-    // All ranks are in this turn, so nobody reads what was shown in the last one.
+    // All ranks are in this turn, so nobody still reads the bytes of the last one.
     if (turn_ > 0) store_->deleteKey(key(turn_ - 1, link_->rank()));
     turn_++;
     return all;

@@ -36,7 +36,7 @@ std::vector<std::string> seeds_of_dcp() {
     std::ifstream file(dcp_folder() + "/.metadata", std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(file), {});
   };
-  // What is changed behind a checksum is not read, so most of them say none.
+  // Content that is changed behind a checksum is not read, so most seeds have no checksums.
   const auto unchecked = [&](std::span<const checkpoint::DcpItem> some) {
     auto text = written(some);
     return text.replace(text.find("tessera"), 7, "another");

@@ -87,7 +87,7 @@ class Mutator {
     }
   }
 
-  /// The next number in the text becomes another one.
+  /// Replaces the next number in the text.
   void replace_number(std::string& input, size_t from) {
     const auto begin = input.find_first_of("0123456789", from);
     if (begin == std::string::npos) return;

@@ -35,7 +35,7 @@ std::string checkpoint_folder() {
 }
 
 void read_manifest(std::span<const uint8_t> data) {
-  // The checksum of what is changed is made to fit: what lies behind it is to be read.
+  // Makes the checksum fit the changed content, so that the rest of it is read.
   auto content = nlohmann::json::parse(data.begin(), data.end(), nullptr, false);
   if (!content.is_object()) return;
   content.erase("xxh3_64");

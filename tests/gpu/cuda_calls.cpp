@@ -81,7 +81,7 @@ cudaError_t cudaFree(void* memory) {
   return original(&cudaFree, __func__)(memory);
 }
 
-// What a compiler for GPUs makes of <<<...>>>.
+// The calls that a compiler for GPUs makes of <<<...>>>.
 #if CUDART_VERSION >= 13000
 #define TESSERA_LAUNCH __cudaLaunchKernel
 using Kernel = cudaKernel_t;

@@ -97,7 +97,7 @@ TEST_F(Gpu, IsNotWaitedForInAStep) {
   EXPECT_THAT(waits.calls(), Not(IsEmpty())) << "this test does not see what it looks for";
 }
 
-/// What forward and backward ask of the GPU.
+/// Counts the requests of forward and backward to the GPU.
 int64_t requests_of_a_pass(Training& training) {
   for (int i = 0; i < 3; i++) training.step();
   training.step().item<float>();

@@ -58,7 +58,7 @@ std::shared_ptr<Net> adapted(Run& run, const Options& options = kSmall) {
   return net;
 }
 
-/// One with the adapters "default" and "other".
+/// A Net with the adapters "default" and "other".
 std::shared_ptr<Net> twice_adapted(Run& run) {
   const auto net = std::make_shared<Net>();
   adapt(*net);
@@ -76,7 +76,7 @@ void train(Run& run, Model& model) {
   train(run, model, run.adamw(model));
 }
 
-/// Steps with something before and after each, and all gradients, also that there are none.
+/// Three steps with something before and after each. Records all gradients, also missing ones.
 using Act = std::function<void(int step)>;
 void train_around(Run& run, Net& net, const Steps& optimizer, const Act& before, const Act& after = {}) {
   for (int step = 0; step < 3; step++) {
@@ -196,7 +196,7 @@ struct Words : nn::Module {
   at::Tensor forward(const at::Tensor& index) { return head(torch::tanh(words(index))); }
 };
 
-/// Words of which each comes once, because sums of rows have an order otherwise.
+/// Distinct words, because the order of sums would matter for repeated ones.
 at::Tensor some_words(const Run& run, int step) {
   return torch::tensor({1, 4, 6}).add(step + run.rank()).remainder(7);
 }

@@ -19,7 +19,7 @@ struct ThreeLayers : nn::Module {
   at::Tensor forward(const at::Tensor& x) { return third(trunk(x)); }
 };
 
-/// A layer written by hand, with its weight among what is saved.
+/// A layer written by hand, which saves its weight for backward.
 struct Affine : ag::Function<Affine> {
   static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
     context->save_for_backward({x, weight});

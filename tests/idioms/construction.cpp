@@ -16,7 +16,7 @@ void train(Run& run, nn::Module& model, const std::vector<int64_t>& sizes, const
   run.train(model, [&](int step) { return forward(run.batch(sizes, step)).pow(2).mean(); }, run.adamw(model));
 }
 
-/// With torch's optimizer always: for parameters that are not dense, or not of float32, in the plain run.
+/// Trains with torch's optimizer always: for parameters that are not dense, or not of float32, in the plain run.
 void train_with_torch(Run& run, nn::Module& model, const std::vector<int64_t>& sizes, const Forward& forward) {
   fill(model);
   run.shard(model);

@@ -24,7 +24,7 @@ at::Tensor loss_of(const Run& run, Net& net, int step) {
   return net.forward(run.batch({4, 5}, step)).pow(2).mean();
 }
 
-/// Steps before each of which the idiom may freeze something. Records all gradients, also that there are none.
+/// Steps before each of which the idiom may freeze something. Records all gradients, also missing ones.
 void train(Run& run, Net& net, const std::function<void(int step)>& before, int steps = 5) {
   const auto parameters = run.parameters(net);
   const auto optimizer = run.adamw(parameters);

@@ -33,7 +33,7 @@ at::Tensor halved(const at::Tensor& gradient) {
   return gradient * 0.5;
 }
 
-/// Not linear: whether it acts before the mean over the ranks or after it makes a difference.
+/// A function that is not linear: applied before the mean over the ranks it gives another result than after it.
 at::Tensor clamped(const at::Tensor& gradient) {
   return gradient.clamp(-0.01, 0.01);
 }

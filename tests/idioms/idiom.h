@@ -176,7 +176,7 @@ struct Mlp : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return second(torch::tanh(first(x))); }
 };
 
-/// One whose layers are units, and one that is a unit.
+/// An Mlp whose layers are units, and an Mlp that is one unit.
 std::shared_ptr<Mlp> nested(Run& run, const ShardOptions& options);
 std::shared_ptr<Mlp> one_unit(Run& run, const ShardOptions& options);
 inline std::shared_ptr<Mlp> nested(Run& run) { return nested(run, {.mesh = run.world()}); }

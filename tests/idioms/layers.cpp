@@ -39,7 +39,7 @@ at::Tensor normed(const Run& run, Net& net, const at::Tensor& x) {
   return x * (x.square().mean(-1, true) + kEps).rsqrt() * net.norm->weight;
 }
 
-/// As two texts of two tokens.
+/// Rotary positions over the rows as two texts of two tokens.
 at::Tensor turned(const Run& run, Net& net, const at::Tensor& x) {
   const auto table = tessera::nn::rotary_table({.theta = 100}, 8, torch::arange(2).unsqueeze(0));
   const auto heads = x.view({2, 2, 1, 8});

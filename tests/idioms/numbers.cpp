@@ -1,4 +1,4 @@
-// Numbers that are others in each step, and operators at the edges of what they take.
+// Numbers that change in each step, and operators at the edges of their arguments.
 #include "idiom.h"
 
 namespace tessera::idioms::numbers {

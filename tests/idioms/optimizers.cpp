@@ -76,7 +76,7 @@ Steps adamw_of(const Run& run, const std::vector<Group>& groups) {
   return Steps(std::make_unique<torch::optim::AdamW>(own, torch::optim::AdamWOptions()));
 }
 
-/// Either kind of one rule.
+/// Tessera's or torch's optimizer of one rule, as the setting says.
 template <class Ours, class Theirs, class OurOptions, class TheirOptions>
 Steps either(const Run& run, const nn::Module& model, const OurOptions& ours, const TheirOptions& theirs) {
   if (run.setting().optimizer == By::Tessera) return Steps(std::make_unique<Ours>(run.parameters(model), ours));

@@ -32,7 +32,7 @@ struct Mixture : nn::Module {
 
 std::shared_ptr<Mixture> mixture(Run& run, const std::string& name = "expert") {
   auto model = std::make_shared<Mixture>(run.rank(), name);
-  if (!run.sharded()) {  // whose backward() averages what all ranks have
+  if (!run.sharded()) {  // the plain run's backward() averages over all ranks
     run.shard(model->first);
     run.shard(model->last);
     return model;

@@ -1,4 +1,4 @@
-// What reviewers tried: places in shards, random numbers, buffers for many gradients, vectors of parameters, threads.
+// Idioms found in reviews: places in shards, random numbers, buffers for many gradients, vectors of parameters, threads.
 #include <thread>
 
 #include "idiom.h"

@@ -46,7 +46,7 @@ class Rule : public optim::Optimizer {
   }
 };
 
-/// One that changes its parameters when it has seen all gradients.
+/// A Rule that changes its parameters when it has seen all gradients.
 class LateRule final : public Rule {
  public:
   using Rule::Rule;

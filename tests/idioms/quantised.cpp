@@ -81,7 +81,7 @@ at::Tensor input_of(const Run& run, int step) {
   return run.batch({4, 70}, step);
 }
 
-/// The usual loop. What is frozen has other forms in the plain run, so only what trains is recorded.
+/// The usual loop. Frozen weights have other forms in the plain run, so it records only what trains.
 void train(Run& run, Net& net, const Steps& optimizer, const std::function<at::Tensor(int step)>& loss,
            const std::function<void()>& before_step = {}) {
   for (int step = 0; step < 3; step++) {

@@ -1,4 +1,4 @@
-// What depends on the rank: batches, orders, steps that are left out, shards of nothing, and ranks that part ways.
+// Programs in which ranks differ: batches, orders, steps that are left out, empty shards, and ranks that part ways.
 #include <algorithm>
 
 #include "idiom.h"
@@ -26,7 +26,7 @@ void train(Run& run, Mlp& model, const Steps& optimizer) {
   run.train(model, [&](int step) { return loss_of(run, model, step); }, optimizer);
 }
 
-/// This rank leaves out a step that others take.
+/// Leaves out, on this rank, a step that others take.
 void leave_out(const Run& run, const Steps& optimizer, nn::Module& model) {
   if (!run.sharded()) return;
   optimizer.ours() != nullptr ? optimizer.ours()->skip_step() : skip_step(model);
@@ -57,7 +57,7 @@ void train_with_failure(Run& run, Mlp& model, const std::function<void(int step,
   throw std::runtime_error("a bad batch");
 }
 
-/// After this it does not matter any more who took a step.
+/// Gives parameters equal values everywhere, so that it does not matter who took a step.
 void make_alike(const Run& run, const nn::Module& model) {
   const torch::NoGradGuard no_grad;
   double value = 0.1;

@@ -20,7 +20,7 @@ auto segment(Run& run, const F& f, const Inputs&... inputs) {
   return run.sharded() ? activation::checkpoint(f, inputs...) : f(inputs...);
 }
 
-/// What the part of the model in the segment makes of what the first layer gave, and what is recorded at the end.
+/// The program's part of the segment, and what is recorded at the end.
 template <class State>
 struct Part {
   std::function<at::Tensor(State& state, const at::Tensor& h)> forward;

@@ -55,7 +55,7 @@ at::Tensor evaluation(Run& run, Net& model) {
   return y;
 }
 
-/// What `torch::save` writes of something of a trained model.
+/// Returns what `torch::save` writes of a part of a trained model.
 std::string save(Run& run, const auto& of) {
   const auto model = trained(run);
   std::stringstream file;
@@ -116,7 +116,7 @@ struct Tied : nn::Module {
   at::Tensor forward(const at::Tensor& index) { return head(torch::tanh(words(index))); }
 };
 
-/// Another name in the table of parameters for one that is there.
+/// A model with a second name for a registered parameter.
 struct TiedByName : nn::Module {
   nn::Embedding words = register_module("words", nn::Embedding(7, 4));
   at::Tensor head;

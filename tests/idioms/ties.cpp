@@ -8,7 +8,7 @@ namespace {
 namespace nn = torch::nn;
 using Forward = std::function<at::Tensor(const at::Tensor& x)>;
 
-/// Of a model that is filled and sharded already.
+/// Trains a model that is filled and sharded already.
 void train(Run& run, const nn::Module& model, const std::vector<int64_t>& sizes, const Forward& forward) {
   run.train(model, [&](int step) { return forward(run.batch(sizes, step)).pow(2).mean(); }, run.adamw(model));
 }

@@ -52,7 +52,7 @@ void train_each(Run& run, void (*change)(at::Tensor parameter)) {
   });
 }
 
-/// What a sharded program writes around access to whole parameters.
+/// Unshards the parameters of a sharded run by full_params(); does nothing in the plain run.
 std::optional<FullParams> whole(const Run& run, nn::Module& model, Access access) {
   if (!run.sharded()) return std::nullopt;
   return full_params(model, access);

@@ -1,5 +1,5 @@
-// Runs the corpus on two XLA devices, and makes the page docs/tables/xla-idioms.md of it: each idiom ends in the numbers of ranks on the CPU, or in
-// an error.
+// Runs the corpus on two XLA devices, and makes the page docs/tables/xla-idioms.md of it: each idiom ends in the numbers of ranks on the
+// CPU, or in an error.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -50,7 +50,7 @@ Records on_devices(const Idiom& idiom) {
   return records;
 }
 
-/// Nothing, or how they differ.
+/// How the records differ; empty if they do not.
 std::string difference(const Records& found, const Records& expected, double within) {
   for (size_t rank = 0; rank < kRanks; rank++) {
     if (found[rank].size() != expected[rank].size()) return fmt::format("rank {} has {} records, not {}", rank, found[rank].size(), expected[rank].size());
@@ -101,7 +101,7 @@ std::vector<Trial> trials() {
   return all;
 }
 
-/// What became of the idioms from the first of them on, a line each, up to one that ends the process.
+/// Runs the idioms from a number on, and writes their outcomes, a line each, up to one that ends the process.
 const testing::ChildTask kRunFrom("idioms from", [](const std::string& words) {
   (void)devices();
   const auto all = trials();

@@ -60,7 +60,7 @@ ShardOptions options_of(const Communicator& world, const Case& test, Model& mode
   return options;
 }
 
-/// The options for a unit of these modules: those parameters are treated apart that it has.
+/// The options for a unit of these modules. Of the parameters that are treated apart, it gets those that it has.
 ShardOptions options_for(const Modules& modules, ShardOptions options) {
   std::vector<at::Tensor> own;
   for (const auto& module : modules) {

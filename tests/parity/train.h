@@ -47,7 +47,7 @@ class Trainee {
 
   /// The forward pass with these numbers, and the loss.
   virtual at::Tensor loss(int64_t shift) = 0;
-  /// The backward pass that begins here: the last one before the step, or another.
+  /// Runs a backward pass: the last one before the step, or an earlier one.
   virtual void backward(const at::Tensor& loss, bool last) = 0;
   /// After the last backward pass.
   virtual void finish_gradients() = 0;

@@ -13,9 +13,9 @@ namespace tessera::testing {
 class Allocations {
  public:
   int64_t bytes() const { return report_->bytes; }
-  /// What it has of that and has not freed.
+  /// The bytes among them that are not freed.
   int64_t held() const { return report_->held; }
-  /// The most that it had at one time and had not freed.
+  /// The peak of held().
   int64_t peak() const { return report_->peak; }
 
  private:

@@ -15,7 +15,7 @@
 
 namespace tessera::testing {
 
-/// The memory that a unit takes now beyond its shards, and what it takes while it is unsharded.
+/// The memory that a unit takes at the moment beyond its shards, and the memory that it takes while it is unsharded.
 inline uint64_t held_bytes(Unit& unit) {
   const auto held = unit.schedule()->lock();
   return unit.state(held).held_bytes();
@@ -72,7 +72,7 @@ inline at::Tensor loss_of(RootedBlocks& model, int batch) {
   return model.forward(numbers({3, 8}, batch)).pow(2).mean();
 }
 
-/// An unsharded model with the gradients of the sum, over the batches of each rank, of the mean over the ranks.
+/// An unsharded model with gradients that are summed over the batches and averaged over the ranks.
 inline RootedBlocks whole_after(int ranks, const std::vector<int>& batches) {
   RootedBlocks model;
   for (const int batch : batches) {

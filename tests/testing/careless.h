@@ -1,4 +1,4 @@
-// An engine that forgets what it must not, so that tests see whether anybody notices.
+// An engine that forgets a duty, so that tests see whether anybody notices.
 #pragma once
 
 #include <functional>
@@ -13,12 +13,12 @@
 
 namespace tessera::testing {
 
-/// What an engine could forget.
+/// The duties that an engine can forget.
 enum class Forgets { Nothing, Inputs, Results, Memory };
 
 class Careless final : public Transport {
  public:
-  /// `before` it takes part in an all_reduce, after all ranks have agreed about it.
+  /// Calls `before` ahead of each all_reduce, after all ranks have agreed about it.
   Careless(
       std::unique_ptr<Transport> careful, Forgets forgets, std::function<void()> before = [] {})
       : Transport(careful->traits()), careful_(std::move(careful)), forgets_(forgets), before_(std::move(before)) {}
@@ -56,7 +56,7 @@ class Careless final : public Transport {
 
 inline constexpr int kDelayedRanks = 2;
 
-/// Rank 0 of two on the device that lags, or of as many. The others do what this one does.
+/// Rank 0 of `ranks` on the delayed device. The other ranks do what this one does.
 inline Communicator world_on_delayed_device(Forgets forgets, int ranks = kDelayedRanks) {
   auto link = std::make_shared<LoopbackLink>(0, all_ranks(ranks));
   auto transport = std::make_unique<CollectivesTransport>(GroupTraits{.name = "delayed", .device = delayed_device(), .sums = SumOrder::Any},

@@ -1,4 +1,4 @@
-// What a test does in a process of its own: it starts its own program once more, and main() runs the task instead of the tests.
+// Tasks that a test runs in a process of its own: it starts its own program again, where main() runs the task instead of the tests.
 #pragma once
 
 #include <map>

@@ -13,7 +13,7 @@
 namespace tessera::testing {
 namespace {
 
-/// Not in a variable of the namespace, which might be made after its value was set.
+/// A function's variable, because one of the namespace might be initialized after its value was set.
 c10::Device& chosen() {
   static c10::Device device(c10::kCPU);
   return device;

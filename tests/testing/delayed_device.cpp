@@ -26,7 +26,7 @@ namespace {
 
 constexpr auto kDelayed = c10::DeviceType::PrivateUse1;
 
-/// The thread of a queue of operations uses the device, too. Queued work may use it again.
+/// Recursive, because queued work may use the device. The thread of a queue of operations uses it, too.
 std::recursive_mutex& device_mutex() {
   static auto* const mutex = new std::recursive_mutex;
   return *mutex;

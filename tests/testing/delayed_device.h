@@ -21,8 +21,8 @@ void enqueue(std::function<void()> work);
 /// Runs the work that is queued on a stream, up to the first wait for an event of another stream that has not passed.
 void run(const c10::Stream& stream);
 
-/// Runs all that is queued: what is on the current stream as early as it may, or as late, so that what should have waited for another
-/// stream reads what is not there yet.
+/// Runs all that is queued: the work on the current stream as early as it may, or as late, so that a missing wait for another stream reads
+/// memory that is not written yet.
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
 

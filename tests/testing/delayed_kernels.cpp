@@ -58,7 +58,7 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
   for (const auto& value : operands) shapes.push_back(mapped(value, at::kMeta, shape_of));
   auto results = shapes;
   op.callBoxed(&results);
-  for (size_t i = 0; i < operands.size(); i++) {  // what the operator has resized
+  for (size_t i = 0; i < operands.size(); i++) {  // applies the operator's resizing
     if (operands[i].isTensor() && is_delayed(operands[i].toTensor())) operands[i].toTensor().resize_(shapes[i].toTensor().sizes());
   }
   std::vector<std::vector<at::Tensor>> made(results.size());
@@ -89,7 +89,7 @@ void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
   });
 }
 
-/// A copy between the device and pinned memory that the host does not wait for: what either has is looked at when the stream gets there.
+/// Copies between the device and pinned memory without a wait of the host: the copy reads when the stream gets there.
 bool queued_copy(const at::Tensor& source, const at::Tensor& target) {
   const auto& on_the_host = is_delayed(target) ? source : target;
   if (!on_the_host.is_cpu() || !is_pinned(on_the_host.const_data_ptr()) || source.scalar_type() != target.scalar_type()) return false;

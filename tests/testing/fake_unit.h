@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// What the memory of all units was asked for: "unshard a", "publish a 1".
+/// What was asked of the memory of all units: "unshard a", "publish a 1".
 using Notes = std::vector<std::string>;
 
 class NotingChunks final : public Chunks {

@@ -33,7 +33,7 @@ class Folder {
   std::filesystem::path path_;
 };
 
-/// A folder that is on a disk, as the one for temporary files may not be: that of this program.
+/// A folder on a disk, where the one for temporary files may not be: this program's own.
 inline std::filesystem::path folder_on_disk() {
   return std::filesystem::path(this_program()).parent_path();
 }

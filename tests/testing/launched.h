@@ -146,7 +146,7 @@ inline Command numbers_in(const std::string& line) {
   return {std::istream_iterator<std::string>(words), {}};
 }
 
-/// The same on a terminal of its own, on which somebody types.
+/// A launcher on a terminal of its own, on which somebody types.
 struct OnTerminal {
   Fd keyboard;
   Process process;

@@ -1,4 +1,4 @@
-// The main function of all test programs; those of a package other than the core are one. `test_shard` runs every test of its room, `test_shard unit/layout` those of
+// The main function of all test programs. `test_shard` runs every test of tessera/shard, `test_shard unit/layout` those of
 // tessera/shard/unit/layout_test.cpp.
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ void select_source(const std::string& name) {
   ::testing::GTEST_FLAG(filter) = selected;
 }
 
-/// Before the tensors that tests keep in variables of their own.
+/// Is initialized before the tensors that tests keep in variables of their own.
 [[gnu::init_priority(200)]] const struct Chosen {
   Chosen() { tessera::testing::use_default_device(); }
 } chosen;

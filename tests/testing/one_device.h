@@ -1,4 +1,4 @@
-// What all test devices have in common: there is one.
+// Device guard and hooks of the test devices, which have one device each.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>

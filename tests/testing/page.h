@@ -11,7 +11,7 @@
 
 namespace tessera::testing {
 
-/// Expects a page to hold this text, of which a test of ctest takes care; with TESSERA_TEST_WRITE_PAGES in the environment it is written.
+/// Expects a page to hold this text. Writes it first if TESSERA_TEST_WRITE_PAGES is set. `test` is the name of the test in ctest.
 inline void expect_page(const std::string& path, const std::string& text, const std::string& test) {
   if (env("TESSERA_TEST_WRITE_PAGES")) std::ofstream(path) << text;
   std::ifstream file(path);

@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// All, but on a device those alone that need no memory in common.
+/// All residences, but on a device only those that need no shared memory.
 inline std::vector<Residence> residences() {
   if (on_cpu()) return {Residence::Gathered, Residence::NodeShared};
   return {Residence::Gathered};

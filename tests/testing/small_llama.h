@@ -14,7 +14,7 @@
 
 namespace tessera::testing {
 
-/// All bytes, and one word that is none.
+/// A tokenizer of all bytes and one special token.
 inline data::Tokenizer small_tokenizer(const std::string& pre = "llama3") {
   data::BpeVocabulary vocabulary{
       .tokens = {}, .merges = {"a b"}, .added = {257}, .special = {257}, .pre = pre, .bos = 257, .add_bos = true};

@@ -93,7 +93,7 @@ class TracingTransport final : public Transport {
     return std::make_unique<TracingTransport>(std::move(parts), trace_);
   }
 
-  /// If there are several groups, the replicas of the first one.
+  /// Returns the values of all replicas, or of the first group's if there are several groups.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
     const auto all = download(tensor);
     std::vector<at::Tensor> result;

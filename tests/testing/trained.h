@@ -1,4 +1,4 @@
-// What tests of the Trainer have in common.
+// Helpers for tests of the Trainer.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@ inline TrainerOptions options_for(const Communicator& world, std::map<std::strin
   return {.world = world, .settings = std::move(settings)};
 }
 
-/// What a run has to bring along that nothing prepared holds.
+/// State that a checkpoint must have although no prepared object holds it.
 struct Phase {
   int64_t number = 0;
   std::string save() const { return std::to_string(number); }

@@ -8,7 +8,7 @@
 
 namespace tessera::testing {
 
-/// The texts while it lives, which are printed nowhere else.
+/// Collects the texts that are logged while it lives, and keeps them from being printed.
 class Warnings {
  public:
   Warnings() : before_(set_log_sink([this](const LogRecord& record) { texts.emplace_back(record.text); })) {}

@@ -170,7 +170,7 @@ inline std::vector<Case> all_cases() {
   };
 }
 
-/// As many programs as a first and all later steps have, without an operator on the CPU.
+/// Expects the CPU's losses, one program for the first and one for all later steps, and no operator on the CPU.
 inline void expect_losses_of_the_cpu(const Case& which) {
   const auto& [name, make, optimizer, dtype, steps] = which;
   const auto device = device_for_tests();

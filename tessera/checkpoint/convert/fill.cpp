@@ -19,12 +19,12 @@ namespace {
 
 using nlohmann::json;
 
-/// Calls `use` with the parts of the values of a box that lie behind each other in the tensor, and with where they begin there.
+/// Calls `use` with each run of values of a box that is contiguous in the tensor, and with the place in the tensor at which it begins.
 void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::function_ref<void(int64_t begin, const at::Tensor& run)> use) {
   const auto strides = c10::contiguous_strides(box.shape);
-  size_t inner = box.shape.size();  // from here on the box has all of the tensor
+  size_t inner = box.shape.size();  // from this dimension on, the box spans the whole tensor
   while (inner > 0 && box.sizes[inner - 1] == box.shape[inner - 1]) inner--;
-  if (inner > 0) inner--;  // of this dimension, some behind each other
+  if (inner > 0) inner--;  // of this dimension, it has a range
   int64_t begin = 0, numel = 1;
   for (size_t d = 0; d < box.shape.size(); d++) begin += box.offsets[d] * strides[d];
   for (size_t d = inner; d < box.shape.size(); d++) numel *= box.sizes[d];
@@ -36,7 +36,7 @@ void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::functio
   }
 }
 
-/// Paths may hold any bytes but zero.
+/// Each entry ends with a zero byte, the only byte that paths can't have.
 std::string to_text(const std::vector<ReservedBytes>& reserved) {
   std::string text;
   for (const auto& bytes : reserved) text += fmt::format("{} {}", bytes.offset, bytes.file.string()) + '\0';
@@ -56,24 +56,24 @@ std::span<const std::byte> bytes_of(const at::Tensor& values) {
   return {static_cast<const std::byte*>(values.const_data_ptr()), values.nbytes()};
 }
 
-/// Values that lie behind each other in a tensor, and the checksum of their bytes.
+/// Values that are contiguous in a tensor, and the checksum of their bytes.
 struct Part {
   int64_t begin = 0, numel = 0;
   StoredDigest digest;
 };
-/// As the processes tell them to each other: by the number of the tensor, where they begin, how many there are, the checksum.
+/// The parts as processes exchange them: by the number of the tensor, the begin, the number of values and the checksum of each.
 using Told = std::map<size_t, std::vector<std::tuple<int64_t, int64_t, std::string>>>;
 
-/// More than these are not worth the trouble: the file is read.
+/// With more parts than this, joining checksums is not worth the trouble, and the file is read.
 constexpr size_t kMostParts = 16;
 
-/// Of two runs of bytes, given the CRC of each and the length of the second.
+/// Returns the CRC of two runs of bytes together, given the CRC of each and the length of the second.
 std::string joined_text(const std::string& first, const std::string& second, uint64_t second_bytes) {
   const auto number = [](const std::string& text) { return static_cast<uint32_t>(std::stoul(text, nullptr, 16)); };
   return fmt::format("{:08x}", joined_crc32(number(first), number(second), second_bytes));
 }
 
-/// The checksum of a tensor from those of its parts. Nothing if some are missing, or can't be put together.
+/// Returns the checksum of a tensor from those of its parts; nothing if parts are missing or can't be joined.
 std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t, std::string>> parts, const SourceTensor& tensor,
                                         DigestKind kind) {
   std::ranges::sort(parts);
@@ -88,13 +88,13 @@ std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t,
   return end == c10::multiply_integers(tensor.shape) ? all : std::nullopt;
 }
 
-/// What one process does.
+/// The work of one process.
 class Filling {
  public:
   Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<ReservedBytes>& reserved, DigestKind kind)
       : source_(source), tensors_(tensors), reserved_(reserved), kind_(kind) {}
 
-  /// Writes its boxes.
+  /// Writes the boxes of this process, and returns their parts.
   Told write() {
     Told told;
     for (size_t i = 0; i < tensors_.size(); i++) {
@@ -113,7 +113,7 @@ class Filling {
     return told;
   }
 
-  /// Of a tensor that several have written.
+  /// Reads a tensor that several processes have written, and returns its checksum.
   std::string digest(size_t i) const {
     return digest_of(InputFile(reserved_[i].file), reserved_[i].offset, static_cast<uint64_t>(tensors_[i].bytes()), kind_);
   }
@@ -131,7 +131,7 @@ class Filling {
     auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
       file.write(reserved_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
-      // Of parts that don't begin with the tensor, only CRCs can be put together.
+      // Only CRCs of parts can be joined; other checksums need one part that begins with the tensor.
       const bool goes_on = !parts.empty() && parts.back().begin + parts.back().numel == begin;
       if (parts.size() > kMostParts || (kind_ != DigestKind::Crc32 && (goes_on ? parts.size() > 1 : begin > 0))) return;
       if (!goes_on) parts.push_back({.begin = begin, .digest = StoredDigest(kind_)});
@@ -169,7 +169,7 @@ std::vector<std::string> fill_reserved(const RunSource& source, const std::vecto
   for (size_t i = 0; i < tensors.size(); i++) {
     if (auto digest = whole_digest(all[i], tensors[i], kind)) known[i] = std::move(*digest);
   }
-  // Of the others, each process reads some.
+  // Each process reads some of the tensors whose parts could not be joined.
   source.on_each([&] {
     for (size_t i = 0, number = 0; i < tensors.size(); i++) {
       if (!known.contains(i) && source.is_for_me(number++)) read[i] = filling.digest(i);

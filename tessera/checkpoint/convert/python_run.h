@@ -11,10 +11,10 @@
 
 namespace tessera::checkpoint {
 
-/// Tied parameters as Python's state dicts have them: under each name.
+/// The model's tensors as in Python's state dicts: a tied parameter is there under each of its names.
 std::vector<std::pair<std::string, const SourceTensor*>> named_model(const RunSource& source);
 
-/// What the optimizer of Python keeps.
+/// The tensors of the state that an optimizer of Python keeps, too.
 std::vector<SourceTensor> python_state(const RunSource& source);
 
 /// The notes that stand beside the model and the optimizer.

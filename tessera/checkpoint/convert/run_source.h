@@ -1,4 +1,4 @@
-// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. What writes a format knows nothing else:
+// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. Writers of formats know nothing else:
 // the run is stored, or it is live, and then all its ranks write.
 #pragma once
 
@@ -21,8 +21,8 @@ struct SourceTensor {
   std::string name;  // in the catalog
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
-  // Of the optimizer's state: the parameter, and PyTorch's key. The key is empty for what PyTorch does not keep. Of a tensor beside the
-  // model, the key is its name.
+  // Of the optimizer's state: the parameter, and PyTorch's key; the key is empty for state that PyTorch does not keep. Of a tensor beside
+  // the model, the key is its name.
   std::string parameter = {}, key = {};
 
   int64_t bytes() const;
@@ -30,33 +30,33 @@ struct SourceTensor {
 
 class RunSource {
  public:
-  /// One that is stored. This process writes what all ranks would. Throws IoError if values are missing or damaged.
+  /// A stored run. This process writes the parts of all ranks. Throws IoError if values are missing or damaged.
   RunSource(Manifest run, const ConvertOptions& options);
-  /// One that is in memory, of which each process writes its part. `failure` is what errors of other ranks say, and `end_failure` where
-  /// what is written may have got its name already. No rank waits longer for another one than the world allows.
+  /// A run in memory, of which each process writes its part. Errors of other ranks say `failure`, or `end_failure` where the output may
+  /// have got its name already. Waits for another rank no longer than the world allows.
   RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure, std::string end_failure);
 
-  /// The processes that write together: one, or those of the ranks. An error of one is thrown by all.
+  /// One process writes, or those of all ranks together: then an error of one is thrown by all.
   bool is_first() const { return world_.is_first(); }
-  /// Whether this one does the work of this number, if they deal it out.
+  /// Whether this process does item `number` of work that the processes share.
   bool is_for_me(size_t number) const;
-  /// Throws IoError for a file or folder of the first one that this one does not see.
+  /// Throws IoError if this process does not see a file or folder that the first process has made.
   void expect_seen(const std::filesystem::path& path) const;
   void on_each(c10::function_ref<void()> act) const;
   void on_first(c10::function_ref<void()> act) const;
-  /// For what gives files their names.
+  /// As on_first(), for the step that gives files their names.
   void end_on_first(c10::function_ref<void()> act) const;
-  /// Runs `fill`, which is collective, with the new folder under its unfinished name, and then gives it its name. It is left where it is if
-  /// ranks are lost, which may still write into it.
+  /// Runs `fill`, which is collective, with a new folder under its unfinished name, and then gives the folder its name. Leaves the folder
+  /// if ranks are lost, because these may still write into it.
   void in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const;
-  /// What each of them says, in their order. Collective.
+  /// Returns the text of each process, in their order. Collective.
   std::vector<std::string> texts(const std::string& own) const;
 
   /// The ranks whose part this process writes.
   std::vector<int> ranks() const;
-  /// What a rank writes of a tensor: of what several ranks have, one of them. Buffers are those of rank 0.
+  /// The boxes of a tensor that a rank writes. One rank writes a box that several ranks have; rank 0 writes buffers.
   std::vector<TensorSlice> boxes(const SourceTensor& tensor, int rank) const;
-  /// For copy(): from which file a rank takes what several have.
+  /// For copy(): the file from which a rank takes a box that several files have.
   size_t file_of(int rank) const { return is_live_ ? static_cast<size_t>(rank) : 0; }
 
   const Manifest& run() const { return run_; }
@@ -68,11 +68,11 @@ class RunSource {
   const std::vector<SourceTensor>& beside() const { return beside_; }
   int64_t bytes() const { return all_; }
 
-  /// What the format has no place for, and why: noted by those that write it.
+  /// Notes what the format has no place for, and why; called by the writers of formats.
   void leave_out(const std::string& name, const std::string& why) const { left_out_.emplace(name, why); }
   const std::map<std::string, std::string>& left_out() const { return left_out_; }
 
-  /// Calls `write` with the values of the box, piece by piece in row-major order. What several files have is read from `first`.
+  /// Calls `write` with the values of the box, piece by piece in row-major order. Values that several files have are read from `first`.
   void copy(const SourceTensor& tensor, const TensorSlice& box, c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write,
             size_t first = 0) const;
   void copy(const SourceTensor& tensor, c10::function_ref<void(const at::Tensor&)> write) const;
@@ -86,7 +86,7 @@ class RunSource {
 
  private:
   void expect_known_settings(const nlohmann::json& group) const;
-  /// Of experts, each rank has its own.
+  /// Adds the parameters of other ranks, since each rank has experts of its own.
   void add_parameters_of_others(nlohmann::json& groups) const;
 
   RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure,
@@ -107,16 +107,16 @@ class RunSource {
 /// Logs the names of tensors beside the model that are not written, for commands that write the model alone.
 void warn_of_tensors_beside(const std::filesystem::path& checkpoint, const Converted& done);
 
-/// A setting of an optimizer: JSON, or else a text.
+/// Parses a setting of an optimizer as JSON; returns it as a text if it is not JSON.
 nlohmann::json setting_of(const std::string& text);
-/// A note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
+/// Returns a note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
 nlohmann::json value_of_note(const std::string& text);
 
 /// Throws UsageError for a format that is only read, for a name that is not one of the format, or that is in the way of a run.
 void expect_writable_as(const std::filesystem::path& out, Format format);
-/// Throws UsageError for state that only Tessera's format has: of eight bits.
+/// Throws UsageError for eight-bit state, which only Tessera's format has.
 void expect_no_blocks(const Manifest& run);
-/// Throws UsageError for a format that needs a file system, where there is none.
+/// Throws UsageError for a path in a store if the format needs a file system.
 void expect_storable(const std::filesystem::path& out, Format format);
 
 }  // namespace tessera::checkpoint

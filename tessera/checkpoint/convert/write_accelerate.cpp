@@ -21,14 +21,14 @@ using nlohmann::json;
 
 constexpr int kWords = 624;
 
-/// What random.setstate and numpy.random.set_state take: the words of a Mersenne twister, and the number of those that are used up.
+/// Draws what random.setstate and numpy.random.set_state take with the number of used words: the words of a Mersenne twister.
 TorchTree::List drawn_words(at::CPUGeneratorImpl& source) {
   TorchTree::List words;
   for (int i = 0; i < kWords; i++) words.items.emplace_back().value.emplace<json>(source.random());
   return words;
 }
 
-/// Torch's generator goes on. We know nothing of Python's and NumPy's, so they begin anew, each rank's in another state.
+/// Torch's generator resumes. Python's and NumPy's are unknown, so each rank starts them in a new state.
 void write_generators(const fs::path& path, const at::Tensor& state, const json& step, uint64_t save) {
   auto generator = at::detail::createCPUGenerator();
   generator.set_state(state);
@@ -48,7 +48,7 @@ void write_generators(const fs::path& path, const at::Tensor& state, const json&
   writer.close();
 }
 
-/// Writes the notes of each object into its file, as far as they are of one: "scheduler.last_epoch" into scheduler.bin.
+/// Writes the notes that belong to an object into the object's file: "scheduler.last_epoch" into scheduler.bin.
 void write_objects(const RunSource& source, const fs::path& folder) {
   std::map<std::string, TorchTree::Dict> files;
   for (const auto& [name, text] : source.notes()) {

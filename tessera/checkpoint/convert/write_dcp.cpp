@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Throws IoError unless the files have all that the ranks have written: each rank has written where it found the folder.
+/// Throws IoError unless rank 0 sees all bytes that the ranks have written: each rank has written to the folder that it sees.
 void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items) {
   std::map<std::string, uint64_t> ends;
   for (const auto& item : items) ends[item.file] = std::max(ends[item.file], item.offset + item.bytes);

@@ -10,7 +10,7 @@
 
 namespace tessera::checkpoint {
 
-/// What the ranks of this process write into the folder. All processes do so, and then close it together.
+/// Writes the files of this process's ranks into the folder. All processes do so, and then close it together.
 class DcpFolder {
  public:
   DcpFolder(const RunSource& source, const std::filesystem::path& folder);
@@ -18,7 +18,7 @@ class DcpFolder {
   void add_model();
   void add_optimizer();
   void add_beside();
-  /// Of rank 0.
+  /// Adds a value of rank 0.
   void add(const DcpPath& path, const nlohmann::json& value);
   void add(const DcpPath& path, const at::Tensor& tensor);
   /// Collective.

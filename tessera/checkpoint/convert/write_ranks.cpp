@@ -25,7 +25,7 @@ class RankPart {
  public:
   RankPart(const RunSource& source, int rank, uint64_t save)
       : source_(source), rank_(rank), generator_(read_generator(source.stored(), source.run(), rank)) {
-    // Without the device, nobody can give a new rank a generator of its own.
+    // New ranks can't get device generators of their own: making them needs the device.
     if (source.run().ranks == source.options().world) device_generator_ = stored_device_generator(source.stored(), source.run(), rank);
     const auto& run = source.run();
     const auto ranks = source.options().world;
@@ -87,7 +87,7 @@ class RankPart {
     return record_of(tensor.shape, c10::contiguous_strides(tensor.shape), {.begin = 0, .numel = c10::multiply_integers(tensor.shape)});
   }
 
-  /// As many values as other ranks have, give or take one.
+  /// An even share of the values: at most one more than other ranks have.
   PartRecord even_part(const SourceTensor& tensor) const {
     const auto numel = c10::multiply_integers(tensor.shape), ranks = int64_t{record_.ranks}, rank = int64_t{rank_};
     const auto begin_of = [&](int64_t each) { return numel / ranks * each + std::min(each, numel % ranks); };

@@ -11,17 +11,17 @@
 
 namespace tessera::checkpoint {
 
-/// A tree, and the tensors in it in its order.
+/// Makes trees, and collects the tensors in them in their order.
 class TreeFile {
  public:
   explicit TreeFile(const RunSource& source) : source_(source) {}
 
   TorchTree model();
   TorchTree optimizer();
-  /// By numbers, as optimizer.state_dict() has it, and with the names. Throws UsageError where the order of the parameters is not known.
+  /// With parameters by numbers, as in optimizer.state_dict(), and their names. Throws UsageError if their order is not known.
   TorchTree numbered_optimizer();
   TorchTree tensor(const SourceTensor& tensor) { return {add(tensor)}; }
-  /// With the number of the save, where the file is one of several. Collective.
+  /// Writes the file, with the number of the save if it is one of several files. Collective.
   void write(const std::filesystem::path& path, const TorchTree& tree, std::optional<uint64_t> save = {});
 
  private:

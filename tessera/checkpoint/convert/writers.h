@@ -1,4 +1,4 @@
-// What writes a run, one function for each format.
+// The writers of runs, one function for each format.
 #pragma once
 
 #include <filesystem>

@@ -92,7 +92,7 @@ class AccelerateReader {
     if (!state.boxes.empty()) all_.tensors.emplace(kGeneratorName, std::move(state));
   }
 
-  /// Accelerate has put everything under a key, but older versions had not.
+  /// Adds a DCP folder. Accelerate puts everything under `key`; older versions did not.
   void add_dcp(const fs::path& folder, const std::string& key) {
     auto part = read_dcp(folder);
     const auto has_key = [&](const auto& entry) { return entry.first.starts_with(key); };
@@ -100,7 +100,7 @@ class AccelerateReader {
     append(all_, std::move(part), all_have ? "" : key);
   }
 
-  /// The plain values in a file. What a program does not need to load weights is no reason to refuse the folder.
+  /// Adds the plain values in a file. A file that can't be read is left out, since weights load without it.
   void add_values(const std::string& name) {
     std::optional<InputFile> file;
     std::optional<TorchArchive> archive;

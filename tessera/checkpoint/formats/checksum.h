@@ -31,7 +31,7 @@ class Checksum {
 uint64_t checksum_value(std::string_view bytes);
 /// The checksum as a text.
 std::string checksum_of(std::string_view bytes);
-/// The same of a text with zeros in place of `checksums`, which stand in it and begin with this one. Nothing if they are not there.
+/// Returns the checksum of a text with zeros in place of `checksums`, a part of it that begins with this one. Nothing if it lacks them.
 std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums);
 
 }  // namespace tessera::checkpoint

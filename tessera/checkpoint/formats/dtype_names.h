@@ -1,4 +1,4 @@
-// The names of dtypes in safetensors files, which our manifests use as well.
+// The names of dtypes in safetensors files, which manifests use as well.
 #pragma once
 
 #include <c10/core/ScalarType.h>

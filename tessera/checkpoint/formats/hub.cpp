@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 
 constexpr auto kSingle = kHubSafetensors.single, kHubIndex = kHubSafetensors.index;
 
-/// model-00001-of-00003.safetensors, whatever the numbers, and not other files that begin and end so.
+/// Whether a name is one of `names`; numbered ones must match the whole pattern, with any numbers.
 bool is_of(const HubNames& names, const std::string& name) {
   return name == names.single || name == names.index || std::regex_match(name, std::regex(names.numbered));
 }
@@ -148,7 +148,7 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   }
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
-  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // one file is mixed with none, and equal weights make equal files
+  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // a single file can't be mixed with others, and equal weights make equal files
   if (!object_path(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
   before_ = files_before(folder_);
   const auto is_taken = [&](const std::string& name) { return std::ranges::find(before_, name) != before_.end(); };
@@ -162,7 +162,7 @@ HubWriter::~HubWriter() {
   for (size_t i = 0; i < closed_; i++) {
     try {
       remove_tree(files_[i]);
-    } catch (const std::exception&) {  // no index has it
+    } catch (const std::exception&) {  // no index names it
     }
   }
 }
@@ -173,7 +173,7 @@ bool HubWriter::is_indexed() const {
     const auto index = read_index(folder_ / kHubIndex);
     return std::ranges::any_of(index.files, [&](const auto& entry) { return folder_ / entry.second == files_.front(); });
   } catch (const std::exception&) {
-    return true;  // nobody knows
+    return true;  // unknown, so the files stay
   }
 }
 
@@ -236,7 +236,7 @@ void HubWriter::finish() {
 }
 
 void HubWriter::remove_others() const {
-  // A single file has just become the model for all that look for it first, and becomes it for the others when the index goes.
+  // The single file is the model already for programs that look for it first; for others it becomes the model when the index goes.
   if (shards_.size() == 1) remove_tree(folder_ / kHubIndex);
   for (const auto& name : before_) {
     if (name != kHubIndex && std::ranges::find(files_, folder_ / name) == files_.end()) remove_tree(folder_ / name);
@@ -277,7 +277,7 @@ void HubWriter::write_index() const {
   for (size_t i = 0; i < shards_.size(); i++) {
     for (const auto& entry : shards_[i]) {
       bytes += entry.bytes();
-      files.emplace_back(entry.name, files_[i].filename().string());  // by [] each name would be looked for among all
+      files.emplace_back(entry.name, files_[i].filename().string());  // operator[] would search all earlier names for each one
     }
   }
   index["metadata"]["total_size"] = bytes;

@@ -17,9 +17,9 @@
 
 namespace tessera::checkpoint {
 
-/// How the files of one kind are called.
+/// The names of the files of one kind.
 struct HubNames {
-  const char *single, *index, *numbered;  // of the numbered ones the pattern
+  const char *single, *index, *numbered;  // `numbered` is a pattern
 };
 inline constexpr HubNames kHubSafetensors = {
     .single = "model.safetensors", .index = "model.safetensors.index.json", .numbered = R"(model-(\d+-)?\d{5}-of-\d{5}\.safetensors)"};
@@ -29,7 +29,7 @@ inline constexpr HubNames kHubTorch = {
 /// Whether the folder has such files.
 bool is_hub_folder(const std::filesystem::path& folder, const HubNames& names);
 bool is_hub_folder(const std::filesystem::path& folder);
-/// The files of a folder of peft. Programs that load one put the adapter over the model that is in it, too.
+/// The files of a folder of peft. Programs that load such a folder also put the adapter over a model that is in it.
 inline constexpr auto kAdapterConfig = "adapter_config.json", kAdapterWeights = "adapter_model.safetensors",
                       kAdapterTorch = "adapter_model.bin";
 /// The file with the weights of an adapter. Throws UsageError if there is none.
@@ -39,27 +39,27 @@ void expect_no_adapter(const std::filesystem::path& folder);
 /// Whether a file has a name of either kind.
 bool is_hub_file(const std::string& name);
 
-/// Safetensors, where there are both. Throws IoError unless the files have exactly the tensors that the index lists.
+/// Reads safetensors where both kinds are there. Throws IoError unless the files have exactly the tensors that the index lists.
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
-/// Files of at most `max_shard_size` bytes for the tensors, or of one tensor that is larger. One file is model.safetensors, without an
-/// index; each of several has the metadata kSaveKey, if it is given, and so has their index. At any moment the folder has the model that was
-/// there or the new one: several files get names that no other has, and the index makes them the model. Then files of an earlier model are
-/// removed, and the new ones get the usual names. One job writes into a folder at a time.
+/// Writes the tensors to files of at most `max_shard_size` bytes; a larger tensor has a file of its own. A single file is
+/// model.safetensors, without an index; several files and their index have the metadata kSaveKey, if it is given. At any moment the folder
+/// has the old model or the new one: several files get names that no other file has, and the index makes them the model. Then files of an
+/// earlier model are removed, and the new ones get the usual names. One job writes into a folder at a time.
 class HubWriter {
  public:
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
             int64_t max_shard_size);
   HubWriter(const HubWriter&) = delete;
-  /// Removes what is not complete.
+  /// Removes the files of a model that is not complete.
   ~HubWriter();
 
-  /// The next tensor, in the order of the entries. One file is open at a time.
+  /// Writes the next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
   void close();
-  /// Instead of both: reserves bytes for each tensor, which others fill.
+  /// Instead of write() and close(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
-  /// When they are filled: with the checksum of each.
+  /// Closes files that have been filled, with the checksum of each tensor.
   void close(std::span<const std::string> checksums);
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
@@ -69,7 +69,7 @@ class HubWriter {
   /// Makes the files the model of the folder.
   void finish();
   void write_index() const;
-  /// Whether the index that is there has the new files.
+  /// Whether the index in the folder names the new files.
   bool is_indexed() const;
   void remove_others() const;
   void give_usual_names();
@@ -81,8 +81,8 @@ class HubWriter {
   std::vector<std::vector<SafetensorsEntry>> shards_;
   std::vector<std::filesystem::path> files_;
   std::deque<SafetensorsWriter> writers_;
-  size_t written_ = 0;  // tensors of the last one
-  size_t closed_ = 0;   // of the writers
+  size_t written_ = 0;  // tensors in the last file
+  size_t closed_ = 0;   // number of closed files
   bool is_complete_ = false;
 };
 

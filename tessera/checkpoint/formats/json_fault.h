@@ -1,4 +1,4 @@
-// What is wrong with JSON in a file, in few words and without those of the JSON library.
+// Says what is wrong with JSON in a file, in few words and without those of the JSON library.
 #pragma once
 
 #include <fmt/format.h>

@@ -6,7 +6,7 @@
 
 namespace tessera::checkpoint {
 
-/// The values will lie behind each other in row-major order.
+/// The values will be contiguous, in row-major order.
 struct ReservedBytes {
   std::filesystem::path file;  // NewFile::part()
   uint64_t offset = 0;         // in bytes

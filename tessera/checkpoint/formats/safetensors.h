@@ -48,9 +48,9 @@ class SafetensorsFile {
   /// Empty if it has none.
   const std::string& checksum(const std::string& name) const { return place(name).checksum; }
 
-  /// Reads a tensor into new memory on the CPU. Throws IoError if it has not the bytes that were written.
+  /// Reads a tensor into new memory on the CPU. Throws IoError if its bytes are not those that were written.
   at::Tensor read(const std::string& name) const;
-  /// Throws IoError if a tensor has not the bytes that were written. Files of other programs have no checksums, so nothing is read then.
+  /// Throws IoError if a tensor's bytes are not those that were written. Reads nothing in files of other programs, which have no checksums.
   void verify(const std::string& name) const;
 
  private:
@@ -67,10 +67,10 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
 
-/// Adds the file and its tensors. Names in the metadata that stand for a tensor of the file are aliases.
+/// Adds the file and its tensors. Metadata whose value is the name of a tensor in the file is an alias of it.
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
 
-/// Sorts what one file will have: the widest dtype comes first, so that every value is aligned to its width for programs that map the file
+/// Sorts the tensors of one file: the widest dtype comes first, so that every value is aligned to its width for programs that map the file
 /// into memory.
 void sort_by_width(auto& tensors, const auto& dtype_of) {
   std::ranges::stable_sort(tensors, std::greater{}, [&](const auto& tensor) { return c10::elementSize(dtype_of(tensor)); });
@@ -85,16 +85,16 @@ class SafetensorsWriter {
   void write(const at::Tensor& tensor);
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
-  /// Instead of all of these: reserves bytes for each tensor, which others fill.
+  /// Instead of write(), append() and close(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
   /// NewFile::set_aside(), for writers of many files that others fill.
   void set_aside() { file_.set_aside(); }
   void close();
-  /// When they are filled: with the checksum of each.
+  /// Closes a file that has been filled, with the checksum of each tensor.
   void close(std::span<const std::string> checksums);
 
  private:
-  /// Stores are not ours, so it asks them what they have taken. Throws IoError unless that is what was written.
+  /// Reads back what a store has taken, because stores are outside of our control. Throws IoError unless it is what was written.
   void expect_stored() const;
 
   std::filesystem::path path_;
@@ -102,7 +102,7 @@ class SafetensorsWriter {
   SafetensorsHeaderText header_;
   std::string checksums_;  // of the header and of the tensors so far
   size_t next_ = 0;
-  int64_t written_ = 0;  // values of the next one
+  int64_t written_ = 0;  // values of the next tensor
   std::optional<Checksum> checksum_;
   NewFile file_;
 };

@@ -158,7 +158,7 @@ void expect_gapless(SafetensorsHeader& header, uint64_t data_bytes) {
   if (end != data_bytes) throw IoError("its tensors have {} bytes, but {} are there", end, data_bytes);
 }
 
-/// Gives each tensor its checksum, and compares that of the header.
+/// Gives each tensor its checksum, and compares the header's own.
 void take_checksums(SafetensorsHeader& header, std::string_view text) {
   const auto found = header.metadata.find(kChecksums);
   if (found == header.metadata.end()) return;

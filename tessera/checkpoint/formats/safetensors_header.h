@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// Before the header: its length.
+/// The bytes of the header's length, which stands before the header.
 inline constexpr uint64_t kLengthBytes = 8;
 
 /// A tensor in a file. Its dtype is one of those in dtype_names.cpp.
@@ -24,8 +24,8 @@ struct SafetensorsEntry {
   int64_t bytes() const;
 };
 
-/// Throws UsageError for a name that no tensor in a file can have, whatever the format: ranks tell each other by such headers what they
-/// write.
+/// Throws UsageError for a name that no tensor in a file can have. This holds for all formats, because ranks describe what they write to
+/// each other by such headers.
 void expect_writable_name(const std::string& name);
 
 struct SafetensorsHeader {
@@ -41,8 +41,8 @@ struct SafetensorsHeader {
   static SafetensorsHeader parse(std::string_view text, uint64_t data_bytes);
 };
 
-/// The text of a header, and where in it the checksums are: a text of zeros, to be replaced when the tensors have been written. The first
-/// one is that of the header itself as it is with zeros. The others are those of the tensors, in the order of `entries`.
+/// The text of a header, and the place of the checksums in it: zeros, which are replaced when the tensors have been written. The first
+/// checksum is that of the header itself with the zeros; the others are those of the tensors, in the order of `entries`.
 struct SafetensorsHeaderText {
   std::string text;
   size_t checksums = 0;

@@ -30,7 +30,7 @@ void save(const std::filesystem::path& path, const Named& tensors, const std::ma
   writer.close();
 }
 
-/// A file with this header, whose length is given rightly unless told otherwise.
+/// A file with this header, and with the header's length unless another one is given.
 std::string file_of(const std::string& header, size_t data_bytes, std::optional<uint64_t> length = {}) {
   const uint64_t number = length.value_or(header.size());
   return std::string(reinterpret_cast<const char*>(&number), sizeof number) + header + std::string(data_bytes, '\1');

@@ -54,7 +54,7 @@ std::string checksum_of_values(const at::Tensor& tensor) {
       what);
 }
 
-/// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any.
+/// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any number of rows.
 bool fits(const StoredTensor& there, at::ScalarType dtype, std::vector<int64_t> sizes) {
   if (there.dtype != dtype || there.shape.size() != sizes.size()) return false;
   if (!sizes.empty() && sizes.front() < 0) sizes.front() = there.shape.front();

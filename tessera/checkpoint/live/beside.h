@@ -15,22 +15,22 @@ namespace tessera::checkpoint {
 void expect_savable_beside(const Contents& contents);
 /// Throws UsageError for tensors that can't be filled.
 void expect_loadable_beside(const Contents& contents);
-/// Throws DisagreementError on all ranks unless they have the same tensors, and others by rank of the same dtype and rows of the same
-/// shape. Collective.
+/// Throws DisagreementError on all ranks unless they have the same tensors with the same values, and tensors by rank of the same names,
+/// dtypes and row shapes. Collective.
 void expect_same_beside(const Contents& contents, const Communicator& world);
 
-/// Adds them to what the ranks write.
+/// Adds the tensors to the contents that ranks write.
 void add_beside(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world);
 
-/// For each tensor by rank, which rows each rank has here: those from the rank's number in the list to the next.
+/// For each tensor by rank, where each rank's rows begin here: rank r has those from the number at r to the number at r + 1.
 using RowsOfRanks = std::map<std::string, std::vector<int64_t>>;
-/// Throws DisagreementError on all ranks if these ask for different tensors. Collective.
+/// Throws DisagreementError on all ranks if they ask for different tensors. Collective.
 RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world);
 
-/// Throws UsageError, with all that does not fit.
+/// Throws UsageError, which lists all that does not fit the checkpoint.
 void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const LoadOptions& options,
                    const std::string& where);
-/// Fills them from a checkpoint that fits.
+/// Fills the tensors from a checkpoint that fits.
 void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const CatalogReader& stored,
                  const Communicator& world);
 

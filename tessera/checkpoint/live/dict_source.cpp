@@ -78,7 +78,7 @@ Catalog catalog_of_text(const std::string& text) {
   return catalog;
 }
 
-/// The description of this rank's dict, if all ranks describe theirs in the same way.
+/// Returns the description of this rank's dict. Throws DisagreementError unless all ranks have the same description.
 Catalog agreed(const Communicator& world, std::string_view failure, const std::function<Catalog()>& describe) {
   Catalog catalog;
   all_or_none(world, kStateDict, failure, [&] { catalog = describe(); });
@@ -89,7 +89,7 @@ Catalog agreed(const Communicator& world, std::string_view failure, const std::f
       catalog.tensors.size());
 }
 
-/// Each rank takes its part of its own dict, or all of it where parameters are replicated: other values would be mixed without a word.
+/// Throws DisagreementError unless all ranks have the same values: each loads its part of its own dict, so they would mix in silence.
 void expect_same_values(const Communicator& world, const StateDict& dict, std::string_view failure) {
   std::string sums;  // in the order of names, which the ranks have in common by now
   all_or_none(world, kStateDict, failure, [&] {
@@ -204,7 +204,7 @@ class OwnSlices : public DictSource {
   }
 
  private:
-  /// The values of a box in a tensor that has those of a larger one.
+  /// The values of `box` in a tensor with the values of `of`, a box around it.
   static at::Tensor inside(at::Tensor values, const TensorSlice& of, const TensorSlice& box) {
     for (size_t d = 0; d < box.sizes.size(); d++) {
       values = values.narrow(static_cast<int64_t>(d), box.offsets[d] - of.offsets[d], box.sizes[d]);

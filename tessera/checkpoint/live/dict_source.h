@@ -1,4 +1,4 @@
-// State dicts as that from which a model is loaded.
+// State dicts as sources from which a model is loaded.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ inline constexpr Subject kStateDict{.unit = "state dict"};
 
 enum class DictOf { EachRank, Rank0 };
 
-/// The ranks among which the model is sharded, or this process alone. Throws UsageError if it is not sharded and rank 0 has the dict of
-/// all.
+/// The ranks among which the model is sharded, or this process alone. Throws UsageError if the model is not sharded and rank 0 alone has
+/// the dict.
 Communicator world_for(const torch::nn::Module& model, DictOf whose = DictOf::EachRank);
 
 /// Throws UsageError if this process stands for several ranks, each of which would have a dict of its own.

@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// What this rank's file has, or that of an earlier rank; undefined if there is nothing.
+/// A state in this rank's file, or in that of an earlier rank; undefined if there is none.
 struct StoredState {
   at::Tensor state = {};
   size_t file = 0;

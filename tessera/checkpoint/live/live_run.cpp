@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The bytes of a safetensors file, of which the values are in tensors.
+/// The bytes of a safetensors file whose values are in tensors.
 class Memory {
  public:
   explicit Memory(std::string header) : head_(kLengthBytes, '\0') {
@@ -27,7 +27,7 @@ class Memory {
     head_ += header;
   }
 
-  /// Those of the rank, in the order of the header; none of another process.
+  /// Adds the rank's tensors, in the order of the header.
   void add(const std::vector<std::pair<std::string, at::Tensor>>& tensors) {
     uint64_t begin = head_.size();
     for (const auto& [name, tensor] : tensors) {
@@ -93,7 +93,7 @@ LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world
     }
   });
   auto texts = world.texts(nlohmann::json(headers).dump(), {.unit = "checkpoint"});
-  for (auto& text : texts) headers.merge(nlohmann::json::parse(std::exchange(text, {})).get<decltype(headers)>());  // once in memory: many
+  for (auto& text : texts) headers.merge(nlohmann::json::parse(std::exchange(text, {})).get<decltype(headers)>());  // frees each in turn
   const auto file_of = [&](int rank, std::shared_ptr<const Memory> memory) {
     return InputFile(fmt::format("the memory of rank {}", rank), static_cast<uint64_t>(headers.at(rank).second),
                      [memory = std::move(memory)](void* to, uint64_t count, uint64_t offset) {

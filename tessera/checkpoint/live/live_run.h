@@ -1,4 +1,4 @@
-// LiveRun: a run that is in memory, described as one that is stored, so that it is written in other formats as stored ones are.
+// LiveRun: a run in memory, described like a stored one, so that it is written in other formats as stored runs are.
 #pragma once
 
 #include <string_view>
@@ -13,12 +13,12 @@ namespace tessera::checkpoint {
 
 struct LiveRun {
   Manifest run = {};
-  /// One for each rank, as if its file were written already. Only those of the ranks of this process have values, which are read from the
+  /// One for each rank, as if its file were written already. Only the files of this process's ranks have values, which are read from the
   /// tensors of the model and the optimizer.
   std::vector<InputFile> memories = {};
 };
 
-/// Of the ranks of this process. `failure` is what errors of other ranks say. Collective.
+/// Describes a run by the contents of this process's ranks. Errors of other ranks say `failure`. Collective.
 LiveRun live_run(const std::vector<RankContents>& own, const Communicator& world, std::string_view failure);
 
 }  // namespace tessera::checkpoint

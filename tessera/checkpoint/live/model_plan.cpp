@@ -28,7 +28,7 @@ bool converts(at::ScalarType from, at::ScalarType to) {
   return from == to || (at::isFloatingType(to) && !at::isComplexType(from));
 }
 
-/// Files of a checkpoint.
+/// The values in the files of a checkpoint.
 class StoredValues : public ValueSource {
  public:
   explicit StoredValues(const CatalogReader& reader) : reader_(reader) {}
@@ -63,12 +63,12 @@ const HeldForm* form_of(const LocalValues& model, const std::string& name) {
   return found == model.forms.end() ? nullptr : found->second;
 }
 
-/// Whether a stored tensor has the values of the weight itself, and not what is held of it.
+/// Whether a stored tensor has the values of the weight itself instead of the form in which it is held.
 bool has_weight(const StoredTensor& stored, const HeldForm* form) {
   return form != nullptr && stored.shape == form->sizes && converts(stored.dtype, form->dtype) && stored.dtype != at::kByte;
 }
 
-/// Takes out of a container what the patterns allow, and returns it.
+/// Removes the names that match the patterns from a container, and returns them.
 std::vector<std::string> taken_out(auto& names, const std::vector<std::string>& patterns) {
   std::vector<std::string> taken;
   std::erase_if(names, [&](const std::string& name) {

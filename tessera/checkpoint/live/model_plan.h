@@ -24,8 +24,8 @@ namespace tessera::checkpoint {
 
 class ModelPlan {
  public:
-  /// Throws UsageError, with all that does not fit, unless the stored tensors `names` are those of the model or the options allow the
-  /// difference. Throws if the source lacks values of them. `where` is the source in messages.
+  /// Throws UsageError, which lists all that does not fit, unless the stored tensors `names` are those of the model or the options allow
+  /// the difference. Throws if the source lacks values of them. `where` names the source in messages.
   ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
             const std::string& where, const std::set<std::string>& in_base = {});
   /// From files, which must stay open. Throws IoError if they lack values. Parameters of the model that are `in_base` keep their values if
@@ -42,7 +42,7 @@ class ModelPlan {
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const;
   void load_part(const LocalPart& part, const HeldForm* form, const Communicator& world) const;
   void load_whole(const std::string& name, const at::Tensor& tensor, const HeldForm* form, const Communicator& world) const;
-  /// Reads what a parameter in another form is to hold, flat, where the stored tensor has the values of the weight.
+  /// Reads the values of a weight, and returns them, flat, in the form in which the parameter holds them.
   at::Tensor read_held(const std::string& stored, const HeldForm& form, int rank) const;
 
   std::unique_ptr<ValueSource> stored_;
@@ -53,17 +53,17 @@ class ModelPlan {
   std::vector<std::string> misfits_;
 };
 
-/// The names by which a checkpoint is understood that may lack parameters as these patterns say.
+/// The model's names, by which a checkpoint is understood. Parameters that match the patterns may be missing in it.
 ModelNames names_of(const LocalValues& model, const std::vector<std::string>& may_be_missing);
 
-/// Whether one of these regular expressions is for the whole name. Throws UsageError for one that is none.
+/// Whether one of these regular expressions matches the whole name. Throws UsageError for an invalid one.
 bool matches(const std::string& name, const std::vector<std::string>& patterns);
 
-/// The file from which a rank reads what several files have: its own, if there is one.
+/// The file from which a rank reads values that several files have: its own, if there is one.
 size_t first_file(const CatalogReader& stored, int rank);
 
-/// Throws IoError if bytes are damaged. Of those with a checksum each of `ranks`, which see the same files, looks at a share, first of all
-/// at what it has written itself.
+/// Throws IoError if bytes with a checksum are damaged. Each of `ranks`, which see the same files, checks a share of them: if there are
+/// enough files, those of its own file.
 void verify_share(const CatalogReader& stored, const Communicator& world, std::span<const int> ranks);
 
 /// Reads the part of a stored tensor that the record describes into flat values.

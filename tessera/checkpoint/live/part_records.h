@@ -17,17 +17,17 @@ namespace tessera::checkpoint {
 
 /// The part of a tensor that is this range of its values in memory order.
 PartRecord record_of(at::IntArrayRef shape, at::IntArrayRef strides, const ValueRange& range);
-/// Which part of a sharded parameter each rank has.
+/// The part of a sharded parameter that each rank has.
 std::vector<PartRecord> records_of(const LocalPart& part);
 /// All of a tensor.
 PartRecord whole_record(at::IntArrayRef shape);
 /// The same as records_of for a tensor that is not sharded: each rank has all of it.
 std::vector<PartRecord> whole_records(at::IntArrayRef shape, const Communicator& world);
-/// Whether a tensor of an optimizer's state has one value for each block of a DynamicCode: its name says so. And the part of it for a range
-/// of the parameter's values that begins with a block.
+/// is_of_blocks(): whether, by its key, a tensor of optimizer state has one value for each block of a DynamicCode. record_of_blocks(): the
+/// part of such a tensor for a range of the parameter's values that begins with a block.
 bool is_of_blocks(std::string_view key);
 PartRecord record_of_blocks(const ShardInfo& info, const ValueRange& range);
-/// The same for a tensor of the optimizer's state for a parameter, which may be sharded or not.
+/// The same as records_of for a tensor of the optimizer's state for a parameter, which may be sharded or not.
 std::vector<PartRecord> records_of_state(const at::Tensor& parameter, std::string_view key, const at::Tensor& state,
                                          const Communicator& world);
 

@@ -27,7 +27,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// Takes what the base has out of a model, and notes that.
+/// Removes the base's parameters from the values of a model, and notes the base in the records.
 void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const Contents& contents) {
   if (!contents.base) return;
   const auto& base = contents.base->parameters;

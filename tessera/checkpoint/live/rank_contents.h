@@ -1,4 +1,4 @@
-// What a save writes: the values that the ranks of this process have, and the records that describe them.
+// The contents of a save: the values that the ranks of this process have, and the records that describe them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,18 +24,18 @@ struct RankContents {
   std::vector<std::pair<std::string, at::Tensor>> tensors = {};
 };
 
-/// Its tensors as the file of the rank has them.
+/// The entries of the rank's tensors in its file.
 std::vector<SafetensorsEntry> entries_of(const RankContents& rank);
 
 /// The contents for every rank that this process represents. Tensors are those of the model and the optimizer themselves, not copies.
 /// Throws UsageError for what can't be saved. `save` is RankRecord::save.
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world);
 
-/// Warns once, on rank 0, of each parameter that looks tied in the program and is not in the files: its member was set to a tensor of the
-/// same shape, so that the name still stands for the values that it had first.
+/// Warns once, on rank 0, of each parameter that looks tied in the program but is saved on its own: its member was set to a tensor of the
+/// same shape, while the name still stands for the values that it had first.
 void warn_of_lost_ties(const LocalValues& model, const Communicator& world);
 
-/// Throws UsageError for what JSON can't hold: bytes that are no UTF-8.
+/// Throws UsageError for notes that JSON can't hold: bytes that are not UTF-8.
 void expect_text(const Notes& notes);
 
 }  // namespace tessera::checkpoint

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 uint64_t draw_number(const Communicator& world) {
   std::random_device source;
   const uint32_t drawn = source() | 1U << 31;                  // ten digits, so that two saves of one state have files of one size
-  return world.extremes(drawn, {.unit = "checkpoint"}).least;  // among hosts, for a device may have work queued for long
+  return world.extremes(drawn, {.unit = "checkpoint"}).least;  // on hosts, because a device may have work queued for long
 }
 
 /// Whether a save has made the folder: it has nothing but the files of one.
@@ -38,7 +38,7 @@ bool is_of_a_save(const fs::path& folder) {
   });
 }
 
-/// Makes the name of a folder free that is no complete checkpoint, so that a run which has resumed from an earlier one can save under it.
+/// Frees the name of an incomplete checkpoint, so that a run which has resumed from an earlier one can save under it.
 void make_way(const fs::path& folder, bool in_place) {
   if (object_path(folder) && is_complete(folder))  // a store may not list it yet
     throw IoError("there is a {} already; save under another name, or remove it", folder);
@@ -198,7 +198,7 @@ void Save::commit() {
   made_.reset();
   const auto prefix = prefix_of(folder_);
   if (!prefix) return;
-  // The checkpoint is safe now. What goes wrong with others is no reason to stop the run.
+  // The checkpoint is safe at this point: errors with other files are no reason to stop the run.
   try {
     link_latest(folder_);
     if (options_.keep) prune(*prefix, *options_.keep, folder_);

@@ -1,4 +1,4 @@
-// One save, from its beginning to its commit. save() does its parts one after the other; AsyncSaver does all but the beginning beside
+// One save, from its beginning to its commit. save() does all steps in a row; AsyncSaver does all but the first in a thread, beside
 // training.
 #pragma once
 
@@ -18,7 +18,7 @@ namespace tessera::checkpoint {
 /// Throws for what can't be saved, on all ranks. Returns the number of this save (RankRecord::save). Collective.
 uint64_t expect_savable(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
                         const SaveOptions& options, const std::string& failure);
-/// The name, which stays the same when the program goes to another folder meanwhile.
+/// The name in a form that stays the same when the program changes its working directory.
 std::filesystem::path lasting_name(const std::filesystem::path& folder);
 
 class Save {
@@ -30,18 +30,17 @@ class Save {
   /// Drawn for this save; RankRecord::save.
   uint64_t number() const { return number_; }
 
-  /// Writes the files of the ranks of this process. When one is there under its name, it is whole and on disk. Calls `moved` after each
-  /// tensor.
+  /// Writes the files of this process's ranks. A file that has its name is complete and on disk. Calls `moved` after each tensor.
   void write(const std::vector<RankContents>& ranks, c10::function_ref<void()> moved) const;
   /// The first file of a rank that is not there (yet).
   std::optional<std::filesystem::path> missing_file() const;
-  /// The process of rank 0 looks at the files of all ranks, writes the manifest, and gives the folder its name. Does nothing elsewhere.
-  /// Without it, the folder is removed in the end.
+  /// In the process of rank 0, checks the files of all ranks, writes the manifest, and gives the folder its name. Does nothing in others.
+  /// Unless it is called, the folder is removed in the end.
   void commit();
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();
 
-  /// What errors of other ranks say of a save before its commit, and of one that may have got its name.
+  /// Error messages for other ranks: before the commit, and when the folder may have got its name.
   std::string failure() const;
   std::string commit_failure() const;
 

@@ -23,7 +23,7 @@ namespace {
 
 namespace to = torch::optim;
 
-/// What libtorch keeps for one parameter, field by field. `needed` says whether the next step fails without the tensor.
+/// Visits what libtorch keeps for one parameter, field by field. `needed` says whether the next step fails without the tensor.
 struct FieldVisitor {
   c10::function_ref<void(const char* name, at::Tensor& value, bool needed)> tensor;
   c10::function_ref<void(const char* name, int64_t& value)> number;
@@ -123,7 +123,7 @@ at::Tensor plain(const at::Tensor& value) {
   return at::empty({0}, options).set_(value.storage(), value.storage_offset(), value.sizes(), value.strides());
 }
 
-/// Like what the optimizer makes itself from the parameter.
+/// A tensor of state as the optimizer itself makes it from the parameter.
 at::Tensor state_like(const at::Tensor& parameter, const at::Tensor& values) {
   auto result = at::zeros_like(parameter);
   if (values.is_meta()) return result;

@@ -23,7 +23,7 @@ struct PythonGroup {
 /// The settings of a group of Adam, AdamW, SGD, Adagrad or RMSprop; of others only the learning rate.
 nlohmann::json torch_settings(const torch::optim::OptimizerOptions& options);
 
-/// The tensors are the optimizer's own and not copies. Throws UsageError for a class of which nothing is known.
+/// Returns the optimizer's own tensors, not copies. Throws UsageError for a class of which nothing is known.
 std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,

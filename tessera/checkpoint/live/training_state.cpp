@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kAverageKey = "average";  // no optimizer has state of this name
 
-/// What is left for the optimizer.
+/// Returns the part of the state that is the optimizer's.
 std::map<std::string, optim::ParameterState> without_averages(std::map<std::string, optim::ParameterState> state) {
   for (auto& [name, tensors] : state) tensors.erase(kAverageKey);
   std::erase_if(state, [](const auto& entry) { return entry.second.empty(); });
@@ -33,7 +33,7 @@ class StateReader {
   StateReader(const CatalogReader& stored, const at::Tensor& parameter, const Communicator& world)
       : stored_(stored), parameter_(parameter), world_(world) {}
 
-  /// Where values can go into the optimizer's own memory one tensor after the other, only their sizes.
+  /// Reads a tensor; returns only its sizes (device "meta") if read_in_place() can read it into the optimizer's own memory later.
   at::Tensor describe_or_read(const std::string& name) const {
     if (!reads_in_place(name)) return read(name);
     stored_.expect_complete(name);
@@ -57,7 +57,7 @@ class StateReader {
            world_.traits().device == parameter_.device();
   }
 
-  /// Of the memory into which the files are read.
+  /// Options of the host memory into which the files are read.
   at::TensorOptions host(const std::string& name) const { return at::TensorOptions(at::kCPU).dtype(stored_.info(name).dtype); }
 
   PartRecord part_of_rank(size_t i) const {

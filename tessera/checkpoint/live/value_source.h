@@ -1,4 +1,4 @@
-// ValueSource: that from which a model is loaded, files of a checkpoint or a state dict in memory.
+// ValueSource: the source from which a model is loaded, files of a checkpoint or a state dict in memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,11 +18,11 @@ class ValueSource {
   ValueSource& operator=(const ValueSource&) = delete;
   virtual ~ValueSource() = default;
 
-  /// The names, dtypes and shapes of what is there, and aliases. Only files have boxes.
+  /// Names, dtypes and shapes of the tensors, and aliases. Only files have boxes.
   virtual const Catalog& catalog() const = 0;
-  /// Whether two names stand for the same values, as those of a tied parameter do. Where only parts are at hand, these are compared.
+  /// Whether two names stand for the same values, as those of a tied parameter do. A source that has only parts compares the parts.
   virtual bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> parts) const = 0;
-  /// Throws unless it has all that the ranks of this process need of a tensor.
+  /// Throws unless the source has all that the ranks of this process need of a tensor.
   virtual void expect_parts(const std::string& name, std::span<const PartRecord> parts) const = 0;
   /// Called on all ranks, in the same order, before the tensor is read.
   virtual void open(const std::string& /*name*/) {}

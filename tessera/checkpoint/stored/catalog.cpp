@@ -15,10 +15,10 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr uint64_t kMostRead = 1 << 20;       // bytes that are read at once
-constexpr int64_t kSparse = 8;                // a span of so many times the values in it is read in parts,
-constexpr uint64_t kSmallestRead = 4096;      // unless these have fewer bytes
-constexpr uint64_t kMostRepeats = 1024;       // of a value in a view, as expand() makes it,
-constexpr uint64_t kMostUnchecked = 1 << 26;  // unless there are fewer values
+constexpr int64_t kSparse = 8;                // a span with so many times the values that are wanted is read in parts,
+constexpr uint64_t kSmallestRead = 4096;      // unless the parts are smaller than this
+constexpr uint64_t kMostRepeats = 1024;       // a view may repeat a value so often, as expand() does,
+constexpr uint64_t kMostUnchecked = 1 << 26;  // or more often if it has fewer values than this
 
 /// How values lie in a file: in blocks, of one value each unless they have a code.
 struct Encoding {
@@ -33,14 +33,14 @@ struct Encoding {
   uint64_t values, bytes;  // of a block
 };
 
-/// Values in a file: those with the numbers first + i * strides of those that begin at `offset`.
+/// A strided view of values in a file: those with the numbers first + i * strides, counted from byte `offset` on.
 struct Region {
   uint64_t offset = 0;
   int64_t first = 0;
   std::vector<int64_t> sizes, strides;
 
   int64_t numel() const { return c10::multiply_integers(sizes); }
-  /// From the first value to the last.
+  /// The number of values from the first to the last.
   int64_t span() const {
     int64_t last = 0;
     for (size_t d = 0; d < sizes.size(); d++) last += (sizes[d] - 1) * strides[d];
@@ -108,14 +108,14 @@ class RegionReader {
   std::vector<uint8_t> coded_;
 };
 
-/// Where a box that lies in a stored one lies in its file.
+/// Returns where in its file a box lies that is inside of a stored one.
 Region region_of(const StoredBox& stored, const TensorSlice& box) {
   Region region{.offset = stored.offset, .first = stored.first, .sizes = box.sizes, .strides = stored.strides};
   for (size_t d = 0; d < box.sizes.size(); d++) region.first += (box.offsets[d] - stored.box.offsets[d]) * stored.strides[d];
   return region;
 }
 
-/// The part of a tensor with the sizes of `box` that is `part` of the box.
+/// The view of `part` in a tensor with the values of `box`.
 at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const TensorSlice& part) {
   auto result = tensor;
   for (size_t d = 0; d < box.sizes.size(); d++) {
@@ -229,7 +229,7 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
       refuse(fmt::format("lies behind the end of the file, which has {} bytes", file.size()));
     }
     const auto values = static_cast<uint64_t>(box.numel());
-    if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // no memory would be enough for what a few bytes promise
+    if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // a few bytes could ask for more memory than there is
       refuse(fmt::format("is a view of [{}] that repeats {} stored values more than {} times; save a clone() of what is meant",
                          fmt::join(box.sizes, ", "), last + 1, kMostRepeats));
     }

@@ -1,5 +1,5 @@
-// Catalog: which tensors a checkpoint has, and where their values lie in its files. Every format that we read is read into one; what loads,
-// merges, converts or compares checkpoints knows only catalogs.
+// Catalog: which tensors a checkpoint has, and where their values lie in its files. Every format is read into one; loading, merging,
+// converting and comparing know only catalogs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ namespace tessera::checkpoint {
 
 struct BlockCode;
 
-/// A box of a tensor in a file: the value at box.offsets + i is the one with the number `first + i * strides` of those from `offset` on.
+/// A box of a tensor in a file: the value at box.offsets + i has the number `first + i * strides`, counted from byte `offset` on.
 struct StoredBox {
   TensorSlice box;
   size_t file = 0;      // its number in Catalog::files
@@ -36,7 +36,7 @@ struct StoredTensor {
   std::vector<int64_t> shape = {};
   std::vector<StoredBox> boxes = {};           // several may have the same values, as those of replicas do
   std::optional<at::ScalarType> rounded = {};  // the dtype of the values in the files, if it is another one
-  const BlockCode* code = nullptr;             // in which they are there, if it is none of libtorch's: blocks of float32
+  const BlockCode* code = nullptr;             // of values in coded blocks instead of a dtype of libtorch; decoded they are float32
 
   at::ScalarType dtype_in_files() const { return rounded.value_or(dtype); }
 };
@@ -49,15 +49,14 @@ struct StoredChecksum {
   std::string name;  // of what lies there, for errors
 };
 
-/// The name of a rank file's header. Its checksum tells files of another save from those that belong together.
+/// The name of a rank file's header in StoredChecksum. Its checksum tells files of different saves apart.
 inline constexpr auto kHeaderName = "header";
 bool is_of_header(const StoredChecksum& bytes);
 
-/// A number that all files of a save have, by which a file of another save is told from them. Other programs ignore where it stands, and
-/// files that they have written say nothing.
+/// A number that all files of a save have, by which a file of another save is noticed. Other programs ignore it, and their files have none.
 struct SaveNumber {
   uint64_t number = 0;
-  std::filesystem::path file = {};  // the first that says so
+  std::filesystem::path file = {};  // the first one that has it
 };
 /// The name under which files have it: an entry of a zip archive, or metadata of safetensors and of an index.
 inline constexpr auto kSaveKey = "tessera_save";
@@ -69,18 +68,18 @@ struct Catalog {
   std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
   std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};
-  std::map<std::string, std::string> left_out = {};  // from what is neither a tensor nor such a value, or can't be used, to why
-  std::vector<std::string> faults = {};              // of what is damaged and left out, because the model can be loaded without it
+  std::map<std::string, std::string> left_out = {};  // what is neither a tensor nor such a value, or can't be used, and why
+  std::vector<std::string> faults = {};              // damage in parts that are left out, because the model loads without them
   std::optional<SaveNumber> save = {};
 };
 
-/// The number in the text of a file. Throws IoError if there is none.
+/// Parses the number of a save. Throws IoError if the text is not one.
 uint64_t save_number(std::string_view text, const std::string& file);
-/// Notes that a file is of this save, if it says so. Throws IoError if one that was noted before is of another save.
+/// Notes the number of the save in a file, if it has one. Throws IoError if a file that was noted before is of another save.
 void note_save(Catalog& catalog, std::optional<uint64_t> number, const std::filesystem::path& file);
 
-/// Adds all that another one holds, under names that begin with `before`. Throws IoError if a tensor is in both, or if they are of
-/// different saves.
+/// Adds all of another catalog, with `before` in front of its names. Throws IoError if a tensor is in both, or if they are of different
+/// saves.
 void append(Catalog& all, Catalog part, const std::string& before = "");
 
 /// Reads the values of a catalog's tensors. The constructor opens the files, and throws IoError if one is missing or too short for what the
@@ -88,7 +87,7 @@ void append(Catalog& all, Catalog part, const std::string& before = "");
 class CatalogReader {
  public:
   explicit CatalogReader(Catalog catalog);
-  /// These are its files, which are open.
+  /// Takes the catalog's files, which are open already.
   CatalogReader(Catalog catalog, std::vector<InputFile> files);
 
   const Catalog& catalog() const { return catalog_; }
@@ -96,19 +95,19 @@ class CatalogReader {
   const StoredTensor& info(const std::string& name) const;
 
   /// Copies the values of a box of the tensor to `to`, a CPU tensor of the sizes of the box, of any dtype and strides. Reads only what it
-  /// needs, and takes memory for a few MB. What several files have is read from the file number `first` if that has it. Throws IoError if
-  /// the files have not all of the values.
+  /// needs, and takes memory for a few MB. Values that several files have are read from file number `first` if that has them. Throws
+  /// IoError if the files lack values of the box.
   void read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first = 0) const;
-  /// The whole tensor.
+  /// Reads the whole tensor.
   at::Tensor read(const std::string& name) const;
 
-  /// Throws IoError if the files have not all values of the tensor.
+  /// Throws IoError if the files lack values of the tensor.
   void expect_complete(const std::string& name) const;
   /// Throws IoError if bytes are not those that were written.
   void verify(const StoredChecksum& bytes) const;
-  /// The same of the headers of all files.
+  /// The same for the headers of all files.
   void verify_headers() const;
-  /// The same as verify() as an answer, and what that says of damage.
+  /// As verify(), but returns whether the bytes are as written, or what is damaged.
   bool is_as_written(const StoredChecksum& bytes) const;
   std::string damage(const StoredChecksum& bytes) const;
 

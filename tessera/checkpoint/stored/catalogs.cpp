@@ -42,13 +42,13 @@ std::string what_is_in(const fs::path& folder) {
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
 }
 
-/// For people who name the prefix of a run.
+/// A hint for people who name the prefix of a run.
 std::string newest_of_run(const fs::path& prefix) {
   const auto folders = prefix.has_filename() ? step_folders(prefix) : std::vector<StepFolder>();
   return folders.empty() ? "" : fmt::format("; did you mean {}?", folders.back().folder.string());
 }
 
-/// For people who name a file of the folder.
+/// Throws UsageError, for people who name a file of a checkpoint's folder.
 void expect_no_part(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!is_part(file) || !format_of_folder(folder)) return;

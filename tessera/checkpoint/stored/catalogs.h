@@ -10,16 +10,16 @@
 
 namespace tessera::checkpoint {
 
-/// Whether a file has a name of those that say nothing without the others in their folder.
+/// Whether a file has a name of one that is of no use without the others in its folder.
 bool is_part(const std::filesystem::path& file);
 
-/// All that a checkpoint holds.
+/// Reads all that a checkpoint holds.
 Catalog read_catalog(const std::filesystem::path& path);
-/// How many steps the state of the optimizer has counted, as that of Adam has for each parameter; 0 if it has not.
+/// The most steps that the optimizer's state has counted for a parameter, as Adam's does; 0 if it does not count.
 int64_t steps_of_optimizer(const std::filesystem::path& path);
 
-/// Only the model of it, under the model's own names: without the optimizer's state, and without the key "model" under which programs put
-/// the model beside other things. The names of the model, if they are known, tell where it lies.
+/// Reads only the model, under its own names: without the optimizer's state, and without the key "model" under which programs put the model
+/// beside other things. The model's names, if they are known, tell where it lies.
 Catalog read_model(const std::filesystem::path& path, const ModelNames& names = {});
 
 }  // namespace tessera::checkpoint

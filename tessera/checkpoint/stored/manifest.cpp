@@ -134,7 +134,7 @@ class Composition {
                           .strides = {strides.begin(), strides.end()}});
   }
 
-  /// Below the rows of the ranks before.
+  /// Adds the rows of this rank below those of earlier ranks.
   void add_rows(const std::string& name) {
     const auto& sizes = file_->tensors.info(name).sizes;
     const auto dtype = file_->tensors.info(name).dtype;
@@ -204,7 +204,7 @@ json to_json(const fs::path& folder, const Manifest& manifest) {
   return result;
 }
 
-/// Throws UsageError for one of another version, which is no damage.
+/// Throws UsageError for a manifest of another version, which is not damage.
 void expect_known(const json& text) {
   if (text.at("format") != kManifestFormat) throw IoError("it is of another program");
   const int version = text.at("version");

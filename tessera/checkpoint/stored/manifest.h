@@ -38,11 +38,11 @@ inline constexpr auto kManifestFile = "manifest.json";
 /// Reads the manifest of a checkpoint, or makes one of the headers of its files if it has none. Throws IoError if the folder
 /// is no checkpoint or incomplete.
 Manifest read_manifest(const std::filesystem::path& folder);
-/// Makes the manifest of the headers of the files of all ranks, which `open` gives one by one. Throws IoError unless they are of one save.
+/// Makes a manifest from the headers of all ranks' files, which `open` gives one by one. Throws IoError unless they are of one save.
 Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open);
-/// The same of the files of so many ranks in a folder. Throws IoError unless all of them are there and complete.
+/// The same for the files of `ranks` ranks in a folder. Throws IoError unless all of them are there and complete.
 Manifest manifest_of_files(const std::filesystem::path& folder, int ranks);
-/// Writes it into the folder. With it the checkpoint is complete.
+/// Writes the manifest into the folder, which makes the checkpoint complete.
 void write_manifest(const std::filesystem::path& folder, const Manifest& manifest);
 
 }  // namespace tessera::checkpoint

@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::string_view kModelKeys[] = {"model.", "model_state_dict.", "state_dict."};
 constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimizer_state_dict.", ""};
-// A model may itself have a part that is called "model". Then the others are not what is kept beside a model.
+// Keys that stand beside a model's. If there are others, "model." is perhaps a part of the model itself.
 constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
-constexpr std::string_view kAround[] = {"app.", "state."};  // of a model without an optimizer, by which it could be known
+constexpr std::string_view kAround[] = {"app.", "state."};  // around a model without an optimizer, by which it could be found
 constexpr std::string_view kSettings = "param_groups", kState = "state.";
 constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                            "square_avg", "grad_avg",   "sum",            "step"};
@@ -28,7 +28,7 @@ std::vector<size_t> begins_of(std::string_view name) {
   return begins;
 }
 
-/// The ends of a name that may be the name of a parameter, which has so many keys around it.
+/// The ends of a name that may be a parameter's name, with at most kDeepest keys around it.
 std::vector<std::string> ends_of(const std::string& name) {
   std::vector<std::string> ends;
   for (const auto begin : begins_of(name)) {
@@ -41,7 +41,7 @@ bool ends_as_state(std::string_view name) {
   return std::ranges::find(kStateKeys, name.substr(name.rfind('.') + 1)) != std::end(kStateKeys);
 }
 
-/// The state that stands behind such a key.
+/// The tensors of state under an optimizer's key.
 auto state_under(const Catalog& catalog, const std::string& optimizer) {
   const auto prefix = optimizer + std::string(kState);
   const auto begin = catalog.tensors.lower_bound(prefix);
@@ -50,7 +50,7 @@ auto state_under(const Catalog& catalog, const std::string& optimizer) {
   return std::ranges::subrange(begin, end);
 }
 
-/// The names, or the numbers, of the parameters that it is of.
+/// The names, or the numbers, of the parameters that have state under this key.
 std::set<std::string> names_in_state(const Catalog& catalog, const std::string& optimizer) {
   const auto begin = optimizer.size() + kState.size();
   std::set<std::string> names;
@@ -61,7 +61,7 @@ std::set<std::string> names_in_state(const Catalog& catalog, const std::string& 
   return names;
 }
 
-/// What stands before the settings.
+/// The beginnings of names before the settings.
 std::set<std::string> with_settings(const Catalog& catalog) {
   std::set<std::string> found;
   for (const auto& [name, value] : catalog.values) {
@@ -75,8 +75,8 @@ std::set<std::string> with_settings(const Catalog& catalog) {
   return found;
 }
 
-/// What stands before state of which all looks so, where no settings are. A model may have buffers that look so, too: what the model here
-/// has is none, and state is of parameters, which are known by numbers or are tensors themselves.
+/// Returns the beginnings of names under which all tensors look like state, for files without settings. Buffers of a model may look so,
+/// too: names of the model here don't count, and state must be of parameters by numbers, or of parameters that are tensors themselves.
 std::set<std::string> with_state(const Catalog& catalog, const std::set<std::string>& of_model) {
   const auto is_in_model = [&](const std::string& prefix) {
     return std::ranges::any_of(state_under(catalog, prefix), [&](const auto& entry) {
@@ -119,7 +119,7 @@ std::set<std::string> with_state(const Catalog& catalog, const std::set<std::str
   return found;
 }
 
-/// The parameters that its state has, each with its only name; none if it knows them by numbers.
+/// The parameters in the optimizer's state, each with its only name; none if the state knows them by numbers.
 std::vector<std::vector<std::string>> parameters_of(const Catalog& catalog, const std::string& optimizer) {
   std::vector<std::vector<std::string>> parameters;
   const auto names = names_in_state(catalog, optimizer);
@@ -144,7 +144,7 @@ bool all_begin(const std::set<std::string>& names, const std::string& prefix) {
   return !names.empty() && std::ranges::all_of(names, [&](const std::string& name) { return name.starts_with(prefix); });
 }
 
-/// By the names that programs give the key of the model.
+/// Finds the key of the model among those that programs use.
 std::string model_by_name(const std::set<std::string>& names, const Places& places) {
   const auto named = [&](const std::string& around) -> std::string {
     for (const auto each : kModelKeys) {
@@ -166,7 +166,8 @@ std::string model_by_name(const std::set<std::string>& names, const Places& plac
   return all_begin(names, distributed) ? distributed : key;
 }
 
-/// By the parameters, of which it must have all; the same as by name if these do not tell. Of weights alone nothing is left out for that.
+/// Finds the key of the model as the one under which all parameters are, or returns `by_name` if that is not clear. Without an optimizer,
+/// all names must have the key.
 std::string model_by_content(const std::set<std::string>& names, const std::vector<std::vector<std::string>>& parameters,
                              const Places& places, const std::string& by_name) {
   std::map<std::string, size_t> numbers;

@@ -125,7 +125,7 @@ TEST(Places, AreNotGuessed) {
   EXPECT_TRUE(checkpoint::run_of(two, tied).catalog.tensors.contains("v"));
 }
 
-// Most models of the Hub call their trunk so, and a tied head is not stored.
+// Most models of the Hub call their trunk "model", and a tied head is not stored.
 TEST(Places, OfWeightsAloneKeepTheirNames) {
   const Folder folder;
   struct Trunk : torch::nn::Module {

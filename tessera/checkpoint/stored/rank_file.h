@@ -36,7 +36,7 @@ struct PartRecord {
   int64_t numel() const;
 };
 
-/// What is left out of a checkpoint, because the model has it from elsewhere.
+/// The parameters that a checkpoint leaves out, because the model has them from elsewhere.
 struct BaseRecord {
   std::string name = {}, checksum = {}, forms = {};  // those of a Base; empty if nothing is left out
   std::set<std::string> parameters = {};
@@ -79,7 +79,7 @@ struct RankFile {
 std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension);
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);
-/// Whether a name looks like that of one, whatever the numbers.
+/// Whether a name is that of a rank file, whatever the numbers.
 bool has_rank_file_name(std::string_view name);
 /// Throws IoError if the file is missing or damaged, or if another rank has written it.
 RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks);

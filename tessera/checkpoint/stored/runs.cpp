@@ -51,7 +51,7 @@ class Settings {
     return result;
   }
 
-  /// As Python's load_state_dict understands numbers: by the places in the groups. None unless the groups are of the same sizes.
+  /// The names by numbers as Python's load_state_dict assigns them: by places in the groups. None unless the groups are of the same sizes.
   std::map<std::string, std::string> names(const std::vector<std::vector<std::string>>& groups) const {
     std::map<std::string, std::string> result;
     if (groups.size() != groups_.size()) return {};
@@ -95,7 +95,7 @@ class Settings {
   std::map<std::string, json> parameters_;
 };
 
-/// By which ranks notice that they read different checkpoints.
+/// A number by which ranks notice that they read different checkpoints.
 uint64_t number_of(const Catalog& catalog) {
   std::string all;
   for (const auto& [name, tensor] : catalog.tensors) all += fmt::format("{} {} ", name, tensor.boxes.size());
@@ -112,7 +112,7 @@ void set_optimizer(Manifest& run, const json& groups) {
   if (!groups.empty()) run.notes.front()[kSettingsNote] = text_of(groups);
 }
 
-/// Of a catalog in which the model and the optimizer's state have our names already. The settings are those of one group.
+/// The run of a catalog that has Tessera's names for the model and the optimizer's state already. The settings are those of one group.
 Manifest run_of_torch_xla(Catalog catalog) {
   constexpr std::string_view kSettings = "optimizer.param_groups.0.";
   Manifest run{.notes = {{}}};
@@ -140,7 +140,7 @@ Manifest run_of_torch_xla(Catalog catalog) {
   return run;
 }
 
-/// Sorts what a catalog has under another program's names.
+/// Sorts the tensors and values of a catalog with another program's names into a run.
 class Sorting {
  public:
   Sorting(Catalog catalog, const ModelNames& names)
@@ -174,7 +174,7 @@ class Sorting {
   }
 
  private:
-  /// The rest of a name in the optimizer.
+  /// Returns the part of a name behind the optimizer's key and `part`; nothing for other names.
   std::optional<std::string> behind(const std::string& name, std::string_view part) const {
     if (!optimizer_ || !name.starts_with(*optimizer_ + std::string(part))) return std::nullopt;
     return name.substr(optimizer_->size() + part.size());

@@ -1,4 +1,4 @@
-// What a checkpoint of any format holds of a training run, under the names that we have for it.
+// Reads checkpoints of any format as training runs, under Tessera's names.
 #pragma once
 
 #include <filesystem>
@@ -14,16 +14,16 @@ namespace tessera::checkpoint {
 /// The note with the settings of an optimizer of PyTorch: its param_groups as JSON, with names of parameters.
 inline constexpr auto kSettingsNote = "optimizer.param_groups";
 
-/// Of Tessera's checkpoints their manifest. Those of other programs have one rank unless they say more, tensors of the optimizer's state
+/// Reads the manifest of a checkpoint of Tessera. Runs of other programs have one rank unless the files say more, state of the optimizer
 /// under PyTorch's keys, and notes made of the other values. The names of the model tell where it lies.
 Manifest read_run(const std::filesystem::path& path, const ModelNames& names = {});
 
-/// The same of a catalog of another program's names, whose model and optimizer may be under keys of their own (see Places). What can't be
-/// used is in Catalog::left_out, among it the state of an optimizer that knows its parameters by numbers, unless its groups are given.
+/// The same for a catalog with another program's names, whose model and optimizer may be under keys of their own (see Places). What can't
+/// be used is in Catalog::left_out, such as state that knows parameters only by numbers, unless ModelNames::groups is given.
 Manifest run_of(Catalog catalog, const ModelNames& names = {});
 
-/// The notes that this rank of so many has made; on another number of ranks than saved, those on which all ranks agree. Throws UsageError
-/// if they do not, unless the options allow that.
+/// Returns the notes that this rank has saved; on another number of ranks, those of rank 0. Throws UsageError if notes then differ between
+/// the ranks that saved, unless the options allow that.
 std::map<std::string, std::string> notes_of_rank(const Manifest& run, int rank, int ranks, const LoadOptions& options);
 
 /// The parameter and the key of optimizer.PARAMETER.KEY.

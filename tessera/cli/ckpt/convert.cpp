@@ -57,7 +57,7 @@ std::pair<std::string, std::string> named_setting(const std::string& text) {
   return {text.substr(0, end), std::move(value)};
 }
 
-/// An error of the library, which has options as programs write them, in the words of the command line.
+/// Rewrites an error of the library, which names options as programs write them, in the words of the command line.
 std::string in_flags(std::string text) {
   static const std::pair<std::regex, const char*> kFlags[] = {
       {std::regex(R"--(\.settings = \{\{"(\w+)", ([^}]+)\}\})--"), "--set $1=$2"},
@@ -84,7 +84,7 @@ struct MergeCommand {
   }
 };
 
-/// What flags are for. None is for adapters.
+/// The formats for which flags mean something. None means anything for adapters.
 const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
   using enum Format;
   static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
@@ -112,7 +112,7 @@ void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool
   }
 }
 
-/// Whether something of this would be lost without that package: an adapter, a GGUF file, what describes a model.
+/// Whether something would be lost without that package: an adapter, a GGUF file, or the description of a model.
 bool needs_models(const std::filesystem::path& place, Format to) {
   if (to == Format::Gguf) return true;
   if (!is_folder(place)) return is_there(place) && checkpoint::is_gguf_file(place);

@@ -1,4 +1,4 @@
-// `tessera ckpt convert`, and what the package models does of it.
+// `tessera ckpt convert`, and the parts of it that the package models registers.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,7 @@ struct ModelConversions {
   bool (*is_adapter)(const std::filesystem::path& place);
   void (*convert_adapter)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
   void (*write_gguf)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
-  /// Writes what a folder of the Hub has besides the weights, if there is something of it.
+  /// Writes the files that a folder of the Hub has besides the weights, if `place` describes its model.
   void (*describe)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
 };
 
@@ -32,7 +32,7 @@ struct AddedConversions {
   explicit AddedConversions(const ModelConversions& conversions);
 };
 
-/// The end of a line that says what was written: "GGUF file with an adapter, 3,456 bytes".
+/// Prints what was written: "run -> a.gguf: GGUF file with an adapter, 3,456 bytes".
 void print_file(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target, const std::string& what);
 
 }  // namespace tessera::cli

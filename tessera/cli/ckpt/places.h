@@ -1,4 +1,4 @@
-// What the commands of `tessera ckpt` share: how people name checkpoints, sizes and dtypes, and the bar.
+// Functions that the commands of `tessera ckpt` share: for names of checkpoints, sizes and dtypes, and for a progress bar.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,17 +16,17 @@ namespace tessera::cli {
 std::string without_slashes(std::string path);
 /// The folder itself if it is a checkpoint of Tessera, or else the newest checkpoint with this prefix. Throws ConfigError if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& prefix);
-/// What is there, of any format, or else the newest checkpoint with this prefix.
+/// The place itself if there is something, of any format, or else the newest checkpoint with this prefix.
 std::filesystem::path resolve_checkpoint(const std::string& given);
-/// The same as torch_xla finds its files: all that begin with the prefix and end in the suffix, a pattern. Without a suffix these are files
-/// *.pth, unless there is something of just this prefix.
+/// Finds files of ranks as torch_xla does: all that begin with the prefix and end in the suffix, a pattern. Without a suffix these are
+/// files *.pth, unless something has just the prefix as its name.
 std::filesystem::path resolve_rank_files(const std::filesystem::path& prefix, const std::string& suffix);
-/// The same as resolve_checkpoint, or the file with the tensors of an adapter in a folder of peft.
+/// As resolve_checkpoint, but in a folder of peft the file with the tensors of the adapter.
 std::filesystem::path resolve_tensors(const std::string& given);
 /// Names the checkpoints beside the prefix, for the error that there is none of that name.
 std::string what_is_there(const std::filesystem::path& prefix);
 
-/// Throws UsageError if what is written would replace, or hide, what is read.
+/// Throws UsageError if writing `out` would replace, or hide, `in`.
 void expect_apart(const std::string& in, const std::string& out);
 
 /// "5GB", "200 MB", "1000000". Units are decimal, as in Accelerate.
@@ -36,7 +36,7 @@ at::ScalarType dtype_of(const std::string& name);
 /// Adds the checkpoint that a command is about, as its only argument or by the flag that torch_xla has for it.
 void add_place(CLI::App& command, std::string& place, const std::string& description);
 
-/// Adds a flag whose value is read by `read`. What that refuses is wrong usage.
+/// Adds a flag whose value is read by `read`. A value that it refuses is wrong usage.
 template <class Value, class Read>
 CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value, const Read& read, const std::string& description) {
   const auto take = [flag, &value, read](const std::string& text) {
@@ -52,7 +52,7 @@ CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value,
 /// A progress bar on standard error, in MB, that vanishes at the end.
 std::function<void(const std::string& name, int64_t bytes, int64_t all)> megabyte_bar(const std::string& title);
 
-// Each adds itself to the command line; once that is read, `chosen` is what it asks for.
+// Each adds its command to the command line. Once that is read, `chosen` runs the command that was given.
 void add_prune(CLI::App& command, std::function<int()>& chosen);
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen);
 void add_convert(CLI::App& command, std::function<int()>& chosen);

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What may be answered in advance: keys, or also the questions of the interview that are about no key.
+/// The answers that may be given in advance: to keys only, or also to questions of the interview that are about no key.
 enum class Answers { OfKeys, OfQuestions };
 
 struct CommandFlags {

@@ -81,7 +81,7 @@ TEST_F(Config, AsksAgainAndSaysWhy) {
   EXPECT_THAT(ended.output, HasSubstr("num_processes 3 can't be divided among num_machines 2"));
 }
 
-// What is asked must not lead to a file that no run accepts.
+// Questions must not lead to a file that no run accepts.
 TEST_F(Config, LeavesOutWhatCanNotBeMeantOnCpus) {
   const std::string machine_and_version = "\n1\nno\nyes\n2\nyes\n";
   const auto on_cpus = run({"config"}, "multi-CPU" + machine_and_version + "TRANSFORMER_BASED_WRAP\n2\nBertLayer,T5Block\n\n\n\n\n2\n\n");
@@ -247,7 +247,7 @@ TEST_F(ConfigOnTerminal, HasMenus) {
   terminal.wait_for({"sharding strategy", "> 1. FULL_SHARD"});
   type(terminal, kUp);
   terminal.wait_for({"> 5. HYBRID_SHARD_ZERO2"});
-  type(terminal, "x9\x1bOA\r");  // what means nothing changes nothing
+  type(terminal, "x9\x1bOA\r");  // keys without a meaning change nothing
   terminal.wait_for({"strategy? HYBRID_SHARD", "wrap policy", "> 1. TRANSFORMER"});
   type(terminal, "j\r");
   terminal.wait_for({"policy? SIZE_BASED_WRAP", "at least"});

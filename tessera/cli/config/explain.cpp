@@ -27,12 +27,12 @@ std::string origin_of(const config::Setting& setting) {
   return {};
 }
 
-/// A key that was not given, and could change nothing if it were, would only make the table longer.
+/// Whether a key belongs in the table: it was given, or could change something.
 bool matters(const config::Settings& settings, const config::Key& key) {
   return settings.is_set(key.name) || has_effect(key);
 }
 
-/// All that has the same one stands on one line.
+/// The source of a setting. Settings with the same source stand on one line.
 std::string source_of(const config::Setting& setting) {
   if (setting.origin == config::Origin::File) return setting.where.substr(0, setting.where.rfind(':'));
   return setting.origin == config::Origin::Environment ? "environment" : "flags";

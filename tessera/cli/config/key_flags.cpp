@@ -32,13 +32,13 @@ std::string all_flags_of(std::string_view key) {
   return flag_of(key) + (other == kOtherFlags.end() ? "" : other->second);
 }
 
-/// For errors, which can't tell by which of its names a flag was given.
+/// All names of a key's flag, for errors, which can't tell by which of them it was given.
 std::string any_flag_of(std::string_view key) {
   const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
   return flag_of(key) + (other == kOtherFlags.end() ? "" : fmt::format(" ({})", std::string_view(other->second).substr(1)));
 }
 
-/// As help shows it, and as shells complete it.
+/// The values of a key's flag, as help shows and shells complete them.
 std::string values_of(const config::Key& key) {
   if (key.kind == config::Kind::Bool) return "TEXT:{true,false}";
   if (key.kind == config::Kind::Choice) return fmt::format("TEXT:{{{}}}", fmt::join(key.choices, ","));
@@ -91,7 +91,7 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
                       printable(nodes->second));
   }
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(key));
-  // Of several hosts, each may have another number.
+  // Only for a single host: of several, each may have another number.
   if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
       settings.setting("num_processes").origin != config::Origin::Flag)
     settings.set("num_processes", std::to_string(*ranks_here), config::Origin::Flag, "--nproc-per-node");

@@ -29,7 +29,7 @@ ConfigError input_ended(const Question& question) {
       question.text, question.name);
 }
 
-/// Byte by byte, so that what follows the line stays for the next question.
+/// Reads byte by byte, so that input behind the line stays for the next question.
 std::optional<std::string> read_line() {
   std::string line;
   for (;;) {

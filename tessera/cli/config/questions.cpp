@@ -60,7 +60,7 @@ class Interview {
                .choices = menu("mixed_precision"),
                .otherwise = "no"});
     }
-    // What was given and has no question is meant all the same.
+    // Given answers for which there is no question hold, too.
     set_given(settings_, given_);
     settings_.expect_consistent();
     return settings_;
@@ -120,7 +120,7 @@ class Interview {
     } else {
       ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
     }
-    if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params"))  // they are there already
+    if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params"))  // on CPUs they are there already
       ask_key({.name = "fsdp_offload_params", .text = "Do you want to keep parameters and gradients in host memory?", .otherwise = "no"});
     ask_units();
     if (is_first) {
@@ -176,7 +176,7 @@ class Interview {
     ask_key({.name = "enable_cpu_affinity", .text = "Shall each rank be bound to its own processor cores?", .otherwise = "no"});
   }
 
-  /// An answer is wrong if `take` throws ConfigError, and the question is asked again.
+  /// Asks the question again as long as `take` refuses the answer with a ConfigError.
   void ask_until(const Question& question, const std::function<void(const std::string& answer, const std::string& where)>& take) {
     if (const auto given = given_.extract(question.name)) {
       const auto& [value, where] = given.mapped();

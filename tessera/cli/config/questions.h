@@ -1,4 +1,4 @@
-// The questions of `tessera config`, and what their answers mean. How they are asked is for others to know.
+// The questions of `tessera config`, and what their answers mean. The caller decides how they are asked.
 #pragma once
 
 #include <functional>
@@ -33,13 +33,13 @@ using GivenAnswers = std::map<std::string, GivenAnswer, std::less<>>;
 
 /// "k=v" of --set.
 void add_given_answer(GivenAnswers& answers, const std::string& assignment);
-/// A YAML file of names and values. Sections are as good as none.
+/// Reads a YAML file of names and values. Sections make no difference.
 void read_given_answers(GivenAnswers& answers, const std::string& file);
 
 /// Whether an answer of this name is about no key, such as use_deepspeed.
 bool is_question(std::string_view name);
 
-/// Asks what is not answered yet, in the order of `accelerate config`. Throws ConfigError for a given answer that makes no sense.
+/// Asks what is not answered yet, in the order of `accelerate config`. Throws ConfigError for a given answer that is invalid.
 config::Settings interview(const Ask& ask, GivenAnswers given);
 
 /// The settings of `tessera config default`: one rank, and more would share one model. Given answers change it.

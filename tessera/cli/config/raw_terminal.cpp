@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::array kEndingSignals = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
-// What a signal handler needs must lie where it finds it.
+// Global, because a signal handler needs them.
 termios terminal_before;
 std::array<struct sigaction, kEndingSignals.size()> handlers_before;
 
@@ -75,7 +75,7 @@ std::optional<RawTerminal::Key> RawTerminal::read_key() const {
   const auto second = read_byte();
   if (second != '[' && second != 'O') return Key{.kind = Key::Kind::Other};
   auto last = read_byte();
-  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // with shift and the like
+  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters of a key with shift and the like
   if (last == 'A') return Key{.kind = Key::Kind::Up};
   if (last == 'B') return Key{.kind = Key::Kind::Down};
   return Key{.kind = Key::Kind::Other};

@@ -29,7 +29,7 @@ std::string how_it_ended(int status) {
   return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
 }
 
-/// A terminal's worth of it.
+/// Cuts a text to what a terminal shows at once.
 std::string shortened(const std::string& text) {
   constexpr size_t kMost = 4000;
   return text.size() <= kMost ? text : text.substr(0, kMost) + fmt::format(" ... ({} bytes)", text.size());
@@ -82,7 +82,7 @@ class Attempts {
   }
 
  private:
-  struct Interrupted {  // no Error: it is how run() is left where nothing is wrong
+  struct Interrupted {  // not an Error, because nothing is wrong: run() ends by it
     int signal;
   };
 
@@ -98,7 +98,8 @@ class Attempts {
         Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
   }
 
-  /// While no ranks run here. Those of other nodes shall hear of a signal, too; a second one does not wait for them.
+  /// Handles signals while no ranks run here. The first one that comes while nodes agree is passed on to them; any other ends this
+  /// launcher.
   void take_signals() {
     while (const auto signal = signals_.take()) {
       if (*signal == SIGTSTP) {
@@ -116,7 +117,7 @@ class Attempts {
     console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
   }
 
-  /// If ranks can't be started here, the other nodes learn why, and end.
+  /// Runs the ranks of this host. If they can't be started, the other nodes learn why, and end.
   Ending run_here(const Share& share) try {
     introduce(share);
     return LocalJob(job_of(share), console_, signals_).run();
@@ -209,8 +210,8 @@ class Attempts {
             }};
   }
 
-  /// The variables by which other launchers describe ranks: those of a launcher around this one do not hold for the ranks that this one
-  /// starts.
+  /// The environment of the ranks here. Clears the variables of other launchers: those of a launcher around this one do not hold for these
+  /// ranks.
   std::map<std::string, std::string> environment_of(const Share& share) const {
     auto environment = plan_.environment;
     for (const auto name : launcher_variables()) environment[std::string(name)] = "";
@@ -235,9 +236,9 @@ class Attempts {
   const LaunchPlan& plan_;
   Console& console_;
   std::unique_ptr<Nodes> nodes_;
-  HeldSignals signals_;             // once the others are found: until then a signal just ends this process
+  HeldSignals signals_;             // made once the others are found: until then a signal just ends this process
   bool agrees_ = false;             // it waits for the others to say how their ranks have ended
-  std::optional<int> interrupted_;  // by this signal, meanwhile
+  std::optional<int> interrupted_;  // by the signal that came meanwhile
   int ranks_;                       // of the next attempt
   int attempt_ = 0;
   std::string run_;

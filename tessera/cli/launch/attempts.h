@@ -14,11 +14,11 @@
 
 namespace tessera::cli {
 
-/// What a command line and a configuration come to.
+/// The job that a command line and a configuration describe.
 struct LaunchPlan {
   std::vector<std::string> command = {};
   std::map<std::string, std::string> environment = {};  // what the configuration says to ranks
-  std::vector<std::string> asked_for = {};              // the keys of it that were given, and have no effect unless a rank reads them
+  std::vector<std::string> asked_for = {};              // the given keys of it that have no effect unless a rank reads them
   int ranks = 1;                                        // on this host
   int threads = 0;                                      // of each rank; 0: its part of the cores, or what OMP_NUM_THREADS says
   int nodes = 1, node = 0;
@@ -30,7 +30,7 @@ struct LaunchPlan {
   std::chrono::seconds grace = std::chrono::seconds(10), node_timeout = std::chrono::seconds(15);
   std::filesystem::path logs = {};
   Tee tee = Tee::Both;
-  bool quiet = false;  // of this program, only what goes wrong is printed
+  bool quiet = false;  // launch itself prints only what goes wrong
 };
 
 /// Returns the exit status.

@@ -23,8 +23,8 @@ struct Blame {
   std::optional<int> still_ran = {};   // a rank because of which this one failed, and that the launcher had to stop
 };
 
-/// Replaces the rank that ended first by the one because of which it failed: that one may end later. It may itself have failed because of
-/// a third one. `world_size` tells ranks of other hosts from numbers that make no sense.
+/// Goes from the rank that ended first to the one because of which it failed, which may end later and may itself have failed because of a
+/// third one. `world_size` tells ranks of other hosts from numbers that make no sense.
 Blame find_blame(int first, const std::map<int, RankEnd>& ranks, int world_size);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// Which processor cores each rank of a host gets to itself.
+// Divides the processor cores of a host among its ranks.
 #pragma once
 
 #include <sched.h>
@@ -12,11 +12,11 @@ namespace tessera::cli {
 /// then cores of one NUMA node. `system` is /sys/devices/system.
 std::vector<int> processors_in_order(const std::filesystem::path& system = "/sys/devices/system");
 
-/// A part of the processors for each rank, alike in size up to one, from the first to the last. Where there are more ranks than processors,
-/// several ranks share one.
+/// Divides the processors, in order, into a part for each rank. The sizes of parts differ by one at most. If there are more ranks than
+/// processors, several ranks share one.
 std::vector<std::vector<int>> core_sets(const std::vector<int>& processors, int ranks);
 
-/// The same as the kernel takes it.
+/// The processors in the form that the kernel takes.
 cpu_set_t to_cpu_set(const std::vector<int>& processors);
 
 }  // namespace tessera::cli

@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What a rank of these tests does: rank 2 is in trouble, which the others notice.
+/// Runs a rank of these tests: rank 2 is in trouble, which the others notice.
 int rank_in(const std::string& trouble) {
   if (trouble == "never joins" && env("RANK") == "2") return 0;
   try {
@@ -70,7 +70,7 @@ TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
   EXPECT_THAT(said, ::testing::HasSubstr("; its last words:\n  rank 2 is out of luck\n"));
 }
 
-/// What `tessera launch` says of three ranks, and how it ends.
+/// The exit status of `tessera launch` with three ranks, and its output.
 std::pair<int, std::string> launched(const std::string& transport, const std::string& trouble) {
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
   Process launcher({tessera, "launch", "--nproc-per-node", "3", this_program()},

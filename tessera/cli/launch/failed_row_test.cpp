@@ -88,7 +88,7 @@ TEST(RankOfARow, ThatHangsIsNamedThoughOthersOnlyWait) {
   }
 }
 
-// Its step is an error, which the others only wait for.
+// Its step fails, while the others only wait for it.
 TEST(RankOfARow, ThatLeavesOutBackwardIsNamed) {
   const auto said = said_by_launch("without backward", kShared);
   EXPECT_THAT(said, HasSubstr("launch: rank 3 ended with status 3; its last words:\n  a step without gradients"));

@@ -1,4 +1,4 @@
-// `tessera launch`: what its flags and the configuration come to.
+// `tessera launch`: makes a plan of its flags and the configuration.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -49,7 +49,7 @@ struct LaunchFlags {
   std::string endpoint, logs, tee = "both";
   const std::shared_ptr<std::vector<std::string>> remarks = std::make_shared<std::vector<std::string>>();
 
-  /// torchrun has these words, too.
+  /// Takes a number, or one of torchrun's words.
   void read_ranks(const std::string& text) {
     if (text == "auto" || text == "cpu") {
       ranks = cores();
@@ -115,7 +115,7 @@ void give_devices_to_one_process(LaunchPlan& plan) {
   plan.ranks = 1;
 }
 
-/// The keys that somebody gave, and that only a program which reads them can follow.
+/// The keys that were given and have no effect unless a program reads them.
 std::vector<std::string> keys_for_ranks(const config::Settings& settings) {
   std::vector<std::string> names;
   for (const auto& key : config::keys()) {

@@ -147,7 +147,7 @@ TEST(Launch, NamesTheRankThatTheOthersFailBecauseOf) {
   const auto ended = noticed("2");
   EXPECT_EQ(ended.status, 5);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 2 ended with status 5; its last words:\n  no such file: data.bin"));
-  // One that there is not, or that was stopped, is no answer.
+  // A culprit that does not exist, or that launch has stopped, is ignored.
   EXPECT_EQ(noticed("17").status, 4);
   EXPECT_EQ(noticed("-1").status, 4);
   EXPECT_EQ(run("2", shell("[ $RANK = 0 ] && exec sleep 100; echo 1 0 >>$TESSERA_LAUNCH_RECORD; exit 4")).status, 4);

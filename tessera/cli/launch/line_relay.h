@@ -13,11 +13,11 @@
 
 namespace tessera::cli {
 
-/// The lines that ranks have printed of late, so that what all of them say stands there once.
+/// The lines that ranks have printed of late, so that a line which all of them print is shown once.
 class RecentLines {
  public:
-  /// Another rank that has just printed this line. If there is none, the line is kept. Lines that are the same by chance are short: one is
-  /// only looked up behind a longer one that was the same.
+  /// Returns another rank that has just printed this line. If there is none, the line is kept. Short lines may be the same by chance, so a
+  /// short one is only looked up if the line before was the same (`goes_on`).
   std::optional<int> printed_by_another(int rank, const std::string& line, bool goes_on);
 
  private:

@@ -26,8 +26,8 @@ constexpr auto kLook = std::chrono::milliseconds(200);  // how often to reread t
 constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
 constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
 
-constexpr auto kSameKey = std::chrono::milliseconds(200);     // in which a second signal from the keyboard is none
-constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // and another one
+constexpr auto kSameKey = std::chrono::milliseconds(200);     // in which a second signal from the keyboard is the same one
+constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // and in which another signal is
 
 bool is_typed(int signal) {
   return signal == SIGINT || signal == SIGQUIT;
@@ -230,7 +230,7 @@ void LocalJob::pass_on(int signal) {
   interrupted_at_ = now;
 }
 
-/// What Ctrl-Z asks for.
+/// Stops the ranks and then this process, as Ctrl-Z asks for.
 void LocalJob::stop_for_a_while() {
   send(SIGTSTP);
   HeldSignals::stop_for_a_while();
@@ -297,13 +297,13 @@ void LocalJob::fail(int rank) {
   stop_soon();
 }
 
-/// After a failure: ranks may still say what they saw of it.
+/// Plans the end after a failure, with time for ranks to say what they saw of it.
 void LocalJob::stop_soon() {
   const auto now = Clock::now();
   plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL, fmt::format("{} s after SIGTERM", kEnough.count())}};
 }
 
-/// A rank that hangs where it takes no signals ends without a word of its own.
+/// Names ranks that are about to be killed: a rank that hangs where it takes no signals ends without a word of its own.
 void LocalJob::name_those_that_still_run(const std::string& after) {
   const auto hanging = running();
   if (hanging.empty()) return;

@@ -24,7 +24,7 @@ namespace tessera::cli {
 /// Which output of ranks launch shows, beside the logs.
 enum class Tee { None, Out, Err, Both };
 
-/// What is to run here.
+/// The part of a job that runs on this host.
 struct Job {
   std::vector<std::string> command;
   std::map<std::string, std::string> environment = {};  // of every rank
@@ -56,7 +56,7 @@ struct Ending {
   bool interrupted = false;             // the launcher was asked to end
   bool ended_from_elsewhere = false;    // ranks were stopped because of another host
   bool joined = false;                  // a rank has joined a world
-  bool read_settings = false;           // a rank has asked for what the configuration says
+  bool read_settings = false;           // a rank has read a configuration
 };
 
 class LocalJob {
@@ -81,7 +81,7 @@ class LocalJob {
   struct Step {
     Clock::time_point when;
     int signal;
-    std::string after = {};  // of SIGKILL: when it comes, for those who read of it
+    std::string after = {};  // of SIGKILL: when it comes, for the message
   };
 
   void start(int place);

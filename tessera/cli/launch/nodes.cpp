@@ -24,7 +24,7 @@ using Json = nlohmann::json;
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::milliseconds(200);
-constexpr auto kNotice = std::chrono::seconds(10);   // then a line says who is missing
+constexpr auto kNotice = std::chrono::seconds(10);   // after which a line says who is missing
 constexpr auto kFarewell = std::chrono::seconds(5);  // for the others to read the verdict before node 0 ends
 
 std::string host_name() {
@@ -84,7 +84,7 @@ std::string too_few_ranks(int left, int least) {
   return fmt::format("{} of at least {} ranks are left, so this was the last attempt", left, least);
 }
 
-/// A store of c10d that is gone throws what it likes.
+/// Turns exceptions of the store, which may be of any kind, into an error that names node 0.
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
@@ -102,7 +102,7 @@ auto Nodes::asking_node_0(Call&& call) const {
 
 Nodes::Nodes(NodesOptions options, Hooks hooks) : options_(std::move(options)), hooks_(std::move(hooks)), store_(connect(options_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
-  store_->setTimeout(options_.timeout);  // node 0 that does not answer for as long is lost, as any other
+  store_->setTimeout(options_.timeout);  // if node 0 does not answer for as long, it is lost, as any other node
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -251,7 +251,7 @@ void Nodes::tell(int signal) {
   if (to_tell_.compare_exchange_strong(nothing, signal)) wake_.notify_all();
 }
 
-/// In a thread of its own: the store may keep a call waiting, and ranks shall not wait for that.
+/// The watcher's thread, because the store may keep a call waiting, and ranks shall not wait for that.
 void Nodes::keep_in_touch() try {
   const auto store = store_->clone();
   auto next_beat = Clock::now();
@@ -365,7 +365,7 @@ Verdict Nodes::decide(bool may_restart) {
     verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
   verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
-  if (verdict.again && lost.empty()) {  // those that are lost may come back
+  if (verdict.again && lost.empty()) {  // nodes that are lost may come back
     int left = 0;
     for (const auto& [node, end] : ends) left += end.ranks_left;
     if (left < options_.min_ranks) {

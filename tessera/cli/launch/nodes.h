@@ -1,4 +1,4 @@
-// The launchers of several hosts that run one job together. They meet in a store that the one of node 0 serves, which also decides.
+// The launchers of several hosts that run one job together. They meet in a store that the launcher of node 0 serves, which also decides.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -46,16 +46,16 @@ struct NodesOptions {
   std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
 };
 
-/// What a launcher tells the others of the end of an attempt.
+/// The report of a launcher to the others on the end of an attempt.
 struct NodeEnd {
   bool failed = false, interrupted = false;
   int status = 0;
-  int ranks_left = 0;       // that a further attempt could have here
+  int ranks_left = 0;       // that could take part in a further attempt here
   bool noticed = false;     // its rank failed because of one of another node
   std::string report = {};  // what this launcher has printed of it
 };
 
-/// What becomes of the job.
+/// The decision about the job.
 struct Verdict {
   int status = 0;
   bool again = false;         // there is another attempt
@@ -83,7 +83,7 @@ class Nodes {
 
   /// A byte can be read here when another node has failed (0), or was asked to end by a signal (its number).
   int news() const { return news_.read.get(); }
-  /// Says the same of this node.
+  /// Tells the other nodes the same of this one.
   void tell(int signal);
 
   /// Waits until all nodes have said how their ranks ended. `may_restart`: whether another attempt is allowed after a failure.
@@ -126,7 +126,7 @@ class Nodes {
   std::atomic<int> to_tell_ = kNothing;
   std::string why_alone_;               // written before is_alone_
   std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
-  std::mutex mutex_;  // of what follows, which the watcher works with while an attempt runs
+  std::mutex mutex_;  // guards the members below, which the watcher works with while an attempt runs
   std::condition_variable wake_;
   bool stop_ = false, runs_ = false, told_ = false;
   std::set<int> lost_;

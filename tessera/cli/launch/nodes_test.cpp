@@ -1,4 +1,4 @@
-// Launchers of several hosts, which are all this one here.
+// Launchers of several hosts, all of which are this one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -144,7 +144,7 @@ TEST(Nodes, HearOfSignalsToOneWhoseRanksHaveEnded) {
   EXPECT_THAT(first.read_line(), HasSubstr("ready"));
   EXPECT_THAT(first.read_line(), HasSubstr("waiting"));
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-  ::kill(second.pid(), SIGUSR1);  // which is the ranks' to say, and there are none
+  ::kill(second.pid(), SIGUSR1);  // it is for ranks, and there are none
   ::kill(second.pid(), SIGTERM);
   const auto zero = first.end();
   EXPECT_EQ(zero.out, "[rank 0] saved\n") << zero.err;
@@ -196,7 +196,7 @@ TEST(Nodes, EndWhenTheFirstOneIsGone) {
   EXPECT_TRUE(ends(rank));
 }
 
-// As one whose link is cut: its host is there, and answers nothing.
+// As if the link of node 0 were cut: its host is there, and answers nothing.
 TEST(Nodes, EndWhenTheFirstOneDoesNotAnswer) {
   const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2"}};
   const auto script = shell("echo ready $$; exec sleep 100");

@@ -67,7 +67,7 @@ constexpr std::array kRefusedCommands = {
 struct WithoutEffect {
   const char* name;
   bool has_value;
-  std::string_view reason;  // empty for what is so in any case
+  std::string_view reason;  // empty if the flag asks for what is so in any case
 };
 
 constexpr std::array kWithoutEffect = {

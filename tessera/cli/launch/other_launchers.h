@@ -1,4 +1,4 @@
-// The flags of torchrun and of Accelerate's programs that are no flags here: what a script that is moved to Tessera may still say.
+// The flags of torchrun and of Accelerate's programs that launch does not have, and scripts that are moved to Tessera may still use.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace tessera::cli {
 /// Why a flag or a command of theirs is refused, with what to write instead; empty if it is none of theirs.
 std::string reason_against(const CLI::App& command, const std::string& word);
 
-/// Adds the flags of theirs that change nothing here. What is given is remarked upon in `remarks`.
+/// Adds the flags of theirs that change nothing here. Each one that is given adds a remark.
 void add_flags_without_effect(CLI::App& launch, const std::shared_ptr<std::vector<std::string>>& remarks);
 
 }  // namespace tessera::cli

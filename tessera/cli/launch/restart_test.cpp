@@ -1,4 +1,4 @@
-// A job that loses a rank, and then another, is started again each time with those that are left, and goes on from its newest checkpoint.
+// A job that loses a rank, and then another, is started again each time with those that are left, and resumes from its newest checkpoint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// What `tessera launch` keeps of an attempt, blames for its end, and starts again.
+// `tessera launch` keeps logs of an attempt, blames a rank for its end, and starts the job again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

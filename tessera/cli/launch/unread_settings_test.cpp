@@ -1,4 +1,4 @@
-// What launch says of settings that no rank asks for.
+// Remarks of launch on settings that no rank reads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -39,7 +39,7 @@ struct CommandLine {
     size = to - from;
   }
 
-  /// Only async-signal-safe calls.
+  /// Makes only async-signal-safe calls.
   void overwrite(const char* text) const {
     if (size == 0) return;
     std::memset(begin, 0, size);

@@ -1,4 +1,4 @@
-// Of `tessera ckpt convert`: adapters, GGUF files, and what describes a model.
+// The parts of `tessera ckpt convert` for adapters, GGUF files, and descriptions of models.
 #include <fmt/format.h>
 
 #include "tessera/base/error.h"

@@ -1,4 +1,4 @@
-// `tessera data`: what programs train on.
+// `tessera data`: makes files to train on.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 

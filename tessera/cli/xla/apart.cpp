@@ -20,7 +20,7 @@ namespace tessera::cli {
 namespace {
 
 constexpr const char* kStartedApart = "TESSERA_STARTED_APART";
-constexpr int kNeverEnded = 124;  // as timeout(1) says it
+constexpr int kNeverEnded = 124;  // the status of timeout(1)
 
 using Clock = std::chrono::steady_clock;
 
@@ -60,7 +60,7 @@ std::vector<std::string> own_command() {
   return words;
 }
 
-/// The line of a program that ends in which it says why: glog begins those with F.
+/// The line in which a program that ends says why: glog begins it with F.
 std::string last_words(const std::string& text) {
   const auto fatal = text.rfind("\nF");
   auto words = fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);

@@ -7,8 +7,8 @@
 
 namespace tessera::cli {
 
-/// Runs `body` in a child, which this program becomes with its own arguments, and returns its status. What others print on standard error
-/// there is shown only if the child does not end by itself: then as an error.
+/// Runs `body` in a child, which is this program with the same arguments, and returns its status. Messages of plugins on standard error are
+/// shown only if one ends the child, as an error.
 int run_apart(std::map<std::string, std::string> environment, const std::function<int()>& body);
 
 }  // namespace tessera::cli

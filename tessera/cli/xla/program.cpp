@@ -59,7 +59,7 @@ std::vector<Json> programs_of(const Json& runs) {
   return all;
 }
 
-/// The one that was asked for, or the one that has run most often: a training step.
+/// Prints the program that was asked for, or the one that has run most often: a training step.
 void print_text(const std::vector<Json>& programs, int64_t number) {
   if (number > std::ssize(programs)) throw Error("there is no program {}, only {}", number, counted(std::ssize(programs), "program"));
   const auto executions = [](const Json& program) { return program.value("executions", int64_t{0}); };
@@ -94,7 +94,8 @@ void show(const std::filesystem::path& folder, const ProgramFlags& flags, bool w
   flags.as_json ? fmt::print("{}\n", Json{{"processes", runs}}.dump(2)) : print_programs(runs, with_files);
 }
 
-/// Runs the command to its end, or until it has run for long enough, and shows what it has compiled. What it prints goes to standard error.
+/// Runs the command to its end, or until it has run for long enough, and shows what it has compiled. The command's output goes to standard
+/// error.
 int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
   const auto named = env(kVariable);
   const auto own = named ? nullptr : std::make_unique<TemporaryFolder>("tessera-programs");

@@ -14,13 +14,14 @@ namespace tessera::cli {
 /// Adds the command to `tessera xla`.
 void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen);
 
-/// What the processes of a run have left in a folder, in their order: {"process": 4711, ..., "programs": [{"file": ..., "memory": {...}}]}.
+/// The records that the processes of a run have left in a folder, in order: {"process": 4711, ..., "programs": [{"file": ..., "memory":
+/// {...}}]}.
 nlohmann::ordered_json runs_in(const std::filesystem::path& folder);
 
-/// Lines for people, of what ran on the CPU or cut steps.
+/// Prints, for people, what ran on the CPU or cut steps.
 void print_cuts(const nlohmann::ordered_json& run);
 
-/// Lines for people, of pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.
+/// Prints, for people, pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.
 void print_figures(const nlohmann::ordered_json& figures);
 
 }  // namespace tessera::cli

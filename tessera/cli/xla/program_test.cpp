@@ -1,4 +1,4 @@
-// `tessera xla program`: of a run that it starts, and of one that was.
+// `tessera xla program`: of a run that it starts, and of an earlier one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// The compilers for TPUs and GPUs, where none is.
+// The compilers for TPUs and GPUs, on a machine without any.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

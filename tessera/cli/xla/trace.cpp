@@ -24,8 +24,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part has then run twice
 
-/// The largest of the programs with a backward pass that were traced again, once one of them has been often enough, or at once if the run is
-/// over: the first step of a run makes moments and starting values, and is another program.
+/// The largest program with a backward pass that was traced again, once one of them has been often enough or the run is over. The first
+/// step of a run makes optimizer state and starting values, so it is another program.
 std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_over) {
   const Json *largest = nullptr, *of = nullptr;
   int64_t most = 0;

@@ -12,8 +12,8 @@ struct TracedStep {
   nlohmann::ordered_json cuts;  // {"fallbacks": {"aten::histc": 1}, "host_reads": {"item()": 3}}
 };
 
-/// Runs a program as so many replicas on no device, for that plugin, until it has traced the same step again, and ends it. Throws Error with what the program
-/// has said if it ends before that.
+/// Runs a program as so many replicas on no device, for that plugin, until it has traced the same step again, and ends it. Throws Error
+/// with the program's output if it ends before that.
 TracedStep traced_step(const std::vector<std::string>& command, int replicas, const std::string& plugin);
 
 }  // namespace tessera::cli

@@ -33,8 +33,8 @@ struct XlaFlags {
   int devices = 1, replicas = 0, effort = 0;
   bool as_json = false;
 
-  /// Where there is no TPU, its plugin looks for one on the network, holds a lock for the whole machine, and speaks of both, unless it is
-  /// told what there would be.
+  /// Tells the plugin of TPUs what there would be. Otherwise, where there is no TPU, it looks for one on the network, holds a lock for the
+  /// whole machine, and speaks of both.
   std::map<std::string, std::string> environment() const {
     if (topology.empty()) return {};
     return {{"TPU_SKIP_MDS_QUERY", "1"},   {"ALLOW_MULTIPLE_LIBTPU_LOAD", "1"}, {"TPU_ACCELERATOR_TYPE", "v5p-8"}, {"TPU_WORKER_HOSTNAMES", "localhost"},
@@ -78,7 +78,7 @@ void print_devices(const std::vector<pjrt::DeviceDescription>& devices) {
   }
 }
 
-/// What a topology's name leaves to defaults that are no machine's.
+/// Advice on defaults of a topology's name that fit no machine.
 std::vector<std::string> advice_on(const std::string& name) {
   std::vector<std::string> notes;
   const bool is_cube = name.starts_with("v4:") || name.starts_with("v5p:") || name.starts_with("tpu7x:");
@@ -138,14 +138,14 @@ TracedStep module_of(const XlaFlags& flags, int replicas) {
   return {.text = file.read_all(), .cuts = Json::object()};
 }
 
-/// What a device needs for a compiled program, and what it has.
+/// The memory that a device needs for a compiled program, and the memory that it has.
 struct Need {
   int64_t needed = 0;
   std::optional<int64_t> there;
   bool fits() const { return !there || needed <= *there; }
 };
 
-/// Says how a program that does not fit might.
+/// Says how a program that does not fit might be made to fit.
 int too_large(const std::string& reason) {
   fmt::print(stderr, "tessera: the program does not fit: {}; less is needed with activation checkpointing, in bf16, in smaller units or batches, or on more devices\n",
              reason);
@@ -175,7 +175,7 @@ int compile(const XlaFlags& flags) {
     if (flags.as_json) fmt::print("{}\n", root.dump(2));
     return too_large(first_line(error));
   }
-  // A run would tune its kernels for GPUs, and compile with the whole effort.
+  // Only programs that a run would compile alike are cached: it would tune kernels for GPUs, and compile with the whole effort.
   const auto cache = flags.effort == 0 && pjrt::Topology::plugin_for(flags.topology) != "cuda" ? pjrt::ProgramCache::of_this_user() : std::nullopt;
   if (cache) cache->keep(plugin, devices, program, options, *compiled);
   const auto memory = compiled->memory();

@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
-constexpr auto kAnnounced = std::chrono::seconds(10);  // in which a verdict comes
+constexpr auto kAnnounced = std::chrono::seconds(10);  // how long to wait for an announced verdict
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 

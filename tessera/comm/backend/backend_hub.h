@@ -45,10 +45,10 @@ class BackendHub {
 
   int rank() const { return rank_; }
 
-  /// Both throw the verdict's reason once there is one. The caller keeps the bytes until the work has ended.
+  /// receive() and send() throw the verdict's reason once there is one. The caller keeps the bytes until the work has ended.
   BackendWork receive(Bytes bytes, int peer, int32_t tag);
   BackendWork send(ConstBytes bytes, int peer, int32_t tag);
-  /// Releases works of receive(), because abort() must end only those that still run.
+  /// Forgets works of receive() that have ended, because abort() must end only those that still run.
   void forget(std::span<const std::pair<int, BackendWork>> works);
 
   /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
@@ -58,12 +58,13 @@ class BackendHub {
   /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
   std::optional<Failure> verdict();
 
-  /// A rank whose time is up has to find out who is missing, and its connections close meanwhile: the others shall wait for its verdict.
+  /// Tells the others to wait for this rank's verdict: a rank whose time is up has to find out who is missing, and its connections close
+  /// meanwhile.
   void announce_verdict() noexcept;
-  /// The verdict, also one that is announced and still to come.
+  /// Like verdict(), but waits for one that is announced.
   std::optional<Failure> announced_verdict();
 
-  /// A tag that none of these ranks has used with another of them.
+  /// A tag above all that this rank has used. The largest of several ranks' tags is one that none of them has used.
   int32_t next_tag() const { return next_tag_; }
   void use_tag(int32_t tag);
 

@@ -18,12 +18,12 @@ namespace {
 // How long a rank whose collective has failed waits for the others to say why.
 constexpr auto kLinkPatience = std::chrono::seconds(2);
 
-/// The values as bytes, because to move them is the same for every dtype, and some backends know few.
+/// Views the values as bytes, because moving them is the same for every dtype, and some backends know few dtypes.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.view({-1}).view(at::kByte);
 }
 
-/// Complex numbers as pairs, whose sums are the same.
+/// Views complex numbers as pairs, whose sums are the same.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor.view({-1});
 }
@@ -35,7 +35,7 @@ c10d::ReduceOp op_of(Reduce op) {
     case Reduce::Max:
       return c10d::ReduceOp::MAX;
     case Reduce::Sum:
-    case Reduce::Mean:  // not every backend knows it
+    case Reduce::Mean:  // a sum that is divided later, because not every backend knows means
       break;
   }
   return c10d::ReduceOp::SUM;
@@ -69,7 +69,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   auto failure = others_are_late(*link_);
   bool failed_on_all = false;
   try {
-    // A rank for which it has not failed meets this when it agrees about its next operation, which has another hash.
+    // A rank on which the collective has not failed compares this with its next operation, which has another hash.
     Digest digest{.what = Extremes::of(0), .known = {}};
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
     failed_on_all = digest.agrees();
@@ -79,7 +79,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   }
   if (late) throw failure;
   if (failed_on_all) throw CommError("{} (on every rank, so it is the fault of none)", first_line(error));
-  throw;  // nobody else has ended it
+  throw;  // no other rank has ended the group
 }
 
 void CollectivesTransport::uses(const at::Tensor& tensor) const {
@@ -114,7 +114,7 @@ Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const 
       if (piece.own.numel() == 0) continue;
       const auto wire = *reduction.wire_dtype;
       const bool direct = piece.own.scalar_type() == wire;
-      // Of the host's memory, backends may use the input for sums that are not complete.
+      // On the host, backends may write sums that are not complete into the input, so it is copied.
       auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!queue_));
       const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(wire));
       auto own = as_real(result);
@@ -170,7 +170,7 @@ std::unique_ptr<Transport> CollectivesTransport::split(std::span<const int> colo
 void CollectivesTransport::abort(std::string_view /*reason*/) noexcept {
   try {
     backend_->abort();
-  } catch (const std::exception&) {  // what is under way then ends at the backend's own time limit
+  } catch (const std::exception&) {  // operations under way then end at the backend's own time limit
   }
 }
 

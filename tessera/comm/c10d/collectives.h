@@ -1,4 +1,4 @@
-// Moves data by the collectives of a c10d backend, such as NCCL's, on the backend's device: in the background of what the device computes.
+// Moves data by the collectives of a c10d backend, such as NCCL's, on the backend's device, while the device computes.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -43,9 +43,9 @@ class CollectivesTransport final : public Transport {
   /// Runs `act`; on a device it is queued, after the inputs of the caller.
   template <class Act>
   Moved in_background(const Launch& start, const Act& act);
-  /// Waits for the collective of the backend that `begin` returns; on a device only what is queued later waits. If it fails, the link says
-  /// which rank is gone, late or has given up, because backends name sockets and no ranks. So it is on the host; on a device a rank that
-  /// does not come is not noticed here.
+  /// Waits for the collective of the backend that `begin` returns; on a device, only work that is queued later waits. If it fails, the link
+  /// says which rank is gone, late or has given up, because backends name sockets and not ranks. On a device, a rank that does not come
+  /// makes nothing fail here.
   template <class Begin>
   void collective(const Launch& start, const Begin& begin) const;
   void uses(const at::Tensor& tensor) const;

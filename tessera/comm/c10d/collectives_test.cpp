@@ -50,7 +50,7 @@ void queue_read(const at::Tensor& tensor, std::vector<float>& seen) {
   enqueue([memory = tensor.data_ptr<float>(), count = tensor.numel(), &seen] { seen.assign(memory, memory + count); });
 }
 
-/// What the compute stream reads of a gather whose input it has written before, as soon as each stream may run.
+/// Gathers an input that the compute stream has just written, and returns the values that this stream reads of the result.
 std::vector<float> gathered(Forgets forgets) {
   const auto world = world_on_delayed_device(forgets);
   const auto whole = on_device(kRanks * kNumel);
@@ -71,7 +71,7 @@ TEST(CollectivesOnADevice, RunBehindTheirInputsAndBeforeWhatReadsThem) {
   EXPECT_THAT(gathered(Forgets::Results), Each(0)) << "it is read before it is there";
 }
 
-/// The sum of gradients whose memory its owner gives back as soon as the reduction is started, and writes again.
+/// Sums gradients whose memory is freed and written again as soon as the reduction is started.
 std::vector<float> reduced(Forgets forgets) {
   const auto world = world_on_delayed_device(forgets);
   const auto own = on_device(kNumel);
@@ -81,7 +81,7 @@ std::vector<float> reduced(Forgets forgets) {
     memory = gradients.data_ptr();
     queue_fill(gradients, 5);
     (void)world.reduce_scatter(std::array{Piece{.whole = gradients, .own = own}});
-    world.barrier();  // it is queued on the device
+    world.barrier();  // by now the reduction is queued on the device
   }
   const auto next = on_device(kRanks * kNumel);
   EXPECT_EQ(next.data_ptr() == memory, forgets == Forgets::Memory);
@@ -114,7 +114,7 @@ TEST(CollectivesOnADevice, HaveATimeLimitThere) {
   run_all();
 }
 
-/// What a rank of three reads when the last of them does something else in the middle of an operation.
+/// The error of a rank of three whose last rank does something else in the middle of an operation.
 std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> hosts, milliseconds limit,
                             const std::function<void()>& last) {
   const Meeting meeting{.store = store,
@@ -134,7 +134,7 @@ std::string error_of_a_rank(const StorePtr& store, int rank, std::vector<int> ho
   return "no error";
 }
 
-const std::array kHosts = {std::vector{0, 0, 0}, std::vector{0, 1, 2}};  // they agree over shared memory, and by messages
+const std::array kHosts = {std::vector{0, 0, 0}, std::vector{0, 1, 2}};  // the ranks agree over shared memory, or by messages
 
 const ChildTask dies("die in a collective", [](const std::string& rank) {
   const auto store = c10::make_intrusive<c10d::FileStore>(env("TEST_STORE").value(), 3);
@@ -197,7 +197,7 @@ class OneSided final : public c10d::Backend {
   }
 };
 
-/// What each rank gets of a broadcast over a backend that fails on some.
+/// The error of each rank in a broadcast over a backend that fails on some.
 std::vector<std::string> errors_of_broadcast(int first_to_fail) {
   constexpr int kSize = 3;
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(kSize));

@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-/// How hosts agree whose data has other ways: by shared memory on one host, by messages on several.
+/// The link by which ranks agree whose data has other ways: over shared memory on one host, by messages on several.
 std::shared_ptr<Link> link_of_hosts(const Meeting& meeting) {
   if (meeting.topology.hosts() == 1) {
     if (auto attempt = connect_shm(meeting); attempt.link) return std::move(attempt.link);

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// gloo's own collectives, in host memory: the engine for devices, where there is none.
+/// gloo's own collectives, in host memory: the same transport as on devices, for hosts that have none.
 Connection connect_gloo_collectives(const Meeting& meeting);
 
 std::string why_no_nccl();

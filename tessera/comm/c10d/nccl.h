@@ -1,4 +1,4 @@
-// Makes c10d's NCCL backend. The only source that is particular to it is built when libtorch's CUDA part is linked.
+// Makes c10d's NCCL backend. Only this source depends on NCCL; it is built when libtorch's CUDA part is linked.
 #pragma once
 
 #include "tessera/comm/c10d/collectives.h"

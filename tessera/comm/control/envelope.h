@@ -43,7 +43,7 @@ struct Envelope {
   /// Whether its rank waits in tessera::recover for the others.
   bool recovers() const { return unit.view() == kRecovery; }
 
-  /// What all ranks have to have in common; the words apart, which a rank may not know. A refusal fits nothing.
+  /// A digest of all that ranks must have in common. The writer is apart, because a rank may not know it. A refusal agrees with nothing.
   Digest digest() const;
 
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"; "barrier, in checkpoint::save"

@@ -30,7 +30,7 @@ std::string complaint(const Piece& piece, const GroupTraits& group) {
                        piece.own.numel() * size);
   }
   const auto whole = bytes_of(piece.whole), own = bytes_of(piece.own);
-  // Addresses of devices may be made up.
+  // Addresses on devices may not be real, so there only tensors of one storage can overlap.
   const bool same_memory = piece.whole.is_cpu() || piece.whole.is_alias_of(piece.own);
   const bool overlap = same_memory && !own.empty() && own.data() < whole.data() + whole.size() && whole.data() < own.data() + own.size();
   if (overlap && own.data() != part_of(whole, static_cast<size_t>(rank), static_cast<size_t>(size)).data()) {

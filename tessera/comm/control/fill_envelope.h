@@ -17,7 +17,7 @@ Envelope envelope_for(Operation operation, const Call& call, c10::function_ref<v
 /// Throws UsageError if the tensors can't be sent, or if an `own` does not fit its `whole`.
 void describe(Envelope& envelope, const at::Tensor& tensor, const GroupTraits& group);
 void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTraits& group);
-/// Of a resolved reduction.
+/// The reduction must be resolved.
 void describe(Envelope& envelope, const Reduction& reduction);
 
 /// Mixes a number into the layout hash, so that envelopes differ if the numbers do.

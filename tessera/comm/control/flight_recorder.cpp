@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The only phase whose end is told: of a forward pass, nobody can see where it ends.
+// The only phase whose end is recorded: nobody can see where a forward pass ends.
 constexpr std::string_view kInBackward = "backward";
 constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
 
@@ -37,7 +37,7 @@ struct Line {
 
   uint64_t group, sequence;
   std::string what, outcome;
-  double ago, took;  // since it began; and while it ran
+  double ago, took;  // seconds since it began, and seconds that it ran
 };
 
 struct Rank {
@@ -71,8 +71,8 @@ std::string where(const Rank& rank) {
                             last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
 }
 
-/// The first operations of a group that are not the same on all ranks which know of them. Where the group has completed a later one, its
-/// ranks have agreed since, so that is over.
+/// The first operation of a group that is not the same on all ranks which know of it. Operations before the last that the group has
+/// completed do not count, because its ranks have agreed since.
 std::string differences(const std::map<int, Rank>& ranks) {
   std::map<std::pair<uint64_t, uint64_t>, std::map<std::string, std::vector<int>>> whats;
   std::map<uint64_t, uint64_t> completed;  // the last operation of each group
@@ -84,7 +84,7 @@ std::string differences(const std::map<int, Rank>& ranks) {
   }
   for (const auto& [operation, variants] : whats) {
     if (variants.size() < 2 || completed[operation.first] > operation.second) continue;
-    // Ranks come to tessera::recover from different points of their programs; that is over.
+    // Ranks come to tessera::recover from different points of their programs, so it is no difference.
     if (std::ranges::any_of(variants, [](const auto& each) { return each.first.find(kRecovery) != std::string::npos; })) continue;
     auto text = fmt::format("the ranks differ at operation {}:", operation.second);
     for (const auto& [what, numbers] : variants) text += fmt::format("\n  {}: {}", name_ranks(numbers), what);
@@ -113,7 +113,7 @@ uint64_t FlightRecorder::begin(uint64_t group, const Envelope& envelope) {
 
 void FlightRecorder::end(uint64_t operation, Outcome outcome) {
   const std::lock_guard lock(mutex_);
-  if (begun_ - operation > ring_.size()) return;  // other groups have run so many since
+  if (begun_ - operation > ring_.size()) return;  // later operations have taken its place
   auto& known = ring_[operation % ring_.size()];
   known.ended = Clock::now();
   known.outcome = outcome;

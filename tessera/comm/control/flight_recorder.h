@@ -1,4 +1,4 @@
-// FlightRecorder: the last operations of a rank, and where its program is, for the question why a job does not go on.
+// FlightRecorder: the last operations of a rank, and where its program is, to find out why a job hangs.
 #pragma once
 
 #include <array>
@@ -14,19 +14,19 @@
 
 namespace tessera {
 
-/// There is one for all groups of a rank. Threads may use it at the same time. To note something allocates no memory.
+/// There is one for all groups of a rank. Threads may use it at the same time. Recording allocates no memory.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Where the program is now: "backward" of unit "layers.3". Without a phase: the last one has ended.
+  /// Records where the program is: "backward" of unit "layers.3". An empty phase: the last one has ended.
   void enter(std::string_view phase, std::string_view unit);
-  /// An operation of a group begins. `group` is the same number on all ranks of the group. Returns what end() wants.
+  /// Records that an operation of a group begins. `group` is the same number on all ranks of the group. Returns the operation for end().
   uint64_t begin(uint64_t group, const Envelope& envelope);
   enum class Outcome { Running, Done, Failed };
   void end(uint64_t operation, Outcome outcome);
 
-  /// All of it as JSON, for flight_report() of another rank. Times are counted back from now.
+  /// All records as JSON, for flight_report() of another rank. Times are counted back from the call.
   std::string to_json() const;
 
  private:
@@ -40,15 +40,15 @@ class FlightRecorder {
 
   mutable std::mutex mutex_;
   std::array<Operation, 32> ring_;
-  uint64_t begun_ = 0;  // operations, of which the ring has the last
+  uint64_t begun_ = 0;  // number of operations, of which the ring has the last
   FixedText<32> phase_;
   FixedText<80> unit_;  // only the end of a longer name
-  bool is_inside_ = false;  // whether it is there for certain, and not only was there last
+  bool is_inside_ = false;  // whether the program is in the phase for certain, or was there last
   Time entered_ = {};
 };
 
-/// What the recorders of the ranks say, as one text: where each rank is, at which operation they differ, and what each has done last. A
-/// rank that has not answered is missing in `ranks`.
+/// Puts the recorders of the ranks together in one text: where each rank is, at which operation they differ, and what each has done last.
+/// `ranks` lacks those that have not answered.
 std::string flight_report(const std::map<int, std::string>& ranks, int world_size);
 
 /// The ranks that have not come to this operation of a group, by what their recorders say; also those that have not answered.

@@ -22,7 +22,7 @@ namespace {
 // How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);
 
-// What time-outs are reported as: the first ends all groups, so that there is only one.
+// The name of all time-outs in reports. The first ends all groups, so that there is only one.
 constexpr auto kLateRanks = "late";
 
 void expect_one_dtype(std::span<const Piece> pieces) {
@@ -37,7 +37,7 @@ uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
 }
 
-/// Throws what is wrong with the arguments of an operation about which nobody else is asked.
+/// Throws if arguments do not fit, in a group without a link, whose ranks do not compare them.
 void expect_fitting(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill) try {
   Envelope unused;
   if (fill) fill(unused);
@@ -46,7 +46,7 @@ void expect_fitting(Operation operation, const Call& call, c10::function_ref<voi
                    first_line(error));
 }
 
-/// What an operation in the caller's thread has queued on a device.
+/// The Work of an operation in the caller's thread, which may have queued something on a device.
 struct Queued final : Work::State {
   explicit Queued(Event ready) : ready(std::move(ready)) {}
   void wait() override {}
@@ -271,7 +271,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
   try {
     agree(envelope, known, start.end);
-    record_recovery(world_rank());  // whatever has failed before
+    record_recovery(world_rank());  // this rank has survived whatever has failed before
     auto ready = run_agreed(envelope, start, run);
     outcome = FlightRecorder::Outcome::Done;
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
@@ -290,17 +290,17 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
 bool Group::watch_device() try {
   while (!under_way_.empty() && under_way_.front().ready.passed()) {
     under_way_.pop_front();
-    // What the program had queued before an operation does not count, so its time begins when the one before has ended.
+    // The time of an operation begins when the one before it has ended, because work that the program had queued before does not count.
     if (!under_way_.empty()) under_way_.front().end = std::max(under_way_.front().end, Clock::now() + under_way_.front().limit);
   }
   if (under_way_.empty()) return false;
   const auto& oldest = under_way_.front();
   if (Clock::now() < oldest.end) return true;
-  // All ranks have agreed about it, so it is a device that does not go on, or a rank that ended after that.
+  // All ranks have agreed about it, so either a device hangs, or a rank has ended since.
   try {
     fail(others_are_late(*link_), oldest.envelope, oldest.limit);
   } catch (const std::exception& error) {
-    log(LogLevel::Error, error.what());  // who waits for the device gets no error, and the next operation may be far
+    log(LogLevel::Error, error.what());  // a wait on the device gets no error, and the next operation may be far
   }
   under_way_.clear();
   return false;

@@ -22,7 +22,7 @@
 
 namespace tessera {
 
-/// What the communicators of one group share.
+/// The state that the communicators of one group share.
 class Group {
  public:
   /// Ranks talk by the link, and the transport moves their data. Without a link this process stands for all ranks: there is nobody to agree
@@ -38,8 +38,8 @@ class Group {
   Work all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call);
   Work broadcast(const at::Tensor& tensor, int root, const Call& call);
   Work barrier(const Call& call);
-  /// A barrier to which ranks come from different points of their programs: what other ranks do in the group meanwhile fails there with a
-  /// DisagreementError, until all are here.
+  /// A barrier that ranks may come to from any point of their programs: other operations of the group fail with a DisagreementError until
+  /// all ranks are here.
   Work meet(const Call& call);
   /// The least and the most of the ranks' numbers.
   Extremes extremes(uint64_t own, const Call& call);
@@ -48,7 +48,7 @@ class Group {
 
   /// Ranks with equal colors form a new group, in the order of their ranks.
   std::shared_ptr<Group> split(std::span<const int> colors, const Call& call);
-  /// The same, but equal divisions of the group have one group in common. Only the first call for a division is collective.
+  /// Like split(), but equal divisions of the group have one group in common. Only the first call for a division is collective.
   std::shared_ptr<Group> part(std::span<const int> colors, const Call& call);
   /// The groups that part() has made.
   std::vector<std::shared_ptr<Group>> parts() const;
@@ -93,7 +93,7 @@ class Group {
   int size() const { return traits().size; }
   int world_rank() const { return traits().world_ranks[static_cast<size_t>(rank())]; }
 
-  /// Queues an operation: all ranks compare what they are about to do, and what they know, then `run` does it. `fill` describes the
+  /// Queues an operation: all ranks compare their envelopes, and exchange the extremes of `known`, then `run` does it. `fill` describes the
   /// operands.
   Work start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run,
              std::optional<uint64_t> known = std::nullopt);
@@ -111,11 +111,11 @@ class Group {
   const std::shared_ptr<LinkFamily> family_;
   const uint64_t number_;
   CallerThreads callers_;
-  std::atomic<int> meetings_ = 0;  // in which this rank is
+  std::atomic<int> meetings_ = 0;  // meet() calls that have not ended on this rank
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // the last operation that finished
   Envelope now_;                     // the current operation
-  Extremes known_;                   // what the ranks know of it
+  Extremes known_;                   // the extremes of the ranks' `known` for it
   std::vector<Envelope> envelopes_;  // of all ranks, if they differ
   std::exception_ptr broken_;        // what every later call throws
   std::deque<UnderWay> under_way_;

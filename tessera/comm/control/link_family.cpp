@@ -21,7 +21,7 @@ void LinkFamily::end_transports(std::string_view reason) noexcept try {
   for (const auto& [link, transport] : members()) {
     if (const auto own = transport.lock()) own->abort(reason);
   }
-} catch (const std::exception&) {  // out of memory: they end at their own time limit
+} catch (const std::exception&) {  // out of memory: the operations end at their own time limit
 }
 
 void LinkFamily::abort(std::string_view reason, int culprit) noexcept try {

@@ -1,4 +1,4 @@
-// What the groups of a rank have in common: that they fail together, the record of operations, and the rank that made them fail.
+// LinkFamily: the groups of a rank that fail together, the record of their operations, and the rank that made them fail.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace tessera {
 
-/// Of all groups that were split from one another and still exist.
+/// All groups that were split from one another and still exist.
 class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport);
@@ -27,7 +27,7 @@ class LinkFamily {
   }
   /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
   std::vector<int> missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
-  /// Ends what engines have under way on devices. A rank that is told of an abort calls it, because nobody else can end its own.
+  /// Ends operations that engines have under way on devices. A rank that is told of an abort calls it, because no other rank can end them.
   void end_transports(std::string_view reason) noexcept;
   /// Ends all groups with this reason.
   void abort(std::string_view reason, int culprit) noexcept;

@@ -31,7 +31,7 @@ void note_signal(int) {
   signals_seen.fetch_add(1);
 }
 
-/// Takes SIGUSR2, unless the program wants it for itself.
+/// Handles SIGUSR2, unless the program does.
 void take_signal() {
   static std::once_flag once;
   std::call_once(once, [] {
@@ -43,7 +43,7 @@ void take_signal() {
   });
 }
 
-constexpr auto kRequests = "flight/requests";  // how many there are
+constexpr auto kRequests = "flight/requests";  // the number of requests so far
 
 std::string request_key(int64_t number) {
   return fmt::format("flight/request/{}", number);
@@ -54,7 +54,7 @@ std::string answer_key(const std::string& incident, int rank) {
 
 }  // namespace
 
-/// What the thread uses. It outlives the PeerMonitor if the store does not answer any more.
+/// The state of the thread. It outlives the PeerMonitor if the store does not answer any more.
 struct PeerMonitor::State {
   struct Incident {
     std::string name, reason;  // without a reason, it is only asked about
@@ -65,14 +65,14 @@ struct PeerMonitor::State {
   std::shared_ptr<const FlightRecorder> recorder;
   std::set<int64_t> answered = {};  // requests of other ranks
 
-  std::mutex mutex;  // for what follows
+  std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   std::vector<Incident> incidents = {};  // to be reported
   std::set<std::string> reported = {};
   std::map<std::string, std::map<int, std::string>> answers = {};  // of all ranks, by incident
   bool ends = false, has_ended = false;
 
-  /// Hands an incident to the thread, and returns when its name is among those that are done.
+  /// Hands an incident to the thread, and returns when its name is in `done`, or after some seconds.
   template <class Done>
   void wait_for(const Incident& incident, const Done& done) {
     std::unique_lock lock(mutex);
@@ -82,7 +82,7 @@ struct PeerMonitor::State {
     changed.wait_for(lock, kMostPatience, [&] { return done.contains(incident.name) || has_ended; });
   }
 
-  /// What the thread does.
+  /// The body of the thread.
   void run() {
     std::unique_lock lock(mutex);
     while (!ends) {
@@ -106,7 +106,7 @@ struct PeerMonitor::State {
       answer(store->get_to_str(request_key(number)));
       answered.insert(number);
     }
-    // Of the worlds of a process, which may be several, one answers the signal.
+    // If the process has several worlds, one of them answers the signal.
     if (signals_seen.exchange(0) > 0) investigate({.name = fmt::format("signal-{}-{}", identity.rank, requests), .reason = "SIGUSR2"});
   }
 
@@ -126,7 +126,7 @@ struct PeerMonitor::State {
     store->set(done, std::string("1"));
   }
 
-  /// What the ranks have answered about an incident. They are asked once.
+  /// Returns the ranks' answers about an incident. Asks them once.
   const std::map<int, std::string>& ask(const std::string& incident, Time::time_point end) {
     {
       const std::lock_guard lock(mutex);
@@ -151,7 +151,7 @@ struct PeerMonitor::State {
 PeerMonitor::PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder)
     : state_(std::make_shared<State>()) {
   take_signal();
-  state_->store = store->clone();  // so that nobody waits for a request of the program's, nor the program for one of the thread's
+  state_->store = store->clone();  // a connection of its own, so that neither the program nor the thread waits for a request of the other
   state_->identity = identity;
   state_->recorder = std::move(recorder);
   std::thread([state = state_] {

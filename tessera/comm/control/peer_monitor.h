@@ -12,8 +12,7 @@
 
 namespace tessera {
 
-/// A thread that answers other ranks, so that one gets an answer from a rank that computes, or that hangs somewhere else. It looks into the
-/// store once a second.
+/// Answers other ranks in a thread of its own, even while this rank computes or hangs. The thread looks into the store once a second.
 class PeerMonitor {
  public:
   PeerMonitor(const StorePtr& store, const Identity& identity, std::shared_ptr<const FlightRecorder> recorder);
@@ -21,10 +20,10 @@ class PeerMonitor {
   PeerMonitor& operator=(const PeerMonitor&) = delete;
   ~PeerMonitor();
 
-  /// What the recorders of all ranks say, as far as they answer within some seconds. They are asked once for an incident.
+  /// Returns the records of all ranks that answer within some seconds. Asks them once for an incident.
   std::map<int, std::string> ask(std::string_view incident) const;
-  /// Logs one text about all ranks; of the ranks that call it for the same incident, only one does. Returns when it is logged, but after
-  /// some seconds even if the store does not answer.
+  /// Logs one text about all ranks. If several ranks call it for the same incident, only one of them logs. Returns when the text is logged,
+  /// or after some seconds if the store does not answer.
   void report(std::string_view incident, std::string_view reason) const noexcept;
 
  private:

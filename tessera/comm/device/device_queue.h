@@ -1,4 +1,4 @@
-// Where the operations of an engine run on a device: a stream of their own, beside what the device computes.
+// DeviceQueue: a stream for the operations of an engine, beside the stream on which the device computes.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -14,7 +14,7 @@ class DeviceQueue {
   explicit DeviceQueue(c10::Device device)
       : stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
-  /// Queues what `act` does behind the inputs of the caller. `act` returns how many bytes it sends.
+  /// Runs `act` on the stream, so that what it queues comes behind the inputs of the caller. `act` returns how many bytes it sends.
   template <class Act>
   Moved run(const Launch& start, const Act& act) const {
     const c10::StreamGuard current(stream_);
@@ -23,7 +23,7 @@ class DeviceQueue {
     return {.bytes = bytes, .ready = Event::record(stream_.device())};
   }
 
-  /// Keeps the memory of a tensor from being used again before what is queued has ended.
+  /// Keeps the memory of a tensor from being used again before the queued work has ended.
   void uses(const at::Tensor& tensor) const {
     if (tensor.numel() == 0) return;
     c10::impl::VirtualGuardImpl(stream_.device_type()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream_);

@@ -21,10 +21,10 @@ std::string why_none_of(std::string_view kind);
 /// devices share them. Throws ConfigError if there is none.
 c10::Device own_device(c10::Device wanted, int local_rank);
 
-/// What tells a device of this host from its others, also where each process numbers those that it sees from 0 (CUDA_VISIBLE_DEVICES).
+/// A name that distinguishes the devices of this host, even if each process numbers those that it sees from 0 (CUDA_VISIBLE_DEVICES).
 std::string name_on_host(c10::Device device);
 
-/// Makes it the current one of the calling thread, so that "cuda" means this one.
+/// Makes the device the current one of the calling thread, so that "cuda" means this one.
 void make_current(c10::Device device);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@ at::Tensor staging(const at::Tensor& like) {
   return empty_pinned(like.sizes(), like.scalar_type(), like.device());
 }
 
-/// The values, which are there when this returns.
+/// Copies the values to host memory, and returns when they are there.
 at::Tensor staged(const at::Tensor& values) {
   return staging(values).copy_(values);
 }

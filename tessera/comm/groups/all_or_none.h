@@ -39,7 +39,7 @@ class AllOrNone {
   std::exception_ptr error_;
 };
 
-/// A step of one attempt. Collective.
+/// Collective: one attempt and expect_all().
 inline void all_or_none(const Communicator& world, Subject subject, std::string_view failure, c10::function_ref<void()> act) {
   AllOrNone step;
   step.attempt(act);

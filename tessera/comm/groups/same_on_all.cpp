@@ -34,7 +34,7 @@ std::string difference(const Communicator& world, const std::vector<std::string>
   return fmt::format("{}", fmt::join(words, "; "));
 }
 
-/// Of the first subject about which the texts differ, or of the first line if only the order differs.
+/// The difference in the first subject about which the texts differ, or in the first line if only the order differs.
 std::string first_difference(const Communicator& world, const std::vector<std::string>& texts) {
   std::vector<std::vector<std::string>> lines;
   for (const auto& text : texts) lines.push_back(lines_of(text));

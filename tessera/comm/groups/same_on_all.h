@@ -1,4 +1,4 @@
-// Whether all ranks have the same, and what differs if they don't.
+// Checks whether all ranks have the same number or text, and tells what differs.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace tessera {
 
-/// Of a number, such as a hash of what must not differ. Collective.
+/// Collective: whether all ranks have the same number, such as a hash of what must not differ.
 bool same_on_all(const Communicator& world, uint64_t number, Subject subject);
 
-/// Of lines: the subject of each, which no other line has, a tab, and what is said of it. Returns the first that differs, "rank 0: lr 1;
-/// ranks 1 and 2: lr 2", or nothing. Collective.
+/// Collective: compares lines, each a subject that no other line has, a tab, and what is said of the subject. Returns the first difference,
+/// "rank 0: lr 1; ranks 1 and 2: lr 2", or nothing.
 std::string difference_on_ranks(const Communicator& world, const std::string& lines, const Subject& subject);
 
 }  // namespace tessera

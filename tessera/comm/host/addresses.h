@@ -18,7 +18,7 @@ struct Addresses {
 /// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because name servers answer when they like.
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end);
 
-/// Of a connection: small messages go at once, and a peer that is gone is noticed.
+/// Sets options of a connection: small messages go at once, and a peer that is gone is noticed.
 void set_options(int socket);
 
 /// All addresses of this host, to listen at.

@@ -16,9 +16,9 @@ inline std::chrono::milliseconds time_until(std::chrono::steady_clock::time_poin
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()), std::chrono::milliseconds(1));
 }
 
-/// What `call` returns, or nothing if it has not returned within the limit. For stores, which answer over a socket from a host that may be
-/// frozen or cut off. The call runs in a thread of its own and continues after the limit, so it must own everything that it uses. An
-/// exception that it throws within the limit is thrown here.
+/// Returns the result of `call`, or nothing if it has not returned within the limit. For stores, which answer over a socket from a host
+/// that may be frozen or cut off. The call runs in a thread of its own and continues after the limit, so it must own everything that it
+/// uses. An exception that it throws within the limit is thrown here.
 template <class Call>
 auto bounded(std::chrono::milliseconds limit, Call call) -> std::optional<decltype(call())> {
   auto task = std::make_shared<std::packaged_task<decltype(call())()>>(std::move(call));

@@ -1,4 +1,4 @@
-// What all ranks have in common, in messages of constant size: the least and the most of two numbers.
+// Compares ranks by messages of constant size: the least and the most of two numbers.
 #pragma once
 
 #include <limits>
@@ -7,12 +7,12 @@
 
 namespace tessera {
 
-/// Plain bytes, which links send. To add a digest twice changes nothing.
+/// Plain bytes, which links send. Adding a digest twice changes nothing.
 struct Digest {
   Extremes what;   // of a hash over what each rank is about to do
-  Extremes known;  // of a number that only some of them may have
+  Extremes known;  // of a number that only some ranks may have
 
-  /// With this from one rank, all see that they do not agree.
+  /// A digest that agrees with no other: if one rank has it, all ranks see that they do not agree.
   static Digest unfit() { return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}}; }
 
   void add(const Digest& other) {

@@ -18,7 +18,7 @@ constexpr size_t kSmallReduction = 32 * 1024;
 template <class T>
 using OfRanks = c10::SmallVector<T, 8>;
 
-/// Part r of `parts` of some bytes, in each of which at most `most` lie.
+/// Chunk r of some bytes that are cut into chunks of `most`; shorter, or empty, at the end.
 template <class Span>
 Span chunk_of(Span all, size_t r, size_t most) {
   const auto begin = std::min(r * most, all.size());
@@ -95,7 +95,7 @@ uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const Const
   link_->all_to_all(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
-        if (rows.front().size() < width) return;  // other ranks have longer parts
+        if (rows.front().size() < width) return;  // this rank's part has ended, and others are longer
         const auto values = own.narrow(0, static_cast<int64_t>(begin / width), static_cast<int64_t>(rows.front().size() / width));
         reducer.reduce(rows, values, traits().topology, squares);
       },

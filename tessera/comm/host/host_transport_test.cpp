@@ -1,5 +1,5 @@
-// The transport for host memory over a link whose moves are scripted: what it asks of a link, what it makes of what arrives, and what comes
-// through of a link that fails.
+// The transport for host memory over a link whose moves are scripted: the moves it asks for, the results it makes of them, and the errors
+// of a link that fails.
 #include "tessera/comm/host/host_transport.h"
 
 #include <ATen/ATen.h>
@@ -25,9 +25,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// What the link does when it is asked to move: each other rank sends values, or the link fails.
+/// The answer of the link to a move: each other rank sends values, or the link fails.
 struct Move {
-  std::vector<at::Tensor> arrives = {};  // of each rank, where those of this one are not looked at; if empty, what this one sends
+  std::vector<at::Tensor> arrives = {};  // by rank, of which this rank's own is ignored; if empty, each rank sends what this one sends
   std::optional<LinkFailure> failure = {};
 };
 
@@ -159,7 +159,7 @@ TEST(HostTransport, LetsTheFailureOfTheLinkThroughAsItIs) {
   }
 }
 
-/// What a program reads when a move of its gather fails.
+/// The error of a gather in which a move fails.
 std::string error_of(Move move, const Piece& piece) {
   const auto link = std::make_shared<ScriptedLink>(std::deque{std::move(move)});
   const Communicator world(std::make_shared<Group>(std::make_unique<HostTransport>(GroupTraits{.name = "scripted"}, link), link));

@@ -1,4 +1,5 @@
-// Moves bytes between ranks in host memory. Every group of several processes has one: by it ranks agree, whatever moves their data.
+// Moves bytes between ranks in host memory. Every group of several processes has a link, by which its ranks agree, whatever moves their
+// data.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -62,8 +63,8 @@ class Link {
   /// Collective: memory that all ranks see, or why there is none.
   virtual SharedAttempt share(const AreaShape& shape, Clock::time_point deadline);
 
-  /// Sets what the link asks when it looks for deadlocks: whether the program waits for the current call, what that call is, and whether
-  /// any calls are under way. `is_busy` may be called after the link is destroyed.
+  /// Sets the functions that the link calls when it looks for deadlocks: whether the program waits for the current call, what that call is,
+  /// and whether any calls are under way. `is_busy` may be called after the link is destroyed.
   virtual void ask(std::function<bool()> /*does_wait*/, std::function<std::string()> /*what*/, std::function<bool()> /*is_busy*/) {}
 
   /// Records that the calling thread of the program uses the group.
@@ -87,13 +88,13 @@ std::vector<T> all_gather_values(Link& link, const T& own, Clock::time_point dea
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline);
 /// The ranks with the color of `rank`, in ascending order.
 std::vector<int> members_of(std::span<const int> colors, int rank);
-/// The traits with the ranks of the link.
+/// Returns the traits with the ranks of the link.
 GroupTraits with_ranks_of(const Link& link, GroupTraits traits);
-/// Those of a part of the group, given the link of the part.
+/// Returns the traits of a part of the group, given the link of the part.
 GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors);
-/// An operation that has not ended in time, if nobody can tell which of the other ranks is the reason.
+/// The failure of an operation that has not ended in time, if nobody can tell which of the other ranks is the reason.
 LinkFailure others_are_late(const Link& link);
-/// What kept a link from being made, for the message of an error.
+/// Says for an error why a link was not made.
 std::string why_not_started(const LinkFailure& failure);
 
 /// Copies what a rank sends to itself, unless it is in place already.

@@ -117,7 +117,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   }
   hash = hash << 1 | static_cast<uint64_t>(all_yield);
   if (has_come(counter, value)) return false;  // checked after the tickets, as that rank may have raised it just before it began to wait
-  // Out of step, ranks that hear of a deadlock late still read what all of them have waited for in it.
+  // Not written out of step, so that ranks which hear of a deadlock late still read what all ranks waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;
     own.waits_for.assign_prefix(wait.waiting.what());

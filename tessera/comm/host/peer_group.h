@@ -21,14 +21,14 @@
 
 namespace tessera {
 
-/// What a wait does when all ranks wait for each other.
+/// How a wait ends when all ranks wait for each other.
 enum class Deadlock {
   Throw,
   Yield,   // returns early if all ranks wait with Yield; otherwise like Throw
-  WaitOn,  // goes on, because the ranks that throw may then come to what this one waits for
+  WaitOn,  // continues, because the ranks that throw may then come to what this wait needs
 };
 
-/// What the search for deadlocks must know of a wait.
+/// Describes a wait to the search for deadlocks.
 struct WaitOptions {
   Deadlock deadlock = Deadlock::Throw;
   c10::function_ref<std::string()> what;           // description for error messages
@@ -43,7 +43,7 @@ struct alignas(64) Counter {
 
 class PeerGroup {
  public:
-  /// How much of the block the group itself uses, at the beginning. The rest, payload(), belongs to its owner.
+  /// The size of the group's own data at the beginning of the block. The rest, payload(), belongs to the block's owner.
   static size_t header_bytes(int ranks);
 
   /// `world_ranks`: of each rank of the group, the number by which errors name it.
@@ -69,7 +69,7 @@ class PeerGroup {
   /// wait while another works.
   void used_by_this_thread();
   Callers callers() const { return threads_.callers(); }
-  /// Sets what tells whether this rank has work under way outside of the program's threads. Other ranks may wait for that work.
+  /// Sets a function that tells whether this rank has work under way outside of the program's threads. Other ranks may wait for that work.
   void ask(std::function<bool()> works_aside) { works_aside_ = std::move(works_aside); }
   static bool has_come(const Counter& counter, uint32_t value) {
     return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;

@@ -8,9 +8,9 @@
 
 namespace tessera {
 
-/// The same reduction of these values, with both dtypes set, as engines get it.
+/// Sets both dtypes of a reduction of these values, as engines get it.
 Reduction resolved(Reduction reduction, const at::Tensor& values);
-/// Throws UsageError if values of this dtype can't be reduced like this. The reduction is resolved.
+/// Throws UsageError if values of this dtype can't be reduced like this. The reduction must be resolved.
 void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::span<const Piece> pieces = {});
 
 class Reducer {

@@ -58,7 +58,7 @@ void expect_store(const Fd& file, const std::string& where) {
   if (place != end) throw ConfigError("TESSERA_STORE={} holds something else than a store; name a file that does not exist yet", where);
 }
 
-/// c10d's goes through the file once more at its end, and what fails there would end the process.
+/// The destructor of c10d's store reads the file once more, and an error there would end the process.
 class OwnFileStore : public c10d::FileStore {
  public:
   using FileStore::FileStore;
@@ -108,7 +108,7 @@ StorePtr agent_store(const Identity& identity, const MeetingPoint& point, Clock:
   options.numWorkers = identity.world_size;
   options.waitWorkers = false;
   options.timeout = time_until(end);
-  // Something that accepts connections and says nothing would keep c10d waiting without end.
+  // A server that accepts connections and never answers would keep c10d waiting without end.
   auto store = bounded(options.timeout + kGrace, [=]() -> StorePtr { return c10::make_intrusive<c10d::TCPStore>(point.host, options); });
   if (!store) throw TimeoutError("something accepts connections there, but does not answer as torchrun does");
   return *store;

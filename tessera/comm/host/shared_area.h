@@ -54,7 +54,7 @@ class SharedArea {
   /// Whether several threads of this rank's program use the group.
   Callers callers() const;
 
-  /// Sets what is called, with the message, before wait() throws an error that ends the group.
+  /// Sets a function that wait() calls, with the message, before it throws an error that ends the group.
   using Tell = std::function<void(const LinkFailure& failure, std::string_view message)>;
   void when_broken(Tell tell) { tell_ = std::move(tell); }
 

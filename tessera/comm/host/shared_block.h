@@ -15,7 +15,7 @@ class SharedBlock {
  public:
   enum class Source : int32_t { Heap, Memfd };
 
-  /// What another rank needs to open the block: plain bytes, which the ranks can send through any channel that they have.
+  /// All that another rank needs to open the block: plain bytes, which the ranks can send through any channel that they have.
   struct Ticket {
     Source source = Source::Heap;
     int32_t fd = -1;

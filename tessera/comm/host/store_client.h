@@ -12,8 +12,8 @@
 
 namespace tessera {
 
-/// A lost connection is a std::runtime_error, as in other stores of c10d: whoever uses the store says what that means. So is an answer that
-/// has not come within the store's time limit (setTimeout).
+/// Throws std::runtime_error if the connection is lost, as other stores of c10d do, or if an answer has not come within the store's time
+/// limit (setTimeout). Users of the store say what that means.
 class StoreClient final : public c10d::Store {
  public:
   using Clock = std::chrono::steady_clock;

@@ -1,4 +1,4 @@
-// How the ranks of a job talk to the store that rank 0 serves.
+// The protocol of the store that rank 0 serves to the ranks of a job.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ std::string sized(std::string_view bytes);
 std::optional<std::string> take_sized(std::string& bytes, size_t longest);
 
 std::string pack(const Fields& fields);
-/// Throws IoError if the bytes are no sequence of fields.
+/// Throws IoError if the bytes are not a sequence of fields.
 Fields unpack(std::string_view frame);
 
 }  // namespace tessera::store_protocol

@@ -104,7 +104,7 @@ void StoreServer::serve() {
       sources.push_back({.fd = peer.socket.get(), .events = events, .revents = 0});
       waits |= !peer.admitted || !peer.awaited.empty();
     }
-    constexpr int kLookMs = 100;  // at time limits
+    constexpr int kLookMs = 100;  // how often time limits are checked
     ::poll(sources.data(), sources.size(), waits ? kLookMs : -1);
     if (sources[0].revents != 0) return;
     size_t place = 2;
@@ -139,7 +139,7 @@ void StoreServer::accept_peers() {
   }
 }
 
-/// Hangs up on those who have said nothing for longest, so that crowds of strangers leave room for the ranks.
+/// Hangs up on the strangers that came first, so that crowds of them leave room for the ranks.
 void StoreServer::limit_strangers() {
   const auto is_stranger = [](const Peer& peer) { return !peer.admitted; };
   auto strangers = std::ranges::count_if(peers_, is_stranger);
@@ -156,7 +156,7 @@ void StoreServer::read(Peer& peer) try {
       break;
     }
     peer.in.append(buffer.data(), static_cast<size_t>(count));
-    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it sends on and on while it waits for an answer
+    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it keeps sending while it waits for an answer
     if (!peer.admitted) admit(peer);
     if (peer.gone) return;
   }

@@ -7,8 +7,8 @@
 
 namespace tessera {
 
-/// Errors name the rank by its number in the world to which it belongs. `device`: TESSERA_DEVICE's unless given;
-/// there, what would be moved is copied, in the calling thread.
+/// Errors name the rank by `world_rank`, its number in the world to which it belongs. `device` is that of TESSERA_DEVICE unless given. On a
+/// device, operations are copies in the calling thread.
 Communicator self_world(int world_rank = 0, std::optional<c10::Device> device = {});
 
 }  // namespace tessera

@@ -105,7 +105,7 @@ void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, Visit visit, C
 
 void SharedMemoryLink::next_turn(Clock::time_point deadline) {
   peers_->raise(turns()[rank()], turn_);
-  // This wait goes on in a deadlock, because half an exchange can't be undone; ranks that wait elsewhere get the error.
+  // This wait continues in a deadlock, because half an exchange can't be undone; ranks that wait elsewhere get the error.
   peers_->wait(turns(), turn_, deadline, {.deadlock = Deadlock::WaitOn, .what = what_, .is_program = does_wait_});
 }
 

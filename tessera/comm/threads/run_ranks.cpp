@@ -15,8 +15,8 @@
 namespace tessera {
 namespace {
 
-/// The failure that run_ranks throws: the first one. An echo, which only reports that another rank has failed, is replaced by the first
-/// failure that is none.
+/// The failure that run_ranks throws: the first one that is not an echo, which only reports that another rank has failed, or else the
+/// first.
 class FirstFailure {
  public:
   void record(const std::exception_ptr& error, bool is_echo) {

@@ -11,7 +11,7 @@ namespace tessera {
 struct ThreadOptions {
   std::chrono::milliseconds limit = kOperationLimit;
   std::vector<int> host_of = {};  // simulates several hosts: one number for each rank
-  /// Of the ranks' tensors; TESSERA_DEVICE's unless given. All ranks share it, and their data goes through host memory.
+  /// The device of the ranks' tensors; that of TESSERA_DEVICE unless given. All ranks share it, and their data goes through host memory.
   std::optional<c10::Device> device = {};
 };
 

@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Attached to a buffer, so that it needs no table that would have to forget it.
+/// Attached to a buffer, so that there is no table that would have to forget buffers.
 struct OriginalDtype : c10::BackendMeta {
   explicit OriginalDtype(at::ScalarType dtype) : dtype(dtype) {}
   at::ScalarType dtype;

@@ -1,4 +1,4 @@
-// Lets an optimizer take the gradients of units, see gradients/gradient_sink.h.
+// Lets an optimizer take the gradients of units; see shard/gradient_sink.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,13 @@ namespace tessera {
 
 class Unit;
 
-/// From the unit's next backward pass on, `sink` takes the gradients that it wants, once in every step. It lives as long as the caller
-/// keeps it. Throws UsageError if the unit has another sink.
+/// From the unit's next backward pass on, `sink` takes the gradients that it wants, once in every step. The unit does not keep it alive.
+/// Throws UsageError if the unit has another sink.
 void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink);
 /// Ends a step: the sink may take gradients of the unit again. Returns whether it has taken any since the last call.
 bool end_step(Unit& unit);
 
-/// Throws UsageError if a sink takes the gradient of this shard: `what` needs it.
+/// Throws UsageError if a sink takes the gradient of this shard, which `what` needs.
 void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what);
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ bool trains_outside(const at::Tensor& parameter) {
   return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
 }
 
-/// Whether the module has a parameter in no unit that has got a gradient.
+/// Whether the module has a parameter in no unit that has a gradient.
 bool has_own_gradients(const torch::nn::Module& module) {
   const auto has_gradient = [](const auto& entry) { return trains_outside(entry.value()) && entry.value().grad().defined(); };
   return std::ranges::any_of(table_of(module), has_gradient) ||
@@ -73,7 +73,7 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
       continue;
     }
     lines[place] += fmt::format("'{}'\tvalues {}, gradient {}\n", ignored->name, hash_of(parameter), hash_of(gradient));
-    // Zeros are the same on all ranks also if nobody averages.
+    // Zeros are the same on all ranks even if nobody averages.
     if (gradient.count_nonzero().item<int64_t>() > 0) with_gradient.push_back(parameter);
   }
   for (size_t i = 0; i < worlds.size(); i++) {

@@ -1,4 +1,4 @@
-// What the norms and the optimizers have in common: whose gradients they accept, and how clipping scales them.
+// Checks that norms and optimizers share: whose gradients they accept. Also the factor of clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,13 @@ namespace tessera {
 class Schedule;
 class Unit;
 
-/// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that belongs to no
-/// unit and in no ShardOptions::ignored. Never throws if the list holds no shards.
+/// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that is in no unit
+/// and in no ShardOptions::ignored. Never throws if the list holds no shards.
 void expect_averaged(std::span<const at::Tensor> parameters);
-/// The same for the modules that the schedule's units were made of, once in a pass: a parameter that was registered after fully_shard.
+/// The same for the modules of the schedule's units, once in a pass: finds parameters that were registered after fully_shard.
 void expect_averaged(Schedule& schedule);
-/// Throws DisagreementError on all ranks unless the ignored parameters in the list and their gradients are the same on all of them. Each
-/// parameter is looked at until it has had a gradient. Collective, if there are such parameters.
+/// Throws DisagreementError on all ranks unless the ignored parameters in the list and their gradients are the same on all of them. Checks
+/// each parameter until it has had a gradient other than zero. Collective, if there are such parameters.
 void expect_ignored_alike(std::span<const at::Tensor> parameters);
 
 /// Whether the parameter is in a ShardOptions::ignored.
@@ -30,12 +30,12 @@ bool is_ignored(const at::Tensor& parameter);
 
 /// Throws UsageError if some of the unit's gradients have not been reduced over the ranks, because a step would leave them out.
 void expect_synced(Unit& unit);
-/// Drops such gradients of one of its shards.
+/// Drops the unsynced gradients of one of the unit's shards.
 void drop_unsynced(Unit& unit, const at::Tensor& shard);
-/// Throws UsageError if some of these parameters are trained, and none of them has a gradient: a step would change nothing. Where other
-/// ranks wait for those of this rank, it says so: UnusedParameters::Zeros gives every trained shard a gradient in every pass.
+/// Throws UsageError if some of these parameters are trained, and none of them has a gradient: a step would change nothing. The error says
+/// if other ranks wait for this rank's gradients: with UnusedParameters::Zeros every trained shard gets one in every pass.
 void expect_gradients(std::span<const at::Tensor> parameters);
-/// How often tessera::recover has dropped the gradients of these parameters. What was known of gradients is forgotten when it grows.
+/// How often tessera::recover has dropped the gradients of these parameters. When it grows, callers forget what they know of gradients.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 
 /// The factor by which clip_grad_norm multiplies gradients that have this norm.

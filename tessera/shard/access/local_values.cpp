@@ -37,7 +37,7 @@ std::string words_of(const Mesh& mesh) {
   return fmt::format("{}", fmt::join(axes, " x "));
 }
 
-/// Whether units of the model may lie on a part of these ranks. The same on all of them.
+/// Whether units of the model may lie on a part of these ranks. Returns the same on all of them.
 bool is_divided(const LocalValues& model, const Communicator& world) {
   return std::ranges::any_of(model.units, [&](const auto& unit) {
     const auto& schedule = *unit->schedule();
@@ -50,8 +50,8 @@ constexpr Subject kNamesOfModel = {.unit = "names in the model"};
 /// The names that the ranks of a divided model have.
 struct NamesOfRanks {
   std::map<std::string, int> ranks;         // how many ranks have each
-  std::map<std::string, int64_t> values;    // how many values of a sharded parameter they have together, of its replicas one
-  std::map<std::string, int64_t> expected;  // how many it has
+  std::map<std::string, int64_t> values;    // how many values of a sharded parameter they have together, counting one replica
+  std::map<std::string, int64_t> expected;  // how many values the parameter has
   std::set<std::string> outside;            // parameters in no unit
 };
 
@@ -87,7 +87,7 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
   const auto& own = all.front()->mesh().world();
   const auto& schedule = *all.front()->schedule();
   if (!schedule.is_divided()) return own;
-  // A module whose units all lie on one part of the ranks concerns only these, unless it is the whole model.
+  // A module whose units all lie on one part of the ranks concerns only those ranks, unless it is the whole model.
   const bool together = std::ranges::all_of(all, [&](const auto& unit) { return same_ranks(unit->mesh().world(), own); });
   return together && schedule.member_outside(all) != nullptr ? own : schedule.world();
 }
@@ -160,7 +160,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
     const bool is_checked = !only || item.key() == *only;
-    // One without a tag was never sharded: something replaces its operators.
+    // A paged tensor without a tag was never sharded: its operators are replaced.
     if (is_checked && is_paged(tensor) && parameter == nullptr && tag_of(tensor) != nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
@@ -242,7 +242,7 @@ std::set<std::string> names_elsewhere(const LocalValues& model, const Communicat
 
 namespace {
 
-/// Returns the names of a divided model.
+/// The checks of expect_one_value_each. Returns the names that the ranks of a divided model have.
 std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what) {
   std::optional<NamesOfRanks> all;
   if (is_divided(model, world)) {

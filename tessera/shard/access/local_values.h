@@ -35,11 +35,11 @@ struct LocalPart {
   std::shared_ptr<Unit> unit = {};
   size_t group = 0, parameter = 0;  // indices in the unit and in the group
 
-  /// Whether nobody has initialised or loaded it.
+  /// Whether it has been neither initialised nor loaded.
   bool is_unset() const;
-  /// Whether a module can use it: a member holds its unsharded form. Where the member was set to another tensor, nobody can.
+  /// Whether a module can use it: a member still holds its unsharded form, and was not set to another tensor.
   bool has_member() const;
-  /// Its values have been written.
+  /// To be called when its values have been written.
   void note_values() const;
 };
 
@@ -54,13 +54,13 @@ struct LocalValues {
   std::set<std::string> layouts = {}, meshes = {};  // of the units, in words
 };
 
-/// The ranks among which the model is sharded, or a part of a model; nothing if it is not.
+/// The ranks over which the model, or a part of a model, is sharded; nothing if it is not sharded.
 std::optional<Communicator> world_of(const torch::nn::Module& model);
 
 /// Throws UsageError if the program may have written the unsharded form of the unit, inside full_params(module, Access::Write).
 void expect_shards_current(Unit& unit);
 
-/// All ranks have loaded the same values: units of which all parameters are loaded need not be compared at their first use.
+/// To be called when all ranks have loaded the same values: units whose parameters are all loaded are not compared at their first use.
 void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded);
 
 /// Whether all sharded parameters have values.
@@ -70,17 +70,17 @@ void expect_values(const LocalValues& values, std::string_view what);
 /// Gives a tensor on the meta device memory of the device of its values, so that it can be loaded. Does nothing for others.
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
-/// Of a part of a model only what it holds itself. Throws UsageError if the module has a shard whose unit no longer exists.
-/// With `only`, the name of one value, nothing else is checked: the caller asks expect_shards_current() of its unit.
+/// Returns the values of a model, or those in a part of a model. Throws UsageError if the module has a shard whose unit no longer exists.
+/// With `only`, the name of one value, checks nothing else: the caller calls expect_shards_current() for its unit.
 LocalValues local_values(const torch::nn::Module& model, const std::optional<std::string>& only = {});
 
-/// Gathers a tensor for each parameter, those of a unit together and unit by unit. `own` gives this rank's values for a part, as many as
-/// the part has, in a flat tensor, or an undefined one if there is nothing to gather for it, which must be so on all ranks. `visit` gets
-/// the whole tensor, in memory that is freed afterwards. Collective.
+/// All-gathers a tensor for each parameter, unit by unit. `own` returns this rank's values for a part in a flat tensor of the part's size,
+/// or an undefined tensor, on all ranks, if there is nothing to gather. `visit` gets the whole tensor, in memory that is freed afterwards.
+/// Collective.
 void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const LocalPart& part)> own,
                  c10::function_ref<void(const LocalPart& part, const at::Tensor& whole)> visit);
 
-// What follows is about models whose ranks do not all have the same. All of it is collective where it can find anything.
+// For models whose ranks do not all have the same names or values. Collective where ranks can differ.
 
 /// The names of parameters and buffers that other ranks have and this one has not, because units lie on a part of the ranks.
 std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world);

@@ -14,13 +14,13 @@ struct Transposed final : c10::BackendMeta {
   const at::Tensor weight;
 };
 
-/// The record of a weight about which there is something to know.
+/// The record of a weight whose operators are replaced, or that is held in another form; else null.
 const WeightMeta* special(const at::Tensor& weight) {
   const auto* const meta = weight_meta(weight);
   return meta != nullptr && (meta->instead || meta->held.defined()) ? meta : nullptr;
 }
 
-/// The weight of which this one is weight.t(); undefined if it is something else.
+/// The weight whose weight.t() this view is; undefined for any other tensor.
 at::Tensor transposed(const at::Tensor& view) {
   const auto kept = view.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
   const auto* const known = dynamic_cast<const Transposed*>(kept.get());
@@ -40,12 +40,12 @@ bool has_stand_in(const at::Tensor& weight) {
 
 std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments) {
   if (const auto* const meta = special(weight)) {
-    const auto instead = meta->instead;  // it may be replaced meanwhile
+    const auto instead = meta->instead;  // a copy, because the call may replace it
     if (instead && !runs_plainly()) {
       if (auto result = (*instead)(name, arguments)) return result;
     }
     if (!meta->held.defined() || !meta->form->instead) return std::nullopt;
-    (void)meta->requires_grad();  // an error if somebody has set it
+    (void)meta->requires_grad();  // throws if somebody has set it
     return meta->form->instead(name, arguments, meta->held);
   }
   const auto whole = transposed(weight);

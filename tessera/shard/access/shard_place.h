@@ -24,15 +24,15 @@ struct ShardPlace {
   /// Whether its unit lies on all ranks of the model.
   bool is_on_all_ranks() const;
   Listing listing() const;
-  /// Whether all ranks' parts of its parameter begin at multiples of so many of its values.
+  /// Whether all ranks' parts of its parameter begin at multiples of this many of its values.
   bool is_cut_at_multiples_of(int64_t values) const;
-  /// Whether it lies in host memory, and a device computes with the unit.
+  /// Whether it is in host memory while a device computes with the unit.
   bool is_offloaded() const;
 };
 
 ShardPlace place_of(const at::Tensor& shard);
 
-/// Whether the tensor is a parameter of a sharded model in the form that modules hold in their members, which no optimizer can train.
+/// Whether the tensor is the unsharded form of a parameter, which modules hold in their members and no optimizer can train.
 bool is_unsharded_form(const at::Tensor& parameter);
 
 }  // namespace tessera

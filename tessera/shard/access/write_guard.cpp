@@ -51,7 +51,7 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
     if (how == WriteKind::Load || how == WriteKind::Skip) break;
     LockedState(*unit)->expect_own_values();
   }
-  // An optimizer of torch::optim writes only what has a gradient, so units that wait for theirs may be among those that it leaves out.
+  // An optimizer of torch::optim writes only parameters with gradients, so it may leave out units whose gradients wait for a reduction.
   for (const auto& unit : units) {
     if (how == WriteKind::Operators) unit->schedule()->expect_synced();
   }

@@ -1,5 +1,5 @@
 // WriteGuard: all code that changes shards takes one before it writes (our optimizers, skipped steps, loading, full_params, other
-// operators), and holds it until it is through, except for operators that also read unsharded parameters.
+// operators), and holds it until it has finished, except for operators that also read unsharded parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,7 +36,7 @@ class WriteGuard : NoCopy {
   /// there is none, or if commit() makes it.
   at::Tensor cast_copy(const at::Tensor& flat) const;
 
-  /// Ends the update: other ranks see the new version now, and not only after this rank's next read.
+  /// Ends the update: publishes the new version to other ranks at once, not only at this rank's next read.
   void commit() const;
 
  private:
@@ -44,14 +44,14 @@ class WriteGuard : NoCopy {
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
-/// Throws UsageError if a guard for these units would, because one is pinned. It lets ranks find that out together.
+/// Throws UsageError if one of the units is pinned, as a guard for them would. Lets ranks find that out together.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
 
-/// The shards hold other values for a while. The model's own come back, so writing the shards is an error until end_swap, or until the
+/// Marks that the shards hold other values until the model's own come back: writing the shards is an error until end_swap, or until the
 /// model is loaded.
 void begin_swap(std::span<const std::shared_ptr<Unit>> units);
 void end_swap(std::span<const std::shared_ptr<Unit>> units);
-/// Whether all of them still are.
+/// Whether all units are still swapped.
 bool are_swapped(std::span<const std::shared_ptr<Unit>> units);
 
 /// Called when a raw pointer to shards of the unit is handed out, through which the program may write from now on. Waits like a write.

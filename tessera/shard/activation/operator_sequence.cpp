@@ -45,7 +45,7 @@ uint64_t mixed_in(uint64_t hash, const c10::IValue& value) {
     hash = mixed(hash, elements.size());
     for (const auto& element : elements) hash = mixed_in(hash, element);
   }
-  return hash;  // devices, generators and the like
+  return hash;  // devices, generators and the like are left out
 }
 
 uint64_t form_of(const OperatorFacts& op, const Stack& stack) {

@@ -1,6 +1,5 @@
-// OperatorSequence: what a segment does in forward, operator by operator. When it recomputes, it has to do the same with the same tensors:
-// if it reads what forward has left in a member, or what a counter says, it computes something else, and what the program keeps in its
-// members changes twice.
+// OperatorSequence: the operators that a segment runs in forward. A recomputation has to run the same ones on the same tensors: a segment
+// that reads what forward has left in a member or a counter would compute something else, and would change that member twice.
 #pragma once
 
 #include <map>
@@ -12,20 +11,20 @@
 
 namespace tessera::activation {
 
-/// When a recomputation may go on without an operator.
+/// When a recomputation may leave out an operator.
 enum class MaySkip {
-  Never,    // it draws random numbers or changes what is not the segment's, which is done to a copy again
-  IfAsked,  // what it does depends on inputs, so the program must have asked is_recompute()
-  Always,   // a constant, which the program may keep
+  Never,    // it draws random numbers, or changes memory that is not the segment's, of which a copy is changed again
+  IfAsked,  // its results depend on inputs, so the program must have asked is_recompute()
+  Always,   // its results are constants, which the program may keep
 };
 
-/// All tensors on the stack, from `base` on, that are defined.
+/// All defined tensors on the stack, from `base` on.
 std::vector<at::Tensor> tensors_on(const Stack& stack, size_t base);
 
 class OperatorSequence {
  public:
-  /// Called before an operator runs in forward, with its operands on the stack, which are these tensors and other values. `is_foreign` says
-  /// of each tensor whether it comes from outside of the segment and is no input.
+  /// Called before an operator runs in forward, with its arguments on the stack; `operands` are the tensors among them. `is_foreign` says
+  /// of each operand whether it comes from outside of the segment and is not an input.
   void add(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands, const std::vector<bool>& is_foreign,
            MaySkip may_skip);
   size_t size() const { return steps_.size(); }
@@ -34,7 +33,7 @@ class OperatorSequence {
   friend class SequenceCheck;
 
   struct Foreign {
-    /// Whether an operand may stand in its place in a recomputation. Values of a device are not read: there it has to be the same tensor.
+    /// Whether a recomputation may read `operand` in its place. Values on a device are not compared: there it needs the same storage.
     bool allows(const at::Tensor& operand) const;
 
     WeakStorage storage;
@@ -64,20 +63,20 @@ class SequenceCheck {
  public:
   explicit SequenceCheck(const OperatorSequence& sequence) : sequence_(sequence) {}
 
-  /// Called before an operator runs on `operands`. Returns which step of the sequence it is; throws UsageError if forward did something else.
+  /// Called before an operator runs on `operands`. Returns its step in the sequence; throws UsageError if forward did something else.
   size_t next(const OperatorFacts& op, const Stack& stack, const std::vector<at::Tensor>& operands);
-  /// The program has asked whether it recomputes.
+  /// To be called when the program has asked is_recompute().
   void asked() { asked_ = true; }
 
  private:
-  /// An operand that is not what forward has read in its place; null if there is none.
+  /// Returns an operand that is not the one that forward has read in its place; null if there is none.
   const at::Tensor* other_operand(const OperatorSequence::Step& step, const std::vector<at::Tensor>& operands) const;
   void accept(size_t step, const std::vector<at::Tensor>& operands);
 
   const OperatorSequence& sequence_;
   size_t next_ = 0;
   bool asked_ = false;
-  std::vector<std::pair<const c10::StorageImpl*, int64_t>> seen_;  // for each foreign tensor, what was read in its place
+  std::vector<std::pair<const c10::StorageImpl*, int64_t>> seen_;  // for each foreign tensor, the storage and offset read in its place
 };
 
 }  // namespace tessera::activation

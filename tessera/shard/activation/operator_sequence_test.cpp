@@ -1,4 +1,4 @@
-// A recomputation that does or reads something else than forward is an error; one that gives the same is none.
+// A recomputation that does or reads something else than forward is an error; one that gives the same is not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

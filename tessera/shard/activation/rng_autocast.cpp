@@ -59,7 +59,7 @@ RestoredState::RestoredState(const std::vector<c10::Device>& devices, const std:
     rng_.emplace(devices);
     rng->set();
   }
-  at::autocast::increment_nesting();  // what autocast has cast is forgotten at the end
+  at::autocast::increment_nesting();  // so that the destructor clears the cache of autocast
   autocast.set();
 }
 

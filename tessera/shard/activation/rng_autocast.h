@@ -1,4 +1,4 @@
-// The random generators and autocast, on which the results of a segment depend beside its inputs and parameters.
+// The states of random generators and of autocast, on which the results of a segment depend beside its inputs and parameters.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -20,14 +20,14 @@ class RngState {
  public:
   explicit RngState(const std::vector<c10::Device>& devices);
   void set() const;
-  /// States of a trace differ, as far as anyone can tell.
+  /// States in a trace can't be read, and count as different.
   bool operator==(const RngState& other) const;
 
  private:
   struct OfDevice {
     at::Generator generator;
     at::Tensor state;
-    at::Generator traced;  // in place of the state, where to read it would end a trace
+    at::Generator traced;  // in place of the state, where reading it would end a trace
   };
   std::vector<OfDevice> states_;
 };
@@ -48,7 +48,7 @@ class AutocastState {
   bool caches_;
 };
 
-/// Sets the states of these devices as long as the object exists, and gradients on; then all is as it was.
+/// As long as it exists, the devices have the given states, and gradients are enabled. Its end restores the previous states.
 class RestoredState : NoCopy {
  public:
   RestoredState(const std::vector<c10::Device>& devices, const std::optional<RngState>& rng, const AutocastState& autocast);

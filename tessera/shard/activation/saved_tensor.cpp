@@ -20,7 +20,7 @@ struct Offloaded {
   c10::Device device;
   at::Tensor values;
   const c10::StorageImpl* storage;         // where the values were; only compared
-  std::weak_ptr<const Offloaded> before;  // what backward needs after this
+  std::weak_ptr<const Offloaded> before;  // the one that was offloaded before, which backward needs next
 };
 
 namespace {
@@ -81,7 +81,7 @@ at::Tensor Slots::value_of(size_t index) {
     missing_ = std::ranges::count_if(slots_, &Slot::is_missing);
     recompute();
     if (missing_ > 0) refuse_difference(fmt::format("{} of the tensors that it had saved in forward did not come again", missing_));
-    // Of a graph that is kept for another backward pass, no values are.
+    // A graph may be kept for another backward pass (retain_graph), but not its recomputed values.
     if (torch::autograd::get_current_graph_task_id() != -1) {
       torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
         const auto self = weak.lock();

@@ -16,30 +16,30 @@ namespace tessera::activation {
 class Slots;
 struct Offloaded;
 
-/// Ends a recomputation early, when no slot is empty. No std::exception, so that nothing in between takes it for an error.
+/// Thrown to end a recomputation early, when no slot is empty. Not a std::exception, so that no code in between takes it for an error.
 struct StopRecompute {
   const Slots* filled;
 };
 
-/// What the graph of a segment has in place of saved tensors. A slot has no value until backward asks for one; then the segment recomputes,
-/// and what autograd saves meanwhile fills the slots in the same order.
+/// Takes the place of saved tensors in the graph of a segment. A slot has no value until backward asks for one; then the segment
+/// recomputes, and the tensors that autograd saves meanwhile fill the slots in the same order.
 class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
  public:
   virtual ~Slots() = default;
 
-  /// An empty slot for a tensor like this one; its number.
+  /// Adds an empty slot for a tensor like this one. Returns its number.
   size_t add(const at::Tensor& tensor);
-  /// The value, for which the segment recomputes if necessary.
+  /// Returns the value, for which the segment recomputes if necessary.
   at::Tensor value_of(size_t slot);
-  /// The slot is not needed any more.
+  /// To be called when the slot is not needed any more.
   void release(size_t slot);
   /// Called while the segment recomputes. Throws UsageError if forward has saved another kind of tensor.
   void fill(size_t slot, const at::Tensor& tensor);
 
  protected:
-  /// Fills all slots, but for those that are released.
+  /// Fills all slots except released ones.
   virtual void recompute() = 0;
-  /// The backward pass in which it has recomputed is over.
+  /// Called when the backward pass in which it has recomputed is over.
   virtual void end_pass() {}
 
  private:
@@ -63,18 +63,18 @@ class SavedTensor {
   SavedTensor() = default;
   /// Keeps the tensor in memory, without its graph. Changes in place make get() an error.
   static SavedTensor in_memory(const at::Tensor& tensor);
-  /// Keeps the values where the options say. Those of leaves stay in memory: the program keeps them anyway. Of the fraction of the bytes
-  /// that goes to disk, whole tensors do. What goes there is written by the system while forward goes on; on a device, the copy is queued
-  /// after what has made the values.
+  /// Keeps the values where the options say. Leaves stay in memory, because the program keeps them anyway. If a fraction of the bytes goes
+  /// to disk, it consists of whole tensors. The system writes files while forward continues; a copy from a device is queued behind the
+  /// operators that compute the values.
   static SavedTensor offloaded(const at::Tensor& tensor, const Options& options);
-  /// Keeps no values: they are recomputed. There may be only one for each slot, which the last copy of it releases.
+  /// Keeps no values, but recomputes them. There may be only one for each slot; its last copy releases the slot.
   SavedTensor(const std::shared_ptr<Slots>& slots, size_t slot);
 
   /// The values, without a graph.
   at::Tensor get() const;
-  /// Whether the values are, or were, those in this memory.
+  /// Whether the values are, or were, in this storage.
   bool is_of(const c10::StorageImpl* storage) const;
-  /// Makes sure of a copy, because an operator is about to change the memory in place.
+  /// Copies values that are in memory, because an operator is about to change that memory in place.
   void copy_values();
 
  private:

@@ -1,27 +1,27 @@
 // Segment: a part of a program whose activations are recomputed in backward.
 //
-// Autograd builds the graph of a segment as ever, but what its nodes save goes through hooks, which keep the number of a slot instead of
-// the values. The first node that asks for a slot in backward makes the segment recompute; what is saved then fills the slots in the same
-// order. So there is one graph and one backward pass, and units are reduced as they are without checkpointing.
+// Autograd builds the graph of a segment as usual, but tensors that its nodes save go through hooks, which keep the number of a slot
+// instead of the values. The first node that asks for a slot in backward makes the segment recompute; the tensors that are saved then fill
+// the slots in the same order. So there is one graph and one backward pass, and units are reduced as without checkpointing.
 #pragma once
 
 #include "tessera/shard/activation/segment_pass.h"
 
 namespace tessera::activation {
 
-/// The nodes of its graph own it.
+/// Owned by the nodes of its graph.
 class Segment final : public Slots {
  public:
   Segment(const SegmentCall& call, std::shared_ptr<ForwardRecord> record);
 
   const Options& options() const { return options_; }
 
-  // For its forward.
+  // Called in its forward.
   void save_input(const at::Tensor& input, SavedTensor saved);
   /// Notes that the segment reads a tensor that is not its own, which must not have changed when it recomputes.
   void note_read(const at::Tensor& tensor);
   void forward_ends();
-  /// Of a result, in backward, before the segment recomputes. Only told where what is computed is tied to it.
+  /// Notes the gradient of a result, in backward, before the segment recomputes. Only for devices where recomputed values are tied to it.
   void note_gradient(const at::Tensor& gradient) { gradients_.push_back(gradient); }
 
  private:

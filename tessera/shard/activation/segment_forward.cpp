@@ -18,8 +18,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) {
   return bytes.set_(tensor.storage(), 0, {static_cast<int64_t>(tensor.storage().nbytes())}, {1}).clone();
 }
 
-/// Whether the operator draws random numbers from a state that cuDNN has for itself, and would draw others if it ran again: restoring
-/// libtorch's generator starts that state anew.
+/// Whether the operator draws random numbers from a state of cuDNN's own, and would draw others if it ran again: restoring libtorch's
+/// generator makes cuDNN start a new state.
 bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
   if (!op.recurrent) return false;
   const auto argument = [&](const char* name) -> const c10::IValue& {
@@ -28,7 +28,7 @@ bool draws_from_cudnn(const OperatorFacts& op, const Stack& stack) {
   return stack[stack.size() - op.arguments].toTensor().is_cuda() && argument("train").toBool() && argument("dropout").toDouble() > 0;
 }
 
-/// Unwatched, because generators of some devices call operators to tell their state, and the pass is not complete yet.
+/// Unwatched, because generators of some devices call operators to read their state, and the pass is not fully constructed yet.
 std::shared_ptr<Segment> segment_of(const SegmentCall& call, std::shared_ptr<ForwardRecord> record) {
   const Unwatched unwatched;
   return std::make_shared<Segment>(call, std::move(record));
@@ -108,7 +108,7 @@ void SegmentForward::note_step(const OperatorFacts& op, const Stack& stack, cons
     const auto* const storage = storage_of(operands[i]);
     depends = depends || from_inputs_.contains(storage);
     writes_foreign = writes_foreign || (written[i] && !own_.contains(storage));
-    const bool reads = i > 0 || !op.replaces;  // what is filled may have no values yet
+    const bool reads = i > 0 || !op.replaces;  // an operand that is only filled may have no values yet
     is_foreign[i] = reads && foreign_.contains(storage) && !is_paged(operands[i]);
   }
   const auto may_skip = op.random || writes_foreign ? MaySkip::Never : depends ? MaySkip::IfAsked : MaySkip::Always;
@@ -135,7 +135,7 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
   });
 }
 
-/// A recomputation makes it anew.
+/// Counts `by` as the segment's own, because a recomputation makes it anew.
 void SegmentForward::replaced(const at::Tensor& operand, const at::Tensor& by) {
   SegmentPass::replaced(operand, by);
   const auto* const storage = storage_of(by);

@@ -1,5 +1,5 @@
-// SegmentForward: the forward of a segment, watched. It finds out what is the segment's own and what it only reads, and records what a
-// recomputation has to repeat.
+// SegmentForward: watches the forward of a segment. It tells tensors that the segment makes from those that it only reads, and records what
+// a recomputation has to repeat.
 #pragma once
 
 #include <set>
@@ -30,11 +30,11 @@ class SegmentForward final : public SegmentPass {
   SegmentForward* const outer_;
   const std::shared_ptr<Segment> segment_;
   using Storages = std::unordered_set<const c10::StorageImpl*>;
-  // Kept, because memory that an input has left may be given to another tensor, and that one is no input.
+  // Weak references keep the address of a freed input from being given to another storage, which is not an input.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> inputs_;
-  Storages own_, foreign_;                                       // own: made in this segment; foreign: read, and neither of the others
-  Storages from_inputs_;                                         // own ones whose values depend on inputs
-  std::set<std::pair<const c10::StorageImpl*, int64_t>> reads_;  // what was read of foreign ones: where it begins
+  Storages own_, foreign_;                                       // own: made in this segment; foreign: read, but neither own nor inputs
+  Storages from_inputs_;                                         // inputs, and own ones whose values depend on inputs
+  std::set<std::pair<const c10::StorageImpl*, int64_t>> reads_;  // foreign ones that were read, with the offset
   ForwardRecord::Kept* keeping_ = nullptr;                       // the operator that runs, if it is kept
   const std::vector<at::Tensor>* operands_ = nullptr;            // its operands
 };

@@ -16,7 +16,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// What stands in the graph for one tensor that was saved.
+/// Takes the place of one saved tensor in the graph.
 class SavedHooks final : public ag::SavedVariableHooks {
  public:
   void call_pack_hook(const at::Tensor& tensor) override {
@@ -30,8 +30,8 @@ class SavedHooks final : public ag::SavedVariableHooks {
   SavedTensor saved_;
 };
 
-/// Autograd asks the process's engine what to do with a tensor that it saves, and that is the only way in from C++. This one leaves
-/// everything else to the engine that was there before: it has no threads, and never runs a node.
+/// Autograd asks the process's engine for hooks on a tensor that it saves, and C++ has no other access to these hooks. This engine leaves
+/// everything else to the engine that was set before: it has no threads, and never runs a node.
 class SavingEngine final : public ag::Engine {
  public:
   explicit SavingEngine(Engine& before) : before_(before) {}
@@ -57,7 +57,7 @@ class SavingEngine final : public ag::Engine {
 
 std::atomic<SavingEngine*> installed = nullptr;
 
-/// Another library may install an engine of its own at any time, as Python does when it is loaded; ours then goes before that one.
+/// Another library may install its own engine at any time, as Python does when it is loaded; a new SavingEngine then wraps that one.
 void install_engine() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
@@ -95,7 +95,7 @@ bool SegmentPass::keeps(const OperatorFacts& op) const {
 }
 
 bool SegmentPass::opens(const OperatorFacts& op, c10::DispatchKeySet keys) const {
-  // Running statistics and weights of recurrent modules are dealt with where the whole operator is seen.
+  // Operators with running statistics or recurrent weights stay whole, because they are handled as a whole.
   return record_->keep && op.implicit_autograd && op.is_composite(keys) && !op.updates_statistics && !op.recurrent && !op.views && !keeps(op);
 }
 

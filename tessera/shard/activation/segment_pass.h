@@ -1,5 +1,5 @@
-// SegmentPass: this thread is in a segment, in its forward or in a recomputation. It sees every operator, and every tensor that is saved, as
-// with torch.autograd.graph.saved_tensors_hooks.
+// SegmentPass: a run of a segment on this thread, in forward or as a recomputation. It sees every operator, and every tensor that autograd
+// saves, as with torch.autograd.graph.saved_tensors_hooks.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -18,38 +18,38 @@ class Module;
 
 namespace tessera::activation {
 
-/// What the forward of a segment has done, as far as its recomputation has to know.
+/// A record of the forward of a segment, as far as its recomputation needs it.
 struct ForwardRecord {
   /// A change in place of memory that is not the segment's, such as running statistics. A recomputation repeats it on a copy.
   struct Write {
     WeakStorage storage;
-    at::Tensor before;  // its bytes
+    at::Tensor before;  // the bytes of the storage
   };
-  /// An operator that is not to run again.
+  /// An operator whose results are kept, so that it need not run again.
   struct Kept {
     struct Result {
       SavedTensor value;
       bool requires_grad;
-      bool changes = false;  // in place, after the operator
+      bool changes = false;  // whether a later operator changes it in place
     };
     /// A slot whose tensor is a view of one of the operator's operands.
     struct FromOperand {
       size_t slot, operand;
       std::vector<int64_t> sizes, strides;
-      int64_t offset;  // from the operand's
+      int64_t offset;  // relative to the operand's
     };
     size_t step = 0;  // of the sequence
     std::vector<Result> results = {};
     std::vector<FromOperand> slots = {};
     bool must_run = false;                   // its results are views of its operands, or no tensors, or it has failed
-    std::optional<RngState> rng_after = {};  // of an operator that draws random numbers
+    std::optional<RngState> rng_after = {};  // the state after an operator that draws random numbers
   };
 
   KeepRule keep;
   OperatorSequence sequence = {};
   std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
   std::vector<Write> writes = {};
-  // Changed in place as well, but made by this forward. One that the program has kept would change twice.
+  // Storages that this forward has made and changed in place. One that the program has kept would change twice.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> own_writes = {};
   std::vector<Kept> kept = {};
   std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // of the segments in this one
@@ -60,34 +60,34 @@ struct SegmentCall {
   const Options& options;
   const std::vector<at::Tensor>& inputs;
   detail::Again again;
-  const torch::nn::Module* module;  // what `again` calls, or null
+  const torch::nn::Module* module;  // the module that `again` calls, or null
 };
 
-/// It lasts as long as the object.
+/// The pass lasts as long as the object.
 class SegmentPass : public Watcher {
  public:
-  /// Of this thread, or null.
+  /// The pass of this thread, or null.
   static SegmentPass* current() { return dynamic_cast<SegmentPass*>(Watcher::current()); }
 
   bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const final;
   at::Tensor instead_of(const at::Tensor& operand) const override { return operand; }
   void replaced(const at::Tensor& operand, const at::Tensor& by) override;
-  /// A tensor that autograd, or a segment inside, needs in backward.
+  /// Saves a tensor that autograd, or an inner segment, needs in backward.
   virtual SavedTensor save(const at::Tensor& tensor) = 0;
 
-  /// The pass of a segment inside of this one.
+  /// Returns the pass of a segment inside this one.
   virtual std::unique_ptr<SegmentPass> inner(SegmentCall call) = 0;
   /// Called for each result.
   virtual void result(at::Tensor& /*tensor*/) const {}
-  /// Whether this is a recomputation. From now on, what depends on that may be left out.
+  /// Returns whether this is a recomputation. Operators after the call may depend on the answer, so a recomputation may leave them out.
   virtual bool asked_is_recompute() { return false; }
 
  protected:
   explicit SegmentPass(std::shared_ptr<ForwardRecord> record);
   bool keeps(const OperatorFacts& op) const;
-  /// Whether the program has called the operator. A backward pass inside of a segment adds gradients up as it finds them, in place or not.
+  /// Whether the program has called the operator, and not a backward pass inside the segment, which may add up gradients in place or not.
   bool is_of_program(const OperatorFacts& op) const;
-  /// The operand of the program, if the library has put this tensor in its place and it is still there.
+  /// The program's operand, if the library has put `tensor` in its place and the operand still exists; else `tensor`.
   at::Tensor given_by_program(const at::Tensor& tensor) const;
 
   const std::shared_ptr<ForwardRecord> record_;
@@ -97,7 +97,7 @@ class SegmentPass : public Watcher {
     at::Tensor by;
     WeakTensor operand;
   };
-  std::unordered_map<const c10::StorageImpl*, Replacement> replacements_;  // by their storages
+  std::unordered_map<const c10::StorageImpl*, Replacement> replacements_;  // by the storage of `by`
   const int graph_task_;
   const Watching watching_;
 };

@@ -20,7 +20,7 @@ at::Tensor view_of(const at::Tensor& bytes, const at::Tensor& like) {
   return at::empty({0}, like.options()).set_(bytes.storage(), like.storage_offset(), like.sizes(), like.strides());
 }
 
-/// Stands for what has computed an input of a recomputation. Its graph ends here.
+/// The gradient function of an input of a recomputation, whose graph ends here.
 class Beginning final : public ag::Node {
  public:
   ag::variable_list apply(ag::variable_list&&) override {
@@ -64,7 +64,7 @@ bool SegmentRecompute::asked_is_recompute() {
 }
 
 const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor) const {
-  // Use the outermost copy; its operators read it later.
+  // The outermost copy, because operators of the outer segment read it later.
   const auto* const outer = outer_ != nullptr ? outer_->copy_of(tensor) : nullptr;
   if (outer != nullptr) return outer;
   const auto found = std::ranges::find(copies_, storage_of(tensor), [](const Copy& copy) { return copy.storage.get(); });
@@ -78,7 +78,7 @@ at::Tensor SegmentRecompute::instead_of(const at::Tensor& operand) const {
   return stand_in(view_of(copy->bytes, operand), operand.requires_grad());
 }
 
-/// The operands, to compare them with those of forward: in host memory by their values, elsewhere by what they are.
+/// The operands, to compare them with those of forward: in host memory by their values, elsewhere by their storages.
 std::vector<at::Tensor> SegmentRecompute::compared(const Stack& stack, size_t base) const {
   auto operands = tensors_on(stack, base);
   for (auto& operand : operands) {
@@ -149,7 +149,7 @@ SavedTensor SegmentRecompute::save(const at::Tensor& tensor) {
     const auto slot = record_->saved[saved_++];
     if (slot && slots_ != nullptr) slots_->fill(*slot, tensor);
   }
-  // For backward passes inside of the segment. The graph of this run goes with it.
+  // For backward passes inside the segment. The graph of this recomputation is dropped when it ends.
   return SavedTensor::in_memory(tensor);
 }
 

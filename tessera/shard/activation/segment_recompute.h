@@ -1,4 +1,4 @@
-// SegmentRecompute: a segment runs again in backward, does what it did in forward, and fills its slots.
+// SegmentRecompute: the pass in which a segment runs again in backward, repeats its forward, and fills its slots.
 #pragma once
 
 #include "tessera/shard/activation/segment_pass.h"
@@ -7,7 +7,7 @@ namespace tessera::activation {
 
 class SegmentRecompute final : public SegmentPass {
  public:
-  /// Inside of another one, `outer`, there are no slots: these need nothing of it.
+  /// Inside another recomputation, `outer`, `slots` is null: the inner segment fills its slots when it recomputes by itself.
   SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots* slots, SegmentRecompute* outer);
 
   void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
@@ -18,7 +18,7 @@ class SegmentRecompute final : public SegmentPass {
   at::Tensor instead_of(const at::Tensor& operand) const override;
 
  private:
-  /// A storage that forward has changed, and the copy that is changed now.
+  /// A storage that forward has changed, and the copy that the recomputation changes.
   struct Copy {
     c10::intrusive_ptr<c10::StorageImpl> storage;
     at::Tensor bytes;
@@ -28,7 +28,7 @@ class SegmentRecompute final : public SegmentPass {
   const Copy* copy_of(const at::Tensor& tensor) const;
   std::vector<at::Tensor> compared(const Stack& stack, size_t base) const;
   void expect_own_writes(const OperatorFacts& op, const Stack& stack) const;
-  /// What was kept of an operator in forward; null if nothing was.
+  /// The kept results of an operator in forward; null if it was not kept.
   const ForwardRecord::Kept* kept_at(size_t step);
   void repeat_kept(const ForwardRecord::Kept& kept, const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below,
                    Stack& stack);
@@ -41,7 +41,7 @@ class SegmentRecompute final : public SegmentPass {
   bool ignores_ = false;                     // while an operator runs whose saved tensors are not counted
 };
 
-/// A tensor with these values that looks to autograd like one that was computed, or like a constant.
+/// A tensor with these values that looks to autograd like a computed one if it requires gradients, else like a constant.
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad);
 
 }  // namespace tessera::activation

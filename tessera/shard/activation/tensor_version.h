@@ -1,5 +1,5 @@
-// How to find out whether a tensor is the one that it was: its memory, the version that libtorch counts up with each change in place, and
-// a digest of its values.
+// Tells whether a tensor has changed, by its memory, by the version that libtorch counts up with each change in place, and by a digest of
+// its values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 c10::StorageImpl* storage_of(const at::Tensor& tensor);
 WeakStorage weak_storage_of(const at::Tensor& tensor);
 
-/// Of a tensor that counts no changes, 0.
+/// 0 for an inference tensor, which counts no changes.
 uint32_t version_of(const at::Tensor& tensor);
 /// Throws UsageError if the tensor, which a segment needs to recompute, has another version.
 void expect_version(const at::Tensor& tensor, uint32_t version);
@@ -26,11 +26,11 @@ void expect_version(const at::Tensor& tensor, uint32_t version);
 /// A tensor over the same memory, without a graph, that shares its version.
 at::Tensor detached(const at::Tensor& tensor);
 
-/// Of large tensors only pieces are looked at, evenly spread. Nothing for a tensor whose memory can't be read here: that of a device or of
-/// a unit.
+/// A hash of the values; of a large tensor, a hash of evenly spread pieces. Nothing for a tensor whose memory can't be read here, because
+/// it belongs to a device or a unit.
 std::optional<uint64_t> digest_of(const at::Tensor& tensor);
 
-/// The errors of a segment that can't recompute, because something was changed, and of one whose recomputation is not what forward was.
+/// The errors of a segment that can't recompute because a tensor was changed, and of one whose recomputation differs from its forward.
 [[noreturn]] void refuse_change(std::string_view of_what);
 [[noreturn]] void refuse_difference(std::string_view what,
                                     std::string_view advice = "it must depend on nothing but its inputs and parameters");

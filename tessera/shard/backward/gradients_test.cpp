@@ -1,5 +1,5 @@
 // Gradients of sharded models equal those of unsharded ones: accumulated, from graphs that are used twice, of second order, and of units
-// that are frozen and thawed. Ranks that all have the same are told so.
+// that are frozen and thawed. Ranks that all have the same batches get a warning.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -91,7 +91,7 @@ TEST(Gradients, OfParametersMayNotBeDifferentiatedAgain) {
     backward();
     const auto squares = net->parameters()[0].grad().pow(2);
     EXPECT_THAT(message_of<UsageError>([&] { squares.backward(at::ones_like(squares)); }), refused);
-    // What is kept for a later reduction has no graph, so that would come too late.
+    // Gradients that are kept for a later reduction have no graph, so a later error would come too late.
     {
       const auto guard = no_sync(*net);
       EXPECT_THAT(message_of<UsageError>(backward), refused);
@@ -119,7 +119,7 @@ TEST(FrozenUnits, GetNoGradientUntilTheyThaw) {
   });
 }
 
-/// What is said in so many passes, in which the ranks have batches by these numbers.
+/// Returns what is logged in some passes, in which the ranks have batches by these numbers.
 std::vector<std::string> said_about_batches(int passes, Residence residence, const std::function<int(int rank, int pass)>& batch) {
   std::vector<std::string> lines;
   auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });

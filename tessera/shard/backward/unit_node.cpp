@@ -20,7 +20,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// What happens to the gradients of a unit: they are reduced, and handed on to the shards.
+/// Reduces the gradients of a unit and hands them on to the shards.
 class UnitBackward {
  public:
   explicit UnitBackward(std::shared_ptr<Unit> unit) : unit_(std::move(unit)) {
@@ -45,7 +45,7 @@ class UnitBackward {
     unit_->state(held).reduction.unsynced.add(parameters_, gradients);
   }
 
-  /// Reduces gradients outside of the call by the engine, and does what it does with the results: runs hooks and accumulates.
+  /// Reduces gradients outside of a call by the autograd engine, and treats the results as the engine does: runs hooks and accumulates.
   void reduce_and_accumulate(const ScheduleLock& held, ag::variable_list gradients) {
     gradients.resize(parameters_.size());
     for (size_t i = 0; unit_->schedule()->reduces_in_order() && i < gradients.size(); i++) {
@@ -81,7 +81,7 @@ class UnitBackward {
       if (groups_[i]->flat) expect_no_gap(trained_[i], some);
       packing.pack(i, trained_[i], some);
     }
-    schedule->finish_sum();  // of the unit before, if it did not have to: its errors appear before this unit communicates
+    schedule->finish_sum();  // of the unit before, whose errors are to appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
     unit_->memory().gradients->note_evaluations(schedule->evaluations(held));
@@ -178,7 +178,8 @@ class UnitBackward {
       unit);
 }
 
-/// Where gradients come from that were asked for with create_graph. A pass may need such a graph for its inputs only.
+/// The gradient function of gradients that were asked for with create_graph. Refuses only when called: a pass may need the graph for its
+/// inputs only.
 class ReducedOnce final : public ag::Node {
  public:
   ReducedOnce(std::string unit, ag::edge_list shards) : ag::Node(std::move(shards)), unit_(std::move(unit)) {}
@@ -216,7 +217,7 @@ class UnitNode final : public ag::Node {
       schedule->gradients_complete(held, unit);
       return ag::variable_list(num_inputs());
     }
-    schedule->look_at_graph(held);  // its words travel with a reduction, so a pass without one must not use up a change
+    schedule->look_at_graph(held);  // a change that it finds is compared in a reduction, so a pass without one must not use it up
     if (schedule->reduces_in_order()) {
       const auto* const chosen = ag::get_current_graph_task_exec_info();
       if (chosen != nullptr && !chosen->empty()) {

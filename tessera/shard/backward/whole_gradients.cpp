@@ -142,7 +142,7 @@ void WholeGradients::lose(const std::string& why) {
   bool has_some = false;
   for (const auto& group : unit_->groups())
     for (const auto& parameter : group.listed()) has_some |= parameter.shard.grad().defined();
-  if (had_some && !has_some) return;  // zero_grad(): nothing is left of them that a step could take
+  if (had_some && !has_some) return;  // after zero_grad() there is nothing that a step could take
   for (const auto& group : unit_->groups()) {
     for (const auto& parameter : group.listed()) {
       if (!parameter.shard.requires_grad()) continue;

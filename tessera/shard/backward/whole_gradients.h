@@ -1,4 +1,4 @@
-// The whole gradients of a unit, which the module's own members have for a while.
+// The whole gradients of a unit, which the module's members have inside full_params.
 #pragma once
 
 #include <memory>
@@ -18,13 +18,13 @@ class WholeGradients {
   WholeGradients& operator=(const WholeGradients&) = delete;
   ~WholeGradients();
 
-  /// Gives the shards this rank's part of what the members have now. Throws on all ranks, and writes nothing, if the gradients of the shards
-  /// have changed, too, if one has another shape than its parameter, or if the ranks have gradients of different parameters. Collective.
+  /// Gives the shards this rank's part of the members' gradients. Throws on all ranks, and writes nothing, if the gradients of the shards
+  /// have changed as well, if one has another shape than its parameter, or if the ranks have gradients of different parameters. Collective.
   void write_back();
-  /// For a rank that is on its way out of an exception, while others may be elsewhere: compares nothing.
+  /// The same for a rank that unwinds an exception, while others may be elsewhere: compares nothing with other ranks.
   void write_back_alone();
-  /// Gives the shards NaN for gradients, and makes steps and norms an error until they have others: those that the program wanted are not
-  /// there.
+  /// Fills the gradients of the shards with NaN, and makes steps and norms an error until there are new ones, because the gradients that
+  /// the program has written are lost.
   void lose(const std::string& why);
 
  private:
@@ -36,7 +36,7 @@ class WholeGradients {
   std::vector<std::pair<at::Tensor, int64_t>> seen_;  // the gradients of the shards, with their versions
 };
 
-/// The gradients of a group as one flat tensor that lies as the shards do, with zeros for those that there are not. Undefined if there are
+/// The gradients of a group's shards as one flat tensor in the layout of the shards, with zeros for missing ones. Undefined if there are
 /// none.
 at::Tensor own_gradients(Unit& unit, const Unit::Group& group);
 

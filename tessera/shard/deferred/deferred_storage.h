@@ -14,7 +14,7 @@ class Tape;
 
 class DeferredStorage final : public c10::StorageImpl {
  public:
-  /// Takes the place of a storage on the meta device. `tape` is null if nobody knows the values.
+  /// Takes the place of a storage on the meta device. `tape` is null if nothing was recorded for it.
   DeferredStorage(const c10::StorageImpl& meta, std::shared_ptr<Tape> tape, c10::Device device);
   ~DeferredStorage() override;
 
@@ -23,14 +23,14 @@ class DeferredStorage final : public c10::StorageImpl {
   std::shared_ptr<Tape> tape;
   size_t number = 0;                   // of its present values, on the tape
   const c10::Device device_of_values;  // where they will be
-  /// What a tensor is to the module that was made. Free tensors get their values at their first use outside of deferred_init.
+  /// The role of the tensor in its module. Free tensors get their values at their first use outside of deferred_init.
   enum class Kind { Free, Parameter, Buffer } kind = Kind::Free;
   std::string name;
-  c10::Storage values;     // if it has them meanwhile: other tensors over this storage have not noticed
+  c10::Storage values;     // set once it has values, which other tensors over this storage have yet to take over
   bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
 
  private:
-  /// No tensor has it any more.
+  /// Called when no tensor has it any more.
   void end();
 
   bool counted_ = true;

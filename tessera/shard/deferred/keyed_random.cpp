@@ -18,7 +18,7 @@ constexpr int64_t kLanes = 4;  // numbers that one step of the counter gives
 /// Four numbers in [0, 1) of 24 bits, which a float holds without rounding.
 using Lanes = std::array<double, kLanes>;
 
-/// Fills the tensor with what `made` makes of the numbers of each step of the counter.
+/// Fills the tensor with the numbers of each step of the counter, which `made` transforms in place.
 template <class Made>
 void fill(const at::Tensor& values, uint64_t key, int64_t begin, Made&& made) {
   if (values.numel() == 0) return;

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The key of the `count`th draw for what has this name.
+/// The key of the `count`th draw for the tensor of this name.
 uint64_t key_of(uint64_t seed, std::string_view name, uint64_t count);
 
 /// Fills a flat floating-point tensor with the values of the sequence from position `begin` on.

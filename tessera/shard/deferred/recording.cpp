@@ -21,18 +21,18 @@ namespace {
 
 thread_local std::shared_ptr<Tape> tape_of_thread;
 
-/// What the operands of an operator are.
+/// Facts about the operands of an operator.
 struct Seen {
   std::vector<at::Tensor> deferred = {};
-  at::Tensor written = {};     // the first deferred tensor that is changed
-  bool anything = false;       // an operand
-  bool sharded = false;        // of a unit
-  bool values = false;         // tensors that have values
-  bool writes_values = false;  // and are changed
+  at::Tensor written = {};     // the first deferred operand that is changed
+  bool anything = false;       // whether there is an operand
+  bool sharded = false;        // whether an operand belongs to a unit
+  bool values = false;         // whether an operand has values
+  bool writes_values = false;  // whether an operand with values is changed
   bool has_changed = false;    // an operand has got its values since it was last used, so keys have to be computed anew
 };
 
-/// While operators run on the meta device: they compare pointers, to see whether operands overlap.
+/// Allows operators on the meta device to compare pointers of deferred tensors, by which they see whether operands overlap.
 class Unguarded : NoCopy {
  public:
   explicit Unguarded(std::span<const at::Tensor> tensors) : tensors_(tensors) {
@@ -79,7 +79,7 @@ class Recorder {
     for_each_operand(stack_, base_, visit);
   }
 
-  /// set_ gives a tensor other memory; which one its values come from shows when it is used.
+  /// set_ gives a tensor another storage, whose values are looked up only when the tensor is used.
   bool is_set() const { return op_.name() == "aten::set_"; }
 
   Seen look() const {
@@ -93,7 +93,7 @@ class Recorder {
         seen.values = true;
         seen.writes_values = seen.writes_values || writes;
       } else if (storage->abandoned) {
-        (void)storage->data();  // throws what FormerMemory says
+        (void)storage->data();  // throws, because FormerMemory has guarded it
       } else if (storage->values) {
         seen.has_changed = follow_values(tensor);
       } else {
@@ -114,7 +114,7 @@ class Recorder {
     seen.has_changed = true;
   }
 
-  /// A tensor that is neither a parameter nor a buffer has nobody who would give it values.
+  /// Computes the values of tensors that are neither parameters nor buffers, which nobody else would give them.
   static void give_to_free(Seen& seen) {
     for (const auto& tensor : seen.deferred) {
       auto& storage = *deferred_storage(tensor);
@@ -163,7 +163,7 @@ class Recorder {
         op_.name(), what);
   }
 
-  /// What an operator does to a tensor belongs on the tape of that tensor.
+  /// An operator that changes a tensor belongs on the tape of that tensor.
   static std::shared_ptr<Tape> tape_for(const Seen& seen, const std::shared_ptr<Tape>& otherwise) {
     return seen.written.defined() ? deferred_storage(seen.written)->tape : otherwise;
   }
@@ -181,8 +181,8 @@ class Recorder {
     if (!run_on_meta(seen, tape, draws)) run_for_values(seen);
   }
 
-  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. It is the only one that leaves out autograd
-  /// but not the key below.
+  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. Only this call excludes the key of autograd
+  /// but not the one below.
   bool from_data() const {
     using c10::impl::tls_is_dispatch_key_excluded;
     const auto& device = stack_[base_ + *op_.device];
@@ -272,7 +272,7 @@ class Recorder {
     return result;
   }
 
-  /// Draws the random numbers once and drops them, so that the generator is where it would be without deferred_init.
+  /// Draws the random numbers once and drops them, so that the generator has the state that it would have without deferred_init.
   TapeDraw drawn(Stack arguments, const Tape& tape, c10::Device device) const {
     TapeDraw draw{.argument = *op_.generator};
     const auto& given = arguments[*op_.generator];
@@ -323,7 +323,7 @@ class Recorder {
       const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);
       handle_.callBoxed(&stack_);
     }
-    // What it has written goes back to the deferred tensors, and so do results that are these tensors.
+    // Copies written values back to the deferred tensors, which also replace results that are written operands.
     for_each_operand(given, 0, [&](size_t argument, size_t element, const at::Tensor& tensor) {
       if (!op_.writes[argument] || deferred_storage(tensor) == nullptr) return;
       const auto now = used[argument].isTensor() ? used[argument].toTensor() : used[argument].toListRef()[element].toTensor();

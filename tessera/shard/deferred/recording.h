@@ -1,4 +1,4 @@
-// Recording: operators on deferred tensors run on the meta device and are written down, inside deferred_init and after it.
+// Recording: runs operators on deferred tensors on the meta device and writes them to a tape, inside deferred_init and after it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -28,8 +28,9 @@ class Recording : NoCopy {
   c10::impl::IncludeDispatchKeyGuard included_{kPagingKey};
 };
 
-/// Called by the fallback of paging, if may_be_deferred(). Runs the operator, unless this thread does not record and no operand is
-/// deferred: then it returns false. Throws UsageError if the operator needs values of a parameter or a buffer that has none.
+/// Called by the fallback of paging, if may_be_deferred(). Runs the operator. Returns false, without running it, if an operand is sharded,
+/// or if this thread does not record and no operand is deferred. Throws UsageError if the operator needs values of a parameter or a buffer
+/// that has none.
 bool record(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack* stack);
 
 }  // namespace tessera

@@ -29,7 +29,7 @@ at::Tensor element_of(const c10::IValue& value, size_t element) {
   return value.isTensor() ? value.toTensor() : value.toListRef()[element].toTensor();
 }
 
-/// Dropped by a layout of its own, a result would be read by others in the wrong order.
+/// Returns a result in the layout that it had on the meta device, in which later records read its storage.
 at::Tensor laid_out(const at::Tensor& made, const TapeTensor& expected) {
   if (made.sizes() == at::IntArrayRef(expected.sizes) && made.strides() == at::IntArrayRef(expected.strides) &&
       made.storage_offset() == expected.offset)
@@ -65,7 +65,7 @@ bool TapeTensor::is_all() const {
   return offset == 0 && static_cast<size_t>(numel) * c10::elementSize(dtype) == bytes && !conjugated && !negated;
 }
 
-/// Runs records over memory of their own: for whole tensors, or for a range of the values of all of them.
+/// Runs records in memory of its own: on whole tensors, or on the same range of values of all of them.
 class Tape::Replay {
  public:
   explicit Replay(std::optional<ValueRange> range = {}) : range_(range) {}

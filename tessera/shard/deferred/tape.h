@@ -18,8 +18,8 @@
 
 namespace tessera {
 
-/// Which tensor an operator saw or made: a view of what a storage held at that time. The storage has a number for each value that it had
-/// from the beginning, which is another one after every operator that replaces all of it.
+/// A tensor that an operator saw or made: a view of the values that a storage had at that time. The values have a number: a storage gets a
+/// new number with every operator that replaces all of its values.
 struct TapeTensor {
   size_t number = 0;
   size_t bytes = 0;  // of the storage
@@ -40,14 +40,14 @@ struct TapeDraw {
   size_t argument = 0;    // that of the generator
   at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
   uint64_t key = 0;
-  mutable bool has_final_key = false;  // it comes from the name of a tensor, or was used
+  mutable bool has_final_key = false;  // whether it comes from the name of a tensor, or was used
 };
 
 struct TapeRecord {
   c10::OperatorHandle handle;
-  torch::jit::Stack arguments = {};  // copies of tensors that have values; nothing where `operands` are
+  torch::jit::Stack arguments = {};  // with copies of tensors that have values; undefined at the places of `operands`
   std::vector<TapeTensor> operands = {};
-  std::vector<size_t> written = {};      // numbers of what it changes or makes
+  std::vector<size_t> written = {};      // numbers of the values that it changes or makes
   std::vector<TapeTensor> results = {};  // those with storages of their own
   std::optional<TapeDraw> draw = {};
 };
@@ -58,24 +58,24 @@ class Tape {
   explicit Tape(std::optional<uint64_t> seed) : seed_(seed) {}
   bool is_seeded() const { return seed_.has_value(); }
 
-  /// The number of a storage with any values.
+  /// Returns the number of a new storage, whose values are not defined.
   size_t new_number();
-  /// No tensor has the values of this number any more. Forgets the data that only they needed.
+  /// To be called when no tensor has the values of this number any more. Forgets the data that only they needed.
   void close(size_t number);
   void append(TapeRecord record);
-  /// Random numbers in what has this number are for the tensor of this name from now on, except those that are for another one already.
+  /// Keys the random numbers in the values of this number by the name of their tensor, except those that have a final key already.
   void name(size_t number, const std::string& name);
 
   /// A key for random numbers that are needed at once.
   uint64_t next_key() { return key_of(*seed_, {}, draws_[{}]++); }
 
-  /// New memory with the values.
+  /// Computes the values, in new memory.
   at::Tensor replay(const TapeTensor& wanted) const;
-  /// Whether some values of a tensor, in the order in which they lie in memory, can be computed without the others.
+  /// Whether any range of a tensor's values, in memory order, can be computed without the others.
   bool has_parts(const TapeTensor& wanted) const;
-  /// These values, flat.
+  /// Computes such a range, flat.
   at::Tensor replay(const TapeTensor& wanted, const ValueRange& range) const;
-  /// A hash of the operators, for values of which no rank has all.
+  /// A hash of the operators, by which ranks compare values of which none has all.
   uint64_t fingerprint(const TapeTensor& wanted) const;
 
  private:
@@ -87,7 +87,7 @@ class Tape {
   std::vector<TapeRecord> records_;
   std::vector<std::vector<size_t>> writers_, readers_;  // for each number, the records that write or read it
   std::vector<bool> open_;                              // for each number, whether some tensor has its values
-  std::map<std::string, uint64_t> draws_;               // how many there are for a name
+  std::map<std::string, uint64_t> draws_;               // how many keys were made for each name
 };
 
 }  // namespace tessera

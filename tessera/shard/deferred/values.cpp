@@ -14,9 +14,9 @@ namespace tessera {
 
 namespace {
 
-/// From now on the tensor has the memory of `values`, and what autograd knows of it stays. set_data would refuse another device.
+/// Gives the tensor the memory of `values`, and keeps its autograd metadata. set_data would refuse another device.
 void take_memory(const at::Tensor& tensor, const at::Tensor& values) {
-  const auto& own = has_stand_in(tensor) ? paged_alias(values) : values;  // what stands in for it is for paging to find
+  const auto& own = has_stand_in(tensor) ? paged_alias(values) : values;  // so that paging finds its stand-in
   tensor.unsafeGetTensorImpl()->shallow_copy_from(own.getIntrusivePtr());
 }
 
@@ -81,7 +81,7 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
 
 namespace {
 
-/// The same view of a copy of the whole storage, which other tensors may have views of.
+/// The same view of a copy of the whole storage, of which other tensors may have views.
 at::Tensor moved(const at::Tensor& values, c10::Device device) {
   const auto bytes = at::empty({0}, at::TensorOptions(at::kCPU).dtype(at::kByte)).set_(values.storage()).to(device);
   return at::empty({0}, at::TensorOptions(device).dtype(values.scalar_type()))

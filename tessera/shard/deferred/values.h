@@ -1,4 +1,4 @@
-// Tensors without values, and how they get them: by what was recorded, or from whoever loads or initialises them.
+// Gives values to tensors that have none: from recorded operators, or from code that loads or initialises them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,36 +18,36 @@ void put_into(const at::Tensor& tensor, const DeferredStoragePtr& storage);
 
 /// Whether it is deferred, or on the meta device for another reason.
 bool lacks_values(const at::Tensor& tensor);
-/// Whether its values can be computed.
+/// Whether its values can be computed from recorded operators.
 bool has_recipe(const at::Tensor& tensor);
-/// The device of its values. `otherwise` is for a tensor of which nobody knows.
+/// The device where its values are or will be; `otherwise` for a meta tensor that is not deferred.
 c10::Device device_of_values(const at::Tensor& tensor, c10::Device otherwise);
 
 /// The values of a tensor that has a recipe, in new memory. The tensor still lacks them.
 at::Tensor computed_values(const at::Tensor& tensor);
-/// Whether ranges of them can be computed alone.
+/// Whether ranges of its values can be computed alone.
 bool has_parts(const at::Tensor& tensor);
 at::Tensor computed_values(const at::Tensor& tensor, const ValueRange& range);
-/// A hash of the recipe of such a tensor.
+/// A hash of the recipe of a tensor that has one.
 uint64_t fingerprint_of_recipe(const at::Tensor& tensor);
 
-/// Lets the function fill the values, or put a tensor of the same shape in their place, which is copied. Throws UsageError with the name
-/// for one of another shape.
+/// Lets the function fill the values, or put a tensor of the same shape in their place, which is copied. Throws UsageError with the name if
+/// the shape differs.
 void initialise(const InitFunction& init, const std::string& name, const at::Tensor& values);
 
-/// From now on the tensor has this memory, and so have all that share its storage.
+/// Gives the tensor this memory. Tensors that share its storage get it by follow_values().
 void give_values(const at::Tensor& tensor, const at::Tensor& values);
-/// If others have given values to the storage of a deferred tensor, lets the tensor see them.
+/// If the storage of a deferred tensor has got values through another tensor, lets this one see them. Returns whether it has.
 bool follow_values(const at::Tensor& tensor);
-/// Gives it memory with any values.
+/// Gives it memory whose values are not defined.
 void allocate_values(const at::Tensor& tensor, c10::Device otherwise);
-/// Gives values to a tensor that lacks them: for parameters by `init` if there is one, by its recipe, or by `init`. Returns false if there
-/// is neither: then a use of it is an error with its name.
+/// Gives values to a tensor that lacks them: parameters from `init` if there is one, others from their recipe, or else from `init`. Returns
+/// false if there is neither: a use of the tensor is then an error with its name.
 bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, const InitFunction& init,
                  c10::Device otherwise);
-/// Any use of a tensor on the meta device that has no recipe is an error with this name from now on.
+/// Makes any use of a meta tensor without a recipe an error with this name.
 void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, c10::Device device);
-/// Tensors that still refer to the storage of a deferred tensor are outdated: its values are in a unit now.
+/// Outdates tensors that still refer to the storage of a deferred tensor, whose values are in a unit or held in another form.
 void abandon_values(const at::Tensor& tensor);
 
 }  // namespace tessera

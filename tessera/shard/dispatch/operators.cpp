@@ -32,7 +32,7 @@ std::optional<size_t> argument_of(c10::TypeKind kind, const c10::FunctionSchema&
 }
 
 struct KnownOperator {
-  const c10::Argument* arguments;  // distinguishes operators whose schemas had the same address, one after its library was unloaded
+  const c10::Argument* arguments;  // distinguishes operators whose schemas had the same address, because a library was unloaded
   OperatorFacts facts;
   KnownOperator* next;
 };
@@ -58,7 +58,7 @@ class Table {
   std::array<std::atomic<KnownOperator*>, 1024> heads_ = {};
 };
 
-/// Of the operators by which the layers of libtorch apply their weights.
+/// The index of the weight, for operators by which the layers of libtorch apply their weights.
 std::optional<size_t> weight_of(const c10::FunctionSchema& schema) {
   constexpr std::string_view kLayers[] = {"aten::linear", "aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::embedding", "aten::batch_norm"};
   // torch::nn::Linear multiplies by weight.t().
@@ -147,7 +147,7 @@ bool OperatorFacts::is_composite(c10::DispatchKeySet keys) const {
 OperatorKind OperatorFacts::kind(c10::DispatchKeySet keys) const {
   if (views) return OperatorKind::View;
   if (elementwise) return OperatorKind::Elementwise;
-  if (from_libtorch && is_composite(keys)) return OperatorKind::Composite;  // its parts are looked at
+  if (from_libtorch && is_composite(keys)) return OperatorKind::Composite;  // paging sees its parts
   return elementwise_lists ? OperatorKind::Elementwise : OperatorKind::Other;
 }
 

@@ -1,4 +1,4 @@
-// What paging has to know about an operator. It is found out from the operator's registration, once, at its first use.
+// Facts about an operator that paging needs. They are derived from the operator's registration, once, at its first use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,37 +17,37 @@ using Stack = torch::jit::Stack;
 
 /// What an operator does with values.
 enum class OperatorKind {
-  View,         // returns views of its first argument and reads none; where it has to copy, it calls others, which are looked at
+  View,         // returns views of its first argument and reads no values; if it has to copy, it calls operators that paging sees
   Elementwise,  // each result value depends only on the operand values at the same position
-  Composite,    // calls other operators for all that it does, and these are looked at one by one
-  Other,        // a kernel of the device that does anything, or an operator that the device does not have
+  Composite,    // calls other operators for all that it does, and paging sees each of them
+  Other,        // a kernel of the device that may do anything, or an operator that the device does not have
 };
 
 struct OperatorFacts {
   explicit OperatorFacts(const c10::OperatorHandle& handle);
 
-  /// The kind on the device that these dispatch keys have. An operator of a program is never taken for a composite, because one that is
-  /// registered as such may yet use pointers.
+  /// The kind on the device of these dispatch keys. Only operators of libtorch count as composites: one of a program may be registered as
+  /// such and use pointers.
   OperatorKind kind(c10::DispatchKeySet keys) const;
-  /// Whether the operator has no kernel of that device, and is registered as made of others. A view may be one, too.
+  /// Whether the operator has no kernel of that device, and is registered as a composite of others. A view may be one, too.
   bool is_composite(c10::DispatchKeySet keys) const;
 
   c10::OperatorHandle handle;  // valid as long as the operator is registered
   const c10::FunctionSchema* schema;
   size_t arguments;
   std::vector<bool> writes;                 // for each argument, whether the operator writes it
-  std::optional<size_t> device, generator;  // places of these arguments,
-  std::optional<size_t> weight;             // and of that by which layers are recognised
+  std::optional<size_t> device, generator;  // indices of these arguments
+  std::optional<size_t> weight;             // index of the argument by which layers are recognised
   bool from_libtorch;
-  bool implicit_autograd;  // where it is a composite, autograd knows its parts and not the operator
+  bool implicit_autograd;  // if it is a composite, autograd sees its parts and not the operator
   bool random;             // draws random numbers
   bool backward;           // expects its operands exactly as the forward operator saw them
   bool needs_values;       // its results, or their sizes, can't be known without the values of its operands
   bool views, elementwise;
-  bool elementwise_lists;  // the same for lists, tensor by tensor
+  bool elementwise_lists;  // elementwise on lists, tensor by tensor
   // From the table below:
   bool inspects = false;          // its result is not a local value
-  bool writes_no_values = false;  // changes what a tensor is to autograd, but no values
+  bool writes_no_values = false;  // changes autograd metadata of a tensor, but no values
   bool recurrent = false;
   bool sets_storage = false;    // the set_ overload by which torch::load gives a tensor the memory that it has read
   bool rebinds = false;         // gives a tensor other memory
@@ -55,15 +55,15 @@ struct OperatorFacts {
   bool clones = false;
   bool updates_statistics = false;  // writes running statistics, although its schema says that it only reads them
   bool replaces = false;            // gives every value of its first argument a new one
-  bool transposes = false;          // as torch::nn::Linear does it with its weight
+  bool transposes = false;          // as torch::nn::Linear does with its weight
 
-  // Places of running_mean, before running_var, and of `training` among the operands of all operators that update statistics.
+  // Indices of running_mean, which running_var follows, and of `training` in the arguments of all operators that update statistics.
   static constexpr size_t kRunningMean = 3, kTraining = 5;
 
   const std::string& name() const { return schema->name(); }
 };
 
-/// Operators of which libtorch does not say in their schemas and tags what has to be known.
+/// Operators whose schemas and tags do not tell a fact.
 struct OperatorException {
   bool OperatorFacts::* fact;
   std::vector<std::string_view> names;  // with an overload after a point; without one, all overloads of the name

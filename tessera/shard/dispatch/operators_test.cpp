@@ -71,7 +71,7 @@ struct Quiet : c10::WarningHandler {
   void process(const c10::Warning& /*warning*/) override {}
 };
 
-/// What the operator returns; none if it can't be called with such arguments.
+/// The results of the operator; none if it can't be called with such arguments.
 std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Tensor& tensor) {
   auto stack = arguments_for(handle.schema(), tensor);
   if (!stack) return std::nullopt;
@@ -85,7 +85,7 @@ std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Ten
   }
 }
 
-/// Whether the operator can bear any arguments: those for libtorch itself, and those with many arguments, trust their callers.
+/// Whether the operator can be called with any arguments: those for libtorch itself, and those with many arguments, trust their callers.
 bool is_public(const c10::OperatorHandle& handle) {
   const auto& name = handle.schema().name();
   if (!name.starts_with("aten::") || name.starts_with("aten::_")) return false;
@@ -138,7 +138,7 @@ TEST(OperatorKinds, AreFoundForEveryDevice) {
     }
   }
   for (const auto kind : {OperatorKind::View, OperatorKind::Elementwise, OperatorKind::Composite, OperatorKind::Other}) {
-    EXPECT_GT(cpu[kind], 50) << static_cast<int>(kind);  // libtorch has not stopped to say what we ask for
+    EXPECT_GT(cpu[kind], 50) << static_cast<int>(kind);  // libtorch still says what we ask for
   }
 }
 

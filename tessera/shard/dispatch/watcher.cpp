@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-// The engine hands such information, and no variables of ours, to the threads that run a backward pass for a device.
+// The engine passes debug info, but not our thread-local variables, to the threads that run a backward pass for a device.
 constexpr std::string_view kName = "tessera::Watcher";
 constexpr auto kKind = compat::debug_info_kind(kName);
 
@@ -30,11 +30,11 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
   static std::shared_ptr<Watched> by(Watcher* watcher) {
-    static const auto nobody = std::make_shared<Watched>(nullptr);  // of each operator in a segment
+    static const auto nobody = std::make_shared<Watched>(nullptr);  // shared, because each operator in a segment needs one
     return watcher == nullptr ? nobody : std::make_shared<Watched>(watcher);
   }
 
-  /// What this thread may see of it. A task of the program gets it as well, but runs while the thread goes on.
+  /// The watch of this thread. Tasks that the program starts inherit it, but get null: they run while this thread continues.
   static Watched* current() {
     if (in_process.load(std::memory_order_relaxed) == 0) return nullptr;  // as nearly always, and this is asked for each operator
     auto* const watched = static_cast<Watched*>(c10::ThreadLocalDebugInfo::get(kKind));
@@ -44,7 +44,7 @@ struct Watching::Watched final : c10::DebugInfoBase {
 
   static inline std::atomic<int> in_process = 0;  // of all threads
   std::recursive_mutex turns;
-  std::atomic<Watcher*> watcher;  // null once the watch is over: a task may have this longer
+  std::atomic<Watcher*> watcher;  // null once the watch is over: a task may keep this object longer
   const std::thread::id thread = std::this_thread::get_id();
 };
 
@@ -64,7 +64,7 @@ Watching::Watching(Watcher* watcher) : watched_(Watched::by(watcher)), carried_(
   Watched::in_process++;
 }
 
-/// A pass that has failed in one thread may still run in another.
+/// Waits for the turns of other threads: a pass that has failed in one thread may still run in another.
 Watching::~Watching() {
   const std::lock_guard lock(watched_->turns);
   watched_->watcher = nullptr;

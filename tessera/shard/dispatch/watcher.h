@@ -21,27 +21,27 @@ class Watcher : NoCopy {
  public:
   virtual ~Watcher() = default;
 
-  /// Whether to see the operators of which this one is made on such a device, one by one, in place of it.
+  /// Whether to see the operators that a composite calls on such a device, one by one, in place of the composite.
   virtual bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const = 0;
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.
   virtual void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, torch::jit::Stack& stack) = 0;
 
-  /// What has the values that an operator is to read: the operand itself, or a copy in its place.
+  /// Returns the tensor whose values an operator is to read: the operand itself, or a copy in its place.
   virtual at::Tensor instead_of(const at::Tensor& operand) const = 0;
-  /// Called when the library has made another tensor of that for the operator, a cast or what a trace has tied to others. Keeps it as long
-  /// as autograd would have, since later operators may be given the same tensor.
+  /// Called when the library gives the operator `by` in place of an operand: a cast, or a tensor that a trace has tied to others. Keeps
+  /// `by` as long as autograd would, because later operators may be given the same tensor.
   virtual void replaced(const at::Tensor& operand, const at::Tensor& by) = 0;
 
-  /// Of this thread, or null. What a thread of the autograd engine runs for a backward pass that was started under watch is watched, too,
-  /// and needs a Turn.
+  /// The watcher of this thread, or null. Threads of the autograd engine that run a backward pass which was started under watch are
+  /// watched, too, and need a Turn.
   static Watcher* current();
 
   /// The watcher of this thread, or null. As long as the object exists, the watch does not end, and no other thread has a turn.
   class Turn;
 
  protected:
-  /// Whether the operator that comes casts an operand of another one.
+  /// Whether the operator that is called casts an operand of another one.
   bool is_casting() const { return is_casting_; }
 
  private:
@@ -62,8 +62,8 @@ class Watcher::Turn : NoCopy {
   Watcher* watcher_ = nullptr;
 };
 
-/// While the library casts an operand. The program has called no operator for that, and casts are remembered, so the next time none may
-/// come.
+/// Marks that the library casts an operand. The program has not called that operator, and a recomputation may run none, because casts are
+/// remembered.
 class CastingOperand : NoCopy {
  public:
   CastingOperand() {
@@ -77,7 +77,7 @@ class CastingOperand : NoCopy {
   const Watcher::Turn turn_;
 };
 
-/// Makes a watcher this thread's as long as the object exists; null ends the watch for a while.
+/// Makes `watcher` the watcher of this thread as long as the object exists; null pauses the watch.
 class Watching : NoCopy {
  public:
   explicit Watching(Watcher* watcher);
@@ -92,7 +92,7 @@ class Watching : NoCopy {
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 
-/// For work of the library inside of an operator, which is no part of what the program does: nobody watches it.
+/// Pauses the watch for work of the library inside an operator, which is not a part of the program.
 class Unwatched {
  public:
   Unwatched() {

@@ -14,13 +14,14 @@ namespace tessera {
 
 class Unit;
 
-/// If only some ranks clear gradients between two passes, the others step with the sum of both, and nothing shows it. A gradient that the
-/// program has written since its pass does not count as kept: it may be zeros, which are as good as none.
+/// If only some ranks clear gradients between two passes, the others step with the sum of both, unnoticed. A gradient that the program has
+/// written since its pass does not count as kept: it may be zeros, which are as good as none.
 class EarlierGradients {
  public:
-  /// This pass reduces gradients of the unit. Returns what ranks have to compare: empty if no shard has kept an earlier gradient.
+  /// To be called when a pass reduces gradients of the unit. Returns a text for ranks to compare: empty if no shard has kept an earlier
+  /// gradient.
   std::string note_reduction(const Unit& unit);
-  /// The pass has ended, so shards have what it leaves them.
+  /// To be called when the pass has ended and the shards have its gradients.
   void note_end_of_pass();
   void forget(const Unit& unit) { known_.erase(&unit); }
 

@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-// More than a short test or a tutorial takes.
+// More passes than a short test or a tutorial takes.
 constexpr int kEnough = 20;
 
 /// Some values of a flat tensor, from all over it.

@@ -14,19 +14,19 @@ namespace tessera {
 class Unit;
 
 /// Equal batches give equal gradients, and then a rank's own gradients are their mean over all ranks. Rank 0 compares a few values of the
-/// two, without any exchange, until they differ for the first time; where they are equal in one pass after the other, it warns, once.
+/// two, without any exchange, until they differ for the first time. It warns once if they are equal in many passes in a row.
 class EqualBatches {
  public:
   /// `world`: the ranks of the model.
   explicit EqualBatches(Communicator world) : world_(std::move(world)) {}
 
-  /// This rank's gradients in a unit's buffer before the mean is taken, of which `count` from `begin` on are at its own place.
+  /// Takes this rank's gradients in a unit's buffer before the mean is taken; `count` values from `begin` on belong to its own shards.
   void note_own(const Unit& unit, const at::Tensor& gradients, int64_t begin, int64_t count) {
     if (is_open_) keep(unit, gradients.narrow(0, begin, count));
   }
-  /// It knows units by address.
+  /// To be called when a unit leaves the model, because units are known by address.
   void forget(const Unit& unit) { seen_.erase(&unit); }
-  /// The mean over all ranks at the same place.
+  /// Takes the mean over all ranks of those values.
   void note_mean(const Unit& unit, const at::Tensor& mean) {
     if (is_open_) compare(unit, mean);
   }
@@ -34,7 +34,7 @@ class EqualBatches {
  private:
   struct Seen {
     at::Tensor own = {};  // a few values
-    int times = 0;        // so many passes in a row the mean was the same
+    int times = 0;        // passes in a row in which the mean was equal
   };
 
   void keep(const Unit& unit, const at::Tensor& gradients);

@@ -23,7 +23,7 @@ namespace tessera {
 namespace {
 
 /// The dtype in which gradients are sent. Where sums are computed in at least float32, a reduce_dtype that is wider than the gradients has
-/// no effect here: widening them before they are sent would change no bit. Engines of c10d add in what is sent.
+/// no effect here: widening them before they are sent would change no bit. Engines of c10d add in the dtype that is sent.
 at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precision, bool sums, SumOrder order) {
   const auto own = sums ? at::promoteTypes(group.unsharded_dtype, at::kFloat) : group.unsharded_dtype;
   const auto wanted = precision.reduce_dtype.value_or(own);
@@ -42,7 +42,7 @@ bool detects_anomaly() {
   return wanted;
 }
 
-/// Says which values of this rank's own gradient are not finite. After the reduction, nobody can tell whose they were.
+/// Logs that values of this rank's own gradient are not finite. After the reduction, nobody could tell the rank.
 void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::Tensor& gradient) {
   const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
   if (nans + infs == 0) return;
@@ -131,8 +131,8 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.settings_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // A mean that is needed for gradients, or is finished later, must be complete. (And a process that stands for several ranks has no place
-  // of its own in the buffers.)
+  // A mean that shards get as their gradient, or that is finished later, must be computed whole. (And a process that stands for several
+  // ranks has no place of its own in the buffers.)
   const bool in_parts =
       pass_.share.sink && pass_.after.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
@@ -166,7 +166,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   if (pass_.share.sink) {
     subject.writer = pass_.share.sink->writer();
     described += ", with its step in backward";
-    // This rank is through with the unit. Other ranks know it when they see what it has packed.
+    // This rank has finished with the unit. Other ranks know this when they see the gradients that it has packed.
     for (const auto& shard : pass_.share.shards) unit.outdate(shard);
     reduction.versions_.done_reading();
   }
@@ -179,7 +179,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     pass.writer = beside.empty() ? subject.writer : beside;  // not both: a rank may not know the writer
     subject.writer = pass.writer;
   }
-  if (pass.after.all_reduces) pass.subject = subject;  // in finish_mean(), where replicas have to agree about the same
+  if (pass.after.all_reduces) pass.subject = subject;  // for finish_mean(), where replicas have to agree about it
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
@@ -241,7 +241,7 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
 }
 
 /// Reuses the memory of the last gradient if no tensor refers to it any more, because touching new pages costs more than the sum. The
-/// allocator of a device is quick, and others need that memory meanwhile.
+/// memory of a device is freed after use: its allocator is quick, and others need that memory meanwhile.
 GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at::Tensor& packed) {
   const auto number = group.number;
   memories_.resize(unit_.groups().size());
@@ -269,13 +269,13 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at
   if (memory.squares) *memory.squares = std::numeric_limits<double>::quiet_NaN();
   auto result = memory;
   if (unit_.is_offloaded()) {
-    // The device has memory for it only until it has arrived.
+    // The device has memory for it only until it has arrived on the host.
     result.arrival = std::exchange(result.values, at::empty({group.chunk}, result.values.options().device(unit_.device())));
   }
   return result;
 }
 
-/// Whether what a rank has packed is the sum over all ranks, in its place.
+/// Whether the gradient that a rank has packed is the sum over all ranks already.
 bool GradientReduction::is_sum(const Unit::Group& group, const at::Tensor& packed) const {
   const auto& traits = unit_.mesh().shard().traits();
   return traits.size == 1 && !traits.traces && !packed.is_cpu() && packed.scalar_type() == group.gradient_dtype &&
@@ -329,7 +329,7 @@ void GradientReduction::expect_synced() {
       unit_.name());
 }
 
-/// Makes the mean over all ranks of a sum over this rank's shard group.
+/// Turns a sum over this rank's shard group into the mean over all ranks.
 void GradientReduction::finish_mean(const GradientMemory& memory) {
   if (pass_.after.is_part) return unsynced.add_part(memory.group, memory.values, pass_.packed);
   if (pass_.after.all_reduces) {

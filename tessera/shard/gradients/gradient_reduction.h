@@ -23,7 +23,8 @@
 namespace tessera {
 
 /// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
-/// the same memory without the paging key, or, if that is host memory of a unit on a device, memory there that is copied to `arrival`.
+/// the same memory without the paging key, or, if the gradients of a unit on a device are in host memory, device memory that is copied to
+/// `arrival`.
 struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
@@ -34,7 +35,7 @@ struct GradientMemory {
   explicit operator bool() const { return storage != nullptr; }
 };
 
-/// What a sink takes of one backward pass.
+/// The gradients of one backward pass that a sink takes.
 struct SinkShare {
   std::shared_ptr<GradientSink> sink = {};
   c10::SmallVector<at::Tensor, 8> shards = {};
@@ -58,7 +59,7 @@ struct PassReduction {
   std::string described = {}, writer = {};       // the texts in `subject`
   Subject subject = {};                          // about which replicas have to agree
   Works works = {};
-  c10::SmallVector<GradientMemory, 2> reduced = {};  // where they write their results
+  c10::SmallVector<GradientMemory, 2> reduced = {};  // where `works` write their results
 };
 
 class GradientReduction {
@@ -90,7 +91,7 @@ class GradientReduction {
     PassReduction pass_;
   };
   /// Begins to pack. Finishes the reduction of an earlier pass first. `sums`: the gradients are sums of several passes, which are not
-  /// rounded to their former dtype again.
+  /// rounded back to the dtype of the gradients.
   Packing begin(std::span<const Unit::Group* const> groups, bool sums);
   /// Whether the reduction in flight gives the shards their gradients.
   bool gives_gradients() const { return !pass_.after.is_part; }
@@ -99,35 +100,35 @@ class GradientReduction {
   std::vector<at::Tensor> results() const;
 
   UnsyncedGradients unsynced;
-  /// Throws UsageError if there are gradients that no reduction has included, or none that the program has wanted.
+  /// Throws UsageError if there are unsynced gradients, or if gradients were lost: see lose().
   void expect_synced();
-  /// What the program wanted for gradients is lost. Until the shards have others than these, expect_synced() says so.
+  /// Notes that gradients which the program has written are lost: expect_synced() throws until the shards have others than these.
   void lose(const std::vector<at::Tensor>& gradients, std::string why);
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[group.number].storage.get(); }
-  /// The next reductions make new memory, which knows the new name of the unit.
+  /// Makes the next reductions use new memory, which knows the new name of the unit.
   void forget_memory() { memories_.clear(); }
 
-  /// What takes gradients of the unit; null if all shards get theirs.
+  /// The sink that takes gradients of the unit; null if all shards get theirs.
   std::shared_ptr<GradientSink> sink() const { return sink_.lock(); }
   void set_sink(const std::shared_ptr<GradientSink>& sink) { sink_ = sink; }
   /// Whether a sink is going to take the reduction in flight, and so write the shards.
   bool writes_shards() const { return pass_.share.sink != nullptr; }
-  /// The sink may take gradients again. Returns whether it has taken any since the last call.
+  /// Ends a step: the sink may take gradients again. Returns whether it has taken any since the last call.
   bool end_step() { return std::exchange(taken_, false); }
 
-  /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, what is queued later is what waits;
-  /// the host waits for gradients that go to its memory.
+  /// Waits until this rank's part of the mean is complete, and a sink has taken its share. On a device, only work that is queued later
+  /// waits; the host waits for gradients that go to host memory.
   void finish();
-  /// The same, but gradients may still be on their way to host memory, and the unit reduces until finish().
+  /// The same, but gradients may still be on their way to host memory, and the unit counts as reducing until finish().
   void finish_sum();
   /// Drops a reduction that has not finished.
   void abandon();
 
-  /// From now on reductions also compute the sum of squares of their results, because a norm of the gradients was requested.
+  /// Makes later reductions also compute the sum of squares of their results, because a norm of the gradients was requested.
   void compute_squares() { wants_squares_ = true; }
-  /// What looks at the gradients of all units of a model.
+  /// Sets the watch over the gradients of all units of a model.
   void watch(std::shared_ptr<GradientWatch> watch) { watch_ = std::move(watch); }
 
  private:

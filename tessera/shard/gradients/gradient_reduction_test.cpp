@@ -70,7 +70,7 @@ class Reduced : public ::testing::Test {
     packing.pack(0, std::span(&parameter, 1), std::span(&gradient, 1));
     packing.start("a", /*members=*/1);
   }
-  /// What the last reduction has written: the gradient, and what pads the chunk.
+  /// The results of the last reduction: the gradient, and the padding of the chunk.
   at::Tensor gradient() { return state().reduction.target(group())->memory_view(at::kFloat).narrow(0, 0, 4); }
   at::Tensor padding() { return state().reduction.target(group())->memory_view(at::kFloat).slice(0, 4); }
 

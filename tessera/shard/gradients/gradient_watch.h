@@ -1,4 +1,4 @@
-// What looks at the gradients of all units of a model, from one backward pass to the next.
+// GradientWatch: checks of the gradients of all units of a model that span several backward passes.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct GradientWatch {
   /// `world`: the ranks of the model.
   explicit GradientWatch(const Communicator& world) : equal_batches(world), beside(world) {}
 
-  /// These know units by address.
+  /// To be called when a unit leaves the model, because units are known by address.
   void forget(const Unit& unit) {
     equal_batches.forget(unit);
     earlier.forget(unit);
@@ -22,7 +22,7 @@ struct GradientWatch {
   EqualBatches equal_batches;
   EarlierGradients earlier;
   TrainedBeside beside;
-  uint64_t evaluations = 0;  // how many times passes without gradients have begun, however many batches each had
+  uint64_t evaluations = 0;  // how many runs of passes without gradients have begun, however many batches each had
 };
 
 }  // namespace tessera

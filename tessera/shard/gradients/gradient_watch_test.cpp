@@ -1,4 +1,4 @@
-// What ranks must do alike between backward passes: clear gradients, train what is in no unit, and evaluate.
+// Ranks must do the same between backward passes: clear gradients, train parameters in no unit, and evaluate.
 #include "tessera/shard/gradients/gradient_watch.h"
 
 #include <gmock/gmock.h>

@@ -20,7 +20,7 @@ namespace {
 
 namespace ag = torch::autograd;
 
-/// What a node of a graph accumulates the gradient of, if that is in no unit and nobody has said that the program averages it.
+/// The leaf whose gradient a node of a graph accumulates, if it is in no unit and in no ShardOptions::ignored; else undefined.
 at::Tensor leaf_outside(ag::Node* node) {
   const auto* const accumulate = dynamic_cast<const ag::AccumulateGrad*>(node);
   if (accumulate == nullptr || !accumulate->variable.defined()) return {};
@@ -58,7 +58,7 @@ void TrainedBeside::look_at_graph() {
 std::string TrainedBeside::describe_changes() {
   at::Tensor largest;
   int found = 0;
-  uint64_t hash = 0;  // in any order: a graph has its nodes in none
+  uint64_t hash = 0;  // does not depend on the order, because a graph has its nodes in none
   for (auto& leaf : leaves_) {
     const auto tensor = leaf.tensor.lock();
     if (!tensor.defined() || !std::has_single_bit(leaf.passes++)) continue;

@@ -12,9 +12,9 @@
 
 namespace tessera {
 
-/// A parameter of an outer module for which nobody has called fully_shard, or of a loss with weights of its own, gets this rank's gradient.
-/// An optimizer then moves it apart on each rank. What it looks like on the ranks travels with what they compare anyway, so there is no
-/// exchange for it, and nothing to compare where everything that is trained is in units.
+/// A parameter of an outer module that was not sharded, or of a loss with weights of its own, gets only this rank's gradient, so an
+/// optimizer moves it apart on each rank. A hash of its values travels with the texts that ranks compare anyway. So there is no exchange
+/// for it, and nothing to compare if all trained parameters are in units.
 class TrainedBeside {
  public:
   /// `world`: the ranks of the model.
@@ -22,14 +22,14 @@ class TrainedBeside {
 
   /// Looks through the graph of the backward pass that this thread runs, once for each graph.
   void look_at_graph();
-  /// For ranks to compare in the reductions of that graph: empty if none of the tensors has changed. To read a tensor takes time, so it is
-  /// looked at in the pass that finds it, in the first after that, the second, the fourth and so on.
+  /// A text for ranks to compare in the reductions of that graph: empty if none of the tensors has changed. Reading a tensor takes time, so
+  /// it is read in the pass that finds it, in the first after that, the second, the fourth and so on.
   const std::string& words() const { return words_; }
 
  private:
   struct Leaf {
     WeakTensor tensor;
-    uint64_t values = 0;  // a hash of them, when it was looked at last
+    uint64_t values = 0;  // a hash of them when it was last read
     uint64_t passes = 0;  // since it was found
   };
 
@@ -37,8 +37,8 @@ class TrainedBeside {
 
   const Communicator world_;
   const bool is_open_;  // whether there are other ranks to compare with
-  int graph_ = -1;      // that was looked at last
-  size_t nodes_ = 0;    // of it
+  int graph_ = -1;      // the graph that was looked at last
+  size_t nodes_ = 0;    // of that graph
   std::string words_;
   std::vector<Leaf> leaves_;
 };

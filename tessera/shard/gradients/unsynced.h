@@ -17,7 +17,7 @@ class UnsyncedGradients {
   bool empty() const { return sums_.empty() && parts_.empty(); }
   /// All ranks call it after passes that reduce nothing, also those that have used no parameter of the unit in them.
   void expect() { expected_ = true; }
-  /// Whether a rank may have something here.
+  /// Whether any rank may have unsynced gradients.
   bool may_exist() const { return expected_ || !empty(); }
   void clear() {
     expected_ = dropped_ = false;
@@ -30,21 +30,21 @@ class UnsyncedGradients {
   /// group wait for the all-reduce.
   at::Tensor sum_of(const Unit::Parameter& parameter) const;
 
-  /// Drops what is here of a parameter, which belongs to the group of this number.
+  /// Drops the unsynced gradient of a parameter in the group of this number.
   void drop(const Unit::Parameter& parameter, size_t group);
   /// Whether anything was dropped since the last call. All ranks have to drop, or none.
   bool forget_drops() { return std::exchange(dropped_, false); }
 
   /// Adds gradients of whole parameters on this rank, in at least float32.
   void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
-  /// Adds what is here to gradients that are about to be reduced, and forgets it. Throws UsageError if some belongs to a parameter that has
-  /// been frozen since. Parameters whose sums over this rank's shard group wait for the all-reduce get a gradient of zeros if they have
+  /// Adds the sums to gradients that are about to be reduced, and forgets the sums. Throws UsageError if one belongs to a parameter that
+  /// has been frozen since. Parameters whose sums over this rank's shard group wait for the all-reduce get a gradient of zeros if they have
   /// none.
   void add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients);
 
-  /// Adds the sum over this rank's shard group, which other replicas have not seen.
+  /// Keeps a sum over this rank's shard group that was not all-reduced over the replicas.
   void add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters);
-  /// Adds what is here to such a sum, and forgets it.
+  /// Adds the kept sums of a group to another one, and forgets them.
   void add_part_to(size_t group, const at::Tensor& sum);
 
  private:

@@ -39,7 +39,7 @@ class Decoding final : public Work::State {
   bool done() const override { return arrivals_.empty(); }
 
  private:
-  /// What all ranks have sent of a buffer. It does not own the buffer's unit, whose state owns this work.
+  /// The chunks of a buffer that all ranks have sent. It does not own the buffer's unit, whose state owns this work.
   struct Arrival {
     at::Tensor sent;
     c10::weak_intrusive_ptr<TaggedStorage> unsharded;
@@ -52,7 +52,7 @@ class Decoding final : public Work::State {
   const int ranks_;
 };
 
-/// A reduction whose result the thread that waits for it hands on.
+/// A reduction whose result the thread that waits for it hands on to `take`.
 class Handing final : public Work::State {
  public:
   Handing(Works reductions, std::span<const Piece> pieces, TakeMean take)
@@ -76,7 +76,7 @@ class DeviceReads final : public Turns {
   explicit DeviceReads(c10::Device device) : device_(device) {}
 
   c10::Device device() const { return device_; }
-  /// Replaces chunks in host memory by copies on the device. They are complete for what is queued on the current stream.
+  /// Replaces chunks in host memory by copies on the device. They are complete for work that is queued on the current stream.
   void copy(std::span<Piece> pieces) {
     for (auto& piece : pieces) piece.own = piece.own.to(device_, /*non_blocking=*/true);
     last_ = Event::record(device_);
@@ -100,7 +100,7 @@ class DeviceReads final : public Turns {
 
 class GatheredChunks final : public Chunks {
  public:
-  /// `reads`: of chunks that lie in host memory, else null. The memory that the chunks are part of owns it.
+  /// `reads`: for chunks in host memory, else null. Owned by the UnitMemory of the chunks.
   GatheredChunks(Communicator shard, std::optional<DiskMemoryOptions> disk, DeviceReads* reads)
       : shard_(std::move(shard)), disk_(std::move(disk)), reads_(reads) {}
 
@@ -140,7 +140,7 @@ class GatheredChunks final : public Chunks {
     for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
     std::optional<c10::StreamGuard> beside;
     if (reads_ != nullptr) {
-      const auto is_free = Event::record(reads_->device());  // what was queued before may still use the memory that is filled
+      const auto is_free = Event::record(reads_->device());  // work queued before may still use the memory that is filled
       beside.emplace(copy_stream(reads_->device(), Copying::ToDevice));
       reads_->copy(all);
       is_free.block();
@@ -158,8 +158,8 @@ class GatheredChunks final : public Chunks {
   }
 
  private:
-  /// Whether a lone rank on a device has all chunks, in the form in which they are sent. (On the CPU it asks for a copy if it asks for this
-  /// memory.)
+  /// Whether this rank is alone, on a device, and values are sent in the form that operators compute with, so that nothing is gathered. (On
+  /// the CPU, a program that asks for this memory asks for a copy.)
   bool is_alone(const Buffer& buffer) const {
     return shard_.size() == 1 && !shard_.traits().traces && !buffer.own.is_cpu() && !buffer.decodes();
   }
@@ -193,7 +193,7 @@ class ScatteredGradients final : public GradientPacking {
   }
 
   void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
-    // A GPU copies those that have the strides of their places by one kernel. One that has others would make it one kernel for each.
+    // A GPU copies gradients with the strides of their places in one kernel. One with other strides would make it one kernel for each.
     c10::SmallVector<at::Tensor, 32> alike, values;
     for (size_t i = 0; i < places.size(); i++) {
       if (places[i].is_cuda() && places[i].strides() == gradients[i].strides()) {
@@ -216,7 +216,7 @@ class ScatteredGradients final : public GradientPacking {
   }
 
  private:
-  // The sum may lie in the buffer, if its dtype is that of the gradients.
+  // The sum has at least float32. If that is the dtype of a piece's `own`, it lies there, in the buffer.
   std::shared_ptr<Handing> reduce_and_hand(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) {
     c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
     for (auto& piece : sums) {

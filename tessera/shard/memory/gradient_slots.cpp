@@ -61,7 +61,7 @@ struct GradientSlots::Turn final : Work::State {
       slots->finish_through(number, this);
     }
     if (error) std::rethrow_exception(error);
-    // Someone else has needed the slot before this thread came to wait.
+    // Another turn has needed the slot before this thread waited, so the mean is complete.
     if (const auto own_take = std::exchange(take, {})) give_mean(std::exchange(pieces, {}), own_take);
   }
   bool done() const override { return is_done; }
@@ -111,7 +111,7 @@ void GradientSlots::reset() {
   open_.clear();
   area_.reset();
   size_ = 0;
-  expected_ = announced_;  // ranks may have come to different buffers since
+  expected_ = announced_;  // ranks may have asked for different buffers since
 }
 
 void GradientSlots::make_area(std::chrono::milliseconds limit) {

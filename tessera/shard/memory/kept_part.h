@@ -1,17 +1,17 @@
-// What is kept of a partly resharded unit: each of a few ranks has a part of its unsharded form, from which they unshard it again among
-// themselves (an integer reshard_after_forward).
+// KeptPart: this rank's part of a partly resharded unit (an integer reshard_after_forward). A few ranks together keep the unsharded form,
+// and all-gather it among themselves.
 #pragma once
 
 #include "tessera/shard/memory/unit_memory.h"
 
 namespace tessera {
 
-/// This rank's group if a shard group is divided into groups of so many consecutive ranks. Only the first call is collective.
+/// Returns this rank's group when a shard group is divided into groups of `ranks` consecutive ranks. Only the first call is collective.
 Communicator consecutive_ranks(const Communicator& shard, int ranks);
 
 class KeptPart {
  public:
-  /// Divides the unsharded form among so many consecutive ranks. Collective.
+  /// Divides the unsharded form among `ranks` consecutive ranks. Collective.
   KeptPart(const Communicator& shard, int ranks);
 
   void keep(std::span<const Buffer> buffers);

@@ -30,7 +30,7 @@ struct Shared {
   struct Place {
     std::shared_ptr<SharedArea> area;
     MemoryPtr all;    // the chunks of all ranks
-    at::Tensor copy;  // what other ranks read, if this rank's own chunk lies in private memory; else undefined
+    at::Tensor copy;  // read by other ranks if this rank's own chunk is in private memory; else undefined
   };
 
   const Communicator shard;

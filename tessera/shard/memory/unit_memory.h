@@ -45,7 +45,7 @@ void for_each_group(std::span<const Item> items, const Key& key, const Act& act)
 
 /// The flat buffer of one group.
 struct Buffer {
-  size_t number = 0;           // counts the calls of Chunks::add
+  size_t number = 0;           // which call of Chunks::add made it
   TaggedStoragePtr unsharded;  // the unsharded parameters are views of it
   at::Tensor own;              // this rank's chunk in its stored form, flat
   const Codec* codec;
@@ -88,12 +88,12 @@ class Turns {
 
   /// Work that is done when all ranks have published this version.
   virtual Work wait_for_writers(const Subject& subject) = 0;
-  /// This rank will not read this version again.
+  /// Says that this rank will not read this version again.
   virtual void done_reading(const Subject& subject) = 0;
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
   /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
   virtual bool wait_for_readers(const Subject& subject) = 0;
-  /// From now on other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
+  /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
   virtual bool keep_copy(size_t buffer, const at::Tensor& own) = 0;
   /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
   virtual void done_writing(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
@@ -117,11 +117,11 @@ struct GradientBuffers {
   std::unique_lock<std::mutex> reservation;
 };
 
-/// Computes values of this rank's part of a piece's mean, from `begin` on. They go to `target`.
+/// Computes values of this rank's part of a piece's mean, from `begin` on, into `target`.
 using PartOfMean = c10::function_ref<void(size_t piece, int64_t begin, const at::Tensor& target)>;
 /// Takes the mean part by part, as it is computed.
 using TakeMean = std::function<void(const PartOfMean& mean)>;
-/// Lets `take` have a mean that lies complete in the pieces' `own`.
+/// Gives `take` a mean that is complete in the pieces' `own`.
 void give_mean(std::span<const Piece> pieces, const TakeMean& take);
 
 /// Where gradients are packed, and added up over the ranks.
@@ -135,10 +135,10 @@ class GradientPacking {
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies gradients to their places in a buffer.
   virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
-  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. Where nobody
-  /// keeps it, `take` gets it from whoever waits for the work, and the pieces' `own` are this rank's places in the buffers.
+  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. With `take`, the
+  /// thread that waits for the work gives it to `take` instead, and the pieces' `own` are this rank's places in the buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
-  /// How many evaluations this rank has begun, for a remark if a part of the ranks evaluates where that happens to work.
+  /// Sets how many evaluations this rank has begun, for a warning if only some ranks evaluate where that happens to work.
   virtual void note_evaluations(uint64_t /*number*/) {}
 };
 
@@ -153,16 +153,16 @@ struct UnitMemory {
   bool copies(std::span<const Buffer> buffers) const { return unsharded_bytes(buffers) > 0; }
   /// Bytes that the unit additionally takes on this rank while it is unsharded.
   uint64_t unsharded_bytes(std::span<const Buffer> buffers) const;
-  /// Bytes that this rank receives when the unit is unsharded among so many ranks.
+  /// Bytes that this rank receives when the unit is unsharded among `ranks` ranks.
   uint64_t gathered_bytes(std::span<const Buffer> buffers, int ranks) const;
   /// Releases the unsharded form. `unsharding` is the work of Chunks::fill if it was not waited for.
   void release(std::span<const Buffer> buffers, Works unsharding) const;
-  /// The operating system may drop the pages of this rank's chunk, if they lie on disk, until they are used again.
+  /// Lets the operating system drop the pages of this rank's chunk, if it is on disk, until they are used again.
   void evict(std::span<const Buffer> buffers) const;
 };
 
 /// Memory that an all-gather fills and that resharding frees. Works everywhere. `disk`: where the shards lie, if not in memory.
-/// `copied_to`: the device that copies them from pinned host memory before they are gathered, if they lie there.
+/// `copied_to`: if they are in pinned host memory, the device to which they are copied before they are gathered.
 UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOptions> disk = {},
                            std::optional<c10::Device> copied_to = {});
 

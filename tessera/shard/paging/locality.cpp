@@ -29,7 +29,7 @@ void mark(const at::Tensor& result, const SourceParameterPtr& source) {
       op.name(), name_of(source));
 }
 
-/// Libtorch asks here of each tensor what else is to be written of it.
+/// The hook by which libtorch asks for more to write of each tensor that it saves.
 void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*more*/) {
   if (!is_paged(tensor)) return;
   const auto* const tag = tag_of(tensor);
@@ -39,7 +39,7 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   if (!unit) return;
   const auto& parameter = parameter_of(*unit, *source);
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
-  if (is_whole) return;  // of one rank, but shards may be flat there, too
+  if (is_whole) return;  // a lone rank has all values, but its shard may be flat
   throw UsageError(
       "torch::save would write this rank's part of {} alone, and whoever reads the file would take it for all of it; write "
       "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "

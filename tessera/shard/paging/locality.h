@@ -26,8 +26,8 @@ void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& view
 /// size, or write it into a view of an ordinary tensor, which can't be marked as a local value.
 void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base, const SourceParameter& source);
 
-/// From now on, libtorch refuses to write a tensor that has only this rank's part of the values into a file (torch::save, pickle_save),
-/// because nothing in the file would say so. Once per process.
+/// Makes libtorch refuse to save a tensor that has only this rank's part of the values (torch::save, pickle_save), because nothing in the
+/// file would say so. Acts once per process.
 void watch_saves();
 
 }  // namespace tessera

@@ -31,7 +31,7 @@
 namespace tessera {
 namespace {
 
-/// What the paged operands of one operator have to do with units.
+/// The units of one operator's paged operands, by how it uses them.
 struct Operands {
   c10::SmallVector<Unit*, 4> units;                    // units whose unsharded parameters it uses
   c10::SmallVector<const at::Tensor*, 2> written;      // shards that it writes
@@ -54,7 +54,7 @@ bool may_write_unsharded(Unit& unit) {
   return LockedState(unit)->allows_unsharded_writes();
 }
 
-/// Throws UsageError if forward uses a unit whose options need to see the call of a module, and can't.
+/// Throws UsageError if forward uses a unit outside of the module calls that its options need.
 void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
   if (unit.needed_calls().empty() || torch::autograd::get_current_graph_task_id() != -1 || unit.flags().is_pinned()) return;
   for (const auto& call : unit.needed_calls()) {
@@ -193,8 +193,9 @@ std::optional<at::ScalarType> dtype_of_parameters(const OperatorFacts& op, const
   return result;
 }
 
-/// Casts the operator's floating-point operands to the dtype with which the unit computes. While it shows what its shards hold, casts
-/// what has that dtype to theirs instead. Operators that update running statistics compute in float32 instead.
+/// Casts the operator's floating-point operands to the dtype in which the unit computes. While the unit shows its stored form, casts
+/// operands of that dtype to the dtype of the shards instead. For operators that update running statistics, casts parameters to float32
+/// instead.
 void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!unit.compute_dtype() || op.backward) return;
@@ -227,8 +228,8 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
   }
 }
 
-/// Gives an operator that updates running statistics float32 copies of them, if buffer_dtype has made them narrower: libtorch does not take
-/// them in all combinations with other dtypes.
+/// Gives an operator that updates running statistics float32 copies of them, if buffer_dtype has made them narrower: libtorch does not
+/// accept them in all combinations with other dtypes.
 class WideStatistics {
  public:
   WideStatistics(const OperatorFacts& op, Stack& stack) {
@@ -252,7 +253,7 @@ class WideStatistics {
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
-/// Runs what replaces the operator for this weight, if something does. Its operators are paged one by one.
+/// Runs the function that replaces the operator for this weight, if there is one. Operators in it are paged one by one.
 bool ran_replacement(const OperatorFacts& op, Stack& stack) {
   const auto operands = std::span(stack).last(op.arguments);
   const auto& weight = operands[*op.weight];
@@ -296,7 +297,7 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
 /// Unshards units and keeps them pinned while an operator runs. In nearly all cases they belong to one model.
 class Pins : NoCopy {
  public:
-  /// If it fails, what is pinned is released.
+  /// If it throws, it releases the units that it has pinned.
   Pins(std::span<Unit* const> units, const Fault& fault) : Pins() {
     for (auto* unit : units) {
       auto* schedule = unit->schedule().get();
@@ -325,8 +326,8 @@ class Pins : NoCopy {
   size_t pinned_ = 0;
 };
 
-/// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. To unshard is to publish what was
-/// written to the model before, and this operator's own write would come after that.
+/// Throws UsageError if an operator reads unsharded parameters of the model whose shards it writes. Unsharding publishes earlier writes to
+/// the model, and this operator's own write would come after that.
 void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operands) {
   for (const auto& changed : operands.changed) {
     const auto reads = std::ranges::find(operands.units, changed->schedule(), [](const Unit* unit) { return unit->schedule(); });
@@ -400,10 +401,10 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   }
   try {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> below_too;
-    if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);  // the view that it is made of would be values
+    if (op.transposes && held_form(viewed) != nullptr) below_too.emplace(kPagingKey);  // its inner view would be decoded
     handle.redispatchBoxed(below, stack);
   } catch (const c10::Error&) {
-    const bool names_device = handle.schema().argumentIndexWithName("device").has_value();  // which may not be there
+    const bool names_device = handle.schema().argumentIndexWithName("device").has_value();  // which may not exist
     if (source && !names_device) refuse_places(op, *source);  // of positions that exist in the full parameter, but not here
     throw;
   }
@@ -420,7 +421,7 @@ bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
   return found;
 }
 
-/// Runs the operator itself. Operators of which it is made, and those of its kernel, are not paged again.
+/// Runs the operator itself. Operators that it or its kernel calls are not paged again.
 void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const Watcher::Turn watcher;
   const c10::impl::ExcludeDispatchKeyGuard excluded(kPagingKey);

@@ -132,7 +132,7 @@ TEST(Memory, ThatIsReachedPastOperatorsIsGuardedByName) {
     auto net = sharded_net(world);
     fully_shard(net, {.mesh = world});
     const auto& weight = net->a->weight;
-    // A tensor of one's own over the same storage lacks the key that brings values in.
+    // A tensor of the program's own over the same storage lacks the paging key.
     EXPECT_THAT(message_of<c10::Error>([&] {
                   const auto alias = at::empty({0}).set_(weight.storage(), weight.storage_offset(), weight.sizes(), weight.strides());
                   (void)(alias * 2);

@@ -1,4 +1,4 @@
-// What a step costs follows a formula at every size of the world: gathers, reductions, bytes received and bytes sent.
+// The costs of a step follow a formula at every size of the world: gathers, reductions, bytes received and bytes sent.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

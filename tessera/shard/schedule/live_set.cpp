@@ -60,8 +60,8 @@ void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted,
     }
     std::erase_if(idle_, is_over);
   }
-  // The bound holds for what is left. First the unit goes whose next use is farthest away or, without a prediction, whose last use is
-  // longest ago.
+  // The bound holds for the rest. The first to be resharded is the unit whose next use is farthest away or, without a prediction, whose
+  // last use is longest ago.
   const auto to_unshard = std::ranges::count_if(wanted, [&](Unit* unit) { return !unit->state(held).has_memory(); }) +
                           (settings_.limit_all_gathers && prefetches_on_use(order) ? std::ssize(predicted(held, order)) : 0);
   while (!idle_.empty() && bounded(held, order) + to_unshard > most(order)) {
@@ -72,7 +72,7 @@ void LiveSet::make_room(const ScheduleLock& held, std::span<Unit* const> wanted,
 }
 
 bool LiveSet::stays(const ScheduleLock& held, Unit& unit, const UseOrder& order) const {
-  // What backward needs may differ between ranks then, and a gather needs all of them.
+  // Backward may then need different units on different ranks, and an all-gather needs all ranks.
   if (settings_.unused_parameters == UnusedParameters::Zeros && order.pass() != Pass::Evaluation) return true;
   auto& state = unit.state(held);
   if (state.waits_for_use() || (order.pass() == Pass::Backward && !state.settings.reshard_after_backward)) return true;
@@ -118,7 +118,7 @@ void LiveSet::prefetch(const ScheduleLock& held, Unit& unit, const Fault& fault,
 
 void LiveSet::prefetch_after(const ScheduleLock& held, Unit& unit, const UseOrder& order) {
   if (settings_.backward_prefetch != BackwardPrefetch::Post || !unit.state(held).settings.backward_prefetch.empty()) return;
-  // In a trace there is no operator now to tie it to: the unit's own will do, which comes after this one was resharded, too.
+  // In a trace there is no operator yet to tie it to. The first operator of the next unit will do, which also comes after this reshard.
   if (unit.mesh().shard().traits().traces) return;
   start(held, predicted(held, order), {}, order);
 }

@@ -120,7 +120,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
     for (auto* unit : members_) unit->state(held).make_readable();
   }
   for (auto* unit : units) unit->state(held).versions.expect_untouched();
-  // What reads a unit between its backward and its step in backward gets the new version.
+  // An operator that reads a unit between its backward and its step in backward gets the new version.
   const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(held, *unit);
@@ -133,8 +133,8 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   wait_and_pin(held, units);
 }
 
-/// A compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One is left to go on beside the
-/// operators of the next unit.
+/// Without this, a compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One reduction may
+/// still run beside the operators of the next unit.
 void Schedule::tie_to_reduced(const ScheduleLock& /*held*/, const Fault& fault) {
   if (fault.operands.empty()) return;
   const auto operands = tied({fault.operands.begin(), fault.operands.end()}, std::exchange(reduced_, {}));
@@ -179,7 +179,7 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock
   const auto held = lock();
   if (!settings_.is_model) return reduce(held);
   if (ready_.empty()) {
-    // Inner units are made first, and backward reaches those first that were made last. The root's gradients are usually complete last.
+    // Inner units are made first, and backward reaches the units that were made last first. The root's gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
                          [&](Unit* member) { return member->state(held).settings.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!member->state(held).is_root, member->number()); });
@@ -210,7 +210,7 @@ void Schedule::finish_reductions() {
   const Unwatched unwatched;
   const auto held = lock();
   finish_sum();
-  // What was sent last arrives last, so the host waits once.
+  // The unit that was sent last arrives last, so the host waits once.
   while (!arriving_.empty()) {
     auto* const unit = arriving_.back();
     arriving_.pop_back();

@@ -25,9 +25,9 @@ namespace tessera {
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
-/// There is one per model with several units; modules of a world that are one unit each share one. It records the order in which units are
-/// used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes a
-/// result.
+/// A model of several units has one of its own; all units of a world that belong to no model share one. It records the order in which units
+/// are used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes
+/// a result.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings)
@@ -35,8 +35,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
-  /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names. The
-  /// same on all ranks, also on those that have no such unit.
+  /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names.
+  /// Returns the same on all ranks, also on those that have no such unit.
   bool is_divided() const { return settings_.is_divided; }
 
   ScheduleLock lock() { return {*this, mutex_}; }
@@ -59,14 +59,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
   /// Waits for the reduction that was started last, if it has not finished, and for gradients that are on their way to host memory.
   void finish_reductions();
-  /// Waits for that reduction alone.
+  /// Waits for the reduction alone.
   void finish_sum();
 
   /// Remembers a module for which fully_shard was called.
   void watch(WeakModule module);
-  /// These modules, the first time that it is called between two passes, or within one. Nothing afterwards.
+  /// Returns these modules at the first call within a pass or between two passes, and nothing at later calls.
   std::span<const WeakModule> watched_once();
-  /// Throws UsageError if a unit of the model has gradients that no reduction has included.
+  /// Throws UsageError if a unit of the model has unsynced gradients.
   void expect_synced();
   /// Throws UsageError if the unit is pinned.
   void expect_writable(const Unit& unit) const;
@@ -74,7 +74,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void done_reading(Unit& unit);
   /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
   void note_written(Unit& unit);
-  /// Publishes its new version now.
+  /// Publishes the new version of the unit at once.
   void flush(Unit& unit);
 
   /// Called when the autograd engine has completed a backward pass or has given it up. Ignored if a later pass has begun since.
@@ -127,7 +127,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t backward_ = 0;        // the number of the last backward pass
   Unit* visited_ = nullptr;      // the last unit used
   Unit* reducing_ = nullptr;     // the unit whose reduction was started last and has not finished
-  std::vector<at::Tensor> reduced_;  // in a trace: what the reduction that finished last has given, until an operator is tied to it
+  std::vector<at::Tensor> reduced_;  // in a trace: the results of the last reduction, until an operator is tied to them
   std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
   std::vector<Unit*> written_;   // units with a new version that is not published yet
   uint64_t misses_ = 0;
@@ -135,9 +135,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Unit*> members_;
   Sweep sweep_;
   std::vector<WeakModule> watched_;
-  uint64_t looked_at_ = 0;  // the number of the pass in which they were asked for last
-  /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and those that are ready for
-  /// it.
+  uint64_t looked_at_ = 0;  // pass_number() at the last watched_once()
+  /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and the reductions that are
+  /// ready.
   std::vector<Unit*> to_reduce_;
   std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
 };

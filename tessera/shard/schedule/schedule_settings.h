@@ -1,4 +1,4 @@
-// What the outermost fully_shard call decides for all units of a model.
+// ScheduleSettings: settings of the outermost fully_shard call for all units of a model.
 #pragma once
 
 #include "tessera/shard/options.h"

@@ -25,7 +25,7 @@ class Scheduled : public ::testing::Test {
     const torch::NoGradGuard no_grad;
     for (auto* fake : {&a_, &b_, &c_}) use(*fake);
   }
-  /// What was unsharded since the last call.
+  /// The units that were unsharded since the last call.
   Notes unsharded() {
     Notes result;
     for (const auto& note : std::exchange(notes_, {})) {

@@ -120,7 +120,7 @@ void UnitState::expect_own_values() const {
       unit_.name());
 }
 
-/// Gives the unsharded parameters of a group this dtype. They have no memory then.
+/// Gives the unsharded parameters of a group this dtype, and takes their memory away.
 void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
   const auto unsharded = group.unsharded.lock();
   if (!unsharded) return;
@@ -134,7 +134,7 @@ void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
   }
 }
 
-/// Takes the memory of the unsharded parameters away from them without releasing it.
+/// Takes the memory of the unsharded parameters away from them without freeing it, because pointers to it were handed out.
 void UnitState::keep_for_others(const Unit::Group& group) {
   const auto unsharded = group.unsharded.lock();
   if (!unsharded) return;

@@ -38,9 +38,10 @@ class UnitState {
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
-  /// The unit is unsharded. What the caller queues next on its current stream runs when it is whole, and before its memory has another use.
+  /// Makes work that the caller queues next on its current stream run after the unit is whole, and before its memory has another use. The
+  /// unit must be unsharded.
   void note_stream();
+  /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
   void reshard_after_forward();
   bool is_partly_resharded() const { return state_ == State::PartlyResharded; }
   /// The memory that the unit takes now beyond its shards.
@@ -58,22 +59,22 @@ class UnitState {
   }
   /// Whether it stays unsharded until an operator has used it.
   bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
-  /// The gradients of this pass are complete. Whether passes use the unit even after that, as they do if it has frozen parameters whose
-  /// layers come before all trained ones.
+  /// Notes that the unit's gradients are complete in a pass, and uses in the same pass after that, which occur if the unit has frozen
+  /// parameters whose layers come before all trained ones.
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
 
-  /// Lets the unsharded parameters show what the shards hold, also if the unit computes in another dtype. The unit must be unsharded and
-  /// pinned, and stays so. May be called several times. Collective.
+  /// Gives the unsharded parameters the stored form: values and dtype of the shards, even if the unit computes in another dtype. The unit
+  /// must be unsharded and pinned, and stays so. May be called several times. Collective.
   void show_stored();
   /// The same, and operators may write the unsharded parameters, in memory of this rank, until end_unsharded_writes().
   void begin_unsharded_writes();
   void end_unsharded_writes() { unsharded_writers_--; }
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
-  /// Whether the unsharded parameters of any unit of this process show what the shards hold.
+  /// Whether the unsharded parameters of any unit of this process show the stored form.
   static bool some_show_stored() { return showing_stored_ > 0; }
-  /// While the shards hold values that are not the model's own, which come back later, writing them is an error: it would be lost.
+  /// While the shards hold values that are not the model's own, which come back later, writing them is an error, because it would be lost.
   void begin_swap() { swapped_ = true; }
   void end_swap() { swapped_ = false; }
   bool is_swapped() const { return swapped_; }
@@ -84,7 +85,7 @@ class UnitState {
 
   /// Throws UsageError if the ranks did not start with the same parameters. Compares only once; that call is collective over the world.
   void expect_equal_start();
-  /// What a rank has to do before others can read a unit that this one does not use.
+  /// Makes the unit readable for other ranks, although this rank does not use it.
   void make_readable();
   /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
   void trust_start() { start_checked_ = true; }
@@ -96,7 +97,7 @@ class UnitState {
   Casts casts;
   Versions versions{unit_};
   GradientReduction reduction{unit_, settings, versions};
-  /// Reduces what passes without a reduction have left. Set by the layer of backward.
+  /// The function of this name in backward/unit_node.h, which this layer may not include.
   void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
 
  private:
@@ -109,7 +110,7 @@ class UnitState {
   Works unsharding_;
   Event whole_;                         // on the stream that was current when the unit became whole
   c10::SmallVector<Event, 1> streams_;  // others on which it was used since
-  Work published_;  // by all ranks, of the version that this one unshards
+  Work published_;  // done when all ranks have published the version that this one unshards
   std::optional<KeptPart> kept_;
   uint64_t held_bytes_ = 0;  // known even when the modules are gone
   uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients
@@ -118,10 +119,10 @@ class UnitState {
   int unsharded_writers_ = 0;
   std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
   bool swapped_ = false;
-  static std::atomic<int> showing_stored_;  // how many units do
+  static std::atomic<int> showing_stored_;  // how many units show it
 };
 
-/// Throws UsageError if so many ranks can't be divided as the rule says.
+/// Throws UsageError if `ranks` ranks can't be divided as the rule says.
 void expect_divisor(ReshardAfterForward rule, int ranks);
 
 }  // namespace tessera

@@ -158,7 +158,7 @@ TEST_F(DelayedWork, OfUnitsInTurnTakesTheMemoryOfThoseUnderWay) {
   EXPECT_THAT(seen_, ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
-/// What the host's allocator has handed out on this thread and not got back.
+/// Bytes that the host's allocator has handed out on this thread and not got back.
 class HostMemory final : public c10::MemoryReportingInfoBase {
  public:
   int64_t bytes = 0;

@@ -40,7 +40,7 @@ std::shared_ptr<at::DataPtr> reuse_retired(size_t bytes, c10::Device device) {
   if (device.is_cpu()) return nullptr;
   const std::lock_guard lock(list().mutex);
   auto& entries = list().entries;
-  // Somebody else may still have a view of what its storage has released.
+  // A view may still keep the memory that its storage has released.
   const auto found = std::ranges::find_if(
       entries, [&](const Retired& each) { return each.bytes == bytes && each.memory->device() == device && each.memory.use_count() == 1; });
   if (found == entries.end()) return nullptr;

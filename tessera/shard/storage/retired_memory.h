@@ -14,8 +14,8 @@ namespace tessera {
 /// Keeps the memory until the event has passed. Also calls free_retired().
 void retire(std::shared_ptr<at::DataPtr> memory, size_t bytes, Event last_use);
 
-/// Memory of this size that was retired, or null. What the calling thread queues on its current stream from now on runs after the last use
-/// of it; the host waits for nothing. So the memory of whole units does not grow however far the host runs ahead of its device.
+/// Returns retired memory of this size, or null. Work that the calling thread queues next on its current stream runs after the last use of
+/// the memory; the host waits for nothing. So the memory of whole units does not grow however far the host runs ahead of its device.
 std::shared_ptr<at::DataPtr> reuse_retired(size_t bytes, c10::Device device);
 
 /// Frees the memory of all events that have passed. Returns how many pieces of memory are still kept.

@@ -21,7 +21,7 @@ void (*TaggedStorage::on_raw_write)(const std::shared_ptr<Unit>& unit) = nullptr
 
 namespace {
 
-/// What all unsharded parameters of this process take.
+/// The bytes of all unsharded parameters of this process.
 std::atomic<size_t> unsharded_bytes = 0;
 
 struct UnshardedMemory : at::DataPtr {

@@ -33,7 +33,7 @@ struct StorageTag {
 
 /// Memory that several storages may use, at once or in turn.
 using MemoryPtr = std::shared_ptr<at::DataPtr>;
-/// Throws IoError if a device has no room; the message names the unit, and says how much of units is unsharded.
+/// Throws IoError if a device has no room; the message names the unit, and says how many bytes of units are unsharded.
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit);
 
 /// A storage of a unit. A request for its data pointer while it has no memory is an exception.
@@ -47,14 +47,14 @@ class TaggedStorage final : public c10::StorageImpl {
 
   /// Allocates memory that only this storage uses, like allocate_memory.
   void allocate(std::string_view unit);
-  /// Drops the memory. The next has another size.
+  /// Drops the memory, and sets the size of the next one.
   void resize(size_t bytes);
   /// Attaches memory that nobody else uses.
   void adopt(MemoryPtr memory);
   /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);
   bool owns_memory() const { return memory_ != nullptr && owns_memory_; }
-  /// Drops the memory. What only this storage uses is reused only after the work that is queued on the device now.
+  /// Drops the memory. Memory that only this storage uses is reused only after the work that is queued on the device so far.
   void release();
 
   /// Keeps the memory, but makes requests for the data pointer an exception until unguard() is called.
@@ -63,8 +63,8 @@ class TaggedStorage final : public c10::StorageImpl {
   /// Sets the message of that exception.
   void explain(std::string why_no_memory);
 
-  /// From now on, a request for a writable data pointer outside of operators counts as a write to the shards: `on_raw_write` is called. Has
-  /// no effect with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
+  /// Makes requests for a writable data pointer outside of operators count as writes to the shards: `on_raw_write` is called. Has no effect
+  /// with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
   void watch_raw_writes();
   /// Set once, by the layer that knows how to wait for readers.
   static void (*on_raw_write)(const std::shared_ptr<Unit>& unit);

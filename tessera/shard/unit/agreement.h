@@ -1,4 +1,4 @@
-// Whether all ranks make the same unit: parameters of the same names, shapes and dtypes in the same order, and the same options.
+// Checks that all ranks make the same unit: parameters of the same names, shapes and dtypes in the same order, and the same options.
 #pragma once
 
 #include <span>

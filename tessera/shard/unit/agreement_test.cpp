@@ -14,7 +14,7 @@ namespace nn = torch::nn;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// What each of three ranks gets when it shards what `make` gives it.
+/// Expects an error on each of three ranks when it shards the module that `make` returns.
 void expect_told(const std::function<std::shared_ptr<nn::Module>(int rank)>& make, const std::string& first, const std::string& second,
                  const std::function<void(ShardOptions& options, int rank)>& choose = {}) {
   with_ranks(3, [&](const Communicator& world) {
@@ -26,7 +26,7 @@ void expect_told(const std::function<std::shared_ptr<nn::Module>(int rank)>& mak
     EXPECT_TRUE(model->parameters().front().is_same(before));
     EXPECT_EQ(model->parameters().front().sizes(), before.sizes());
     const auto same = std::make_shared<nn::LinearImpl>(3, 2);
-    fully_shard(same, {.mesh = world, .start = Start::FromRank0});  // all may go on
+    fully_shard(same, {.mesh = world, .start = Start::FromRank0});  // all may continue
   });
 }
 

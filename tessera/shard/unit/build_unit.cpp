@@ -20,8 +20,8 @@ namespace {
 
 constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
 
-/// Throws UsageError if reduce_dtype can't be had: gradients have the dtype of the unsharded parameters and may be sent in a narrower one,
-/// and sums are at least float32.
+/// Throws UsageError if reduce_dtype is not possible: gradients have the dtype of the unsharded parameters and may be sent in a narrower
+/// one, and sums are at least float32.
 void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision) {
   if (!precision.reduce_dtype || !at::isFloatingType(unsharded)) return;
   const auto wanted = *precision.reduce_dtype;
@@ -122,8 +122,8 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
   if (!codec.decodes(stored) && (sent.dtype != computed || sent.numel != numel)) refuse("decode", computed);
 }
 
-/// The number of values in one row of the dimension that is divided: without shard_dim, the outermost in memory. The strides of dimensions
-/// of size 1 mean nothing.
+/// The number of values in one row of the dimension that is split: shard_dim, or else the outermost in memory. The strides of dimensions of
+/// size 1 mean nothing.
 int64_t row_of(const ManagedParameter& parameter) {
   if (parameter.tensor.numel() == 0) return 0;
   if (parameter.shard_dim) return parameter.tensor.numel() / parameter.tensor.size(*parameter.shard_dim);
@@ -168,7 +168,7 @@ BufferLayout layout_of(std::span<const ManagedParameter> managed, UnitLayout lay
   return flat_layout(numels, alignment, place, options.shard_size_multiple);
 }
 
-/// The values that the shard of a span holds: of each rank that this process represents.
+/// The values that the shard of a span holds: a range for each rank that this process represents.
 std::vector<ValueRange> ranges_of(const Span& span, UnitLayout layout, const Mesh& mesh) {
   if (layout != UnitLayout::PaddedChunks) return {{.begin = span.shard_begin, .numel = span.shard_numel}};
   std::vector<ValueRange> ranges;
@@ -179,7 +179,7 @@ std::vector<ValueRange> ranges_of(const Span& span, UnitLayout layout, const Mes
   return ranges;
 }
 
-/// The shard of a parameter with so many dimensions: it has as many, so that programs can still tell matrices from biases by `dim() >= 2`.
+/// The shard of a parameter. It has as many dimensions as that, so that programs can still tell matrices from biases by `dim() >= 2`.
 at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const Span& span, int64_t dim, bool trained, size_t index) {
   std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
   sizes.front() = span.shard_numel;
@@ -188,16 +188,16 @@ at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const
   return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
 }
 
-/// Where operators compute with the parameters. Those of a model that is larger than its device may start on the host, if their shards stay
-/// there, or without values.
+/// The device on which operators compute with the parameters. Parameters of a model that is larger than its device may start on the host,
+/// if their shards stay there, or without values.
 c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions& options) {
   const auto communicates = options.mesh.world().traits().device;
   const auto device = device_of_values(parameter.tensor, communicates);
   return device.is_cpu() && (options.offload.parameters == OffloadTo::Host || lacks_values(parameter.tensor)) ? communicates : device;
 }
 
-/// What a unit keeps of its options: not the parameters that they name, or that a function may have captured. These own their units, which
-/// would never end.
+/// The options that a unit keeps: without the parameters that they name or that a function may have captured. Parameters own their unit, so
+/// the unit would never end.
 ShardOptions without_parameters(ShardOptions options) {
   options.replicated = options.left_out = {};
   options.shard_dim = {};
@@ -207,7 +207,7 @@ ShardOptions without_parameters(ShardOptions options) {
 
 }  // namespace
 
-/// A group whose shards have their values, while its parameters are still as they were.
+/// A group whose shards have their values, while its parameters are still unchanged.
 struct Unit::Prepared {
   Group group;
   std::vector<at::Tensor> members;  // the parameters, as the modules have them
@@ -252,7 +252,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
                                                   .trained = first.requires_grad()}));
     }
   };
-  // Disks fill up on one host alone.
+  // A disk may be full on one host alone.
   const bool on_disk = options.offload.parameters == OffloadTo::Disk;
   on_disk ? all_or_none(options.mesh.world(), {.unit = name}, "has no room for its parameters", allocate) : allocate();
   std::vector<Prepared> prepared;

@@ -28,13 +28,14 @@ struct Ignored {
   std::weak_ptr<Schedule> model;
   bool averaged = false;  // all ranks have had the same gradient for it, so somebody averages them
 };
-/// Remembers it, or that it belongs to a larger model now.
+/// Remembers an ignored parameter, or that it has become part of a larger model.
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model);
-/// Nothing for other tensors, and when the model is gone.
+/// Returns nothing for other tensors, and if the model is gone.
 std::optional<Ignored> find_ignored(const at::Tensor& parameter);
 void note_averaged(const at::Tensor& parameter);
 
-/// The options for a part of a model: of `ignored`, `replicated` and `left_out` only what expect_named_once accepts for these modules.
+/// The options for a part of a model: `ignored`, `replicated` and `left_out` keep only tensors that expect_named_once accepts for these
+/// modules.
 ShardOptions options_for(std::span<torch::nn::Module* const> modules, ShardOptions options);
 
 }  // namespace tessera

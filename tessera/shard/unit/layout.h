@@ -32,7 +32,7 @@ struct RankPlace {
 
 /// Parameters lie one after the other and may be split at any value. Each starts at a multiple of `alignment` values, as it would in memory
 /// of its own: kernels are faster then, and some choose the order of their sums by the alignment. Chunks are multiples of `alignment` and
-/// of `multiple` values. Parameters that optimizers may keep in blocks of a DynamicCode are split between these.
+/// of `multiple` values. Parameters whose optimizer state may be in blocks of a DynamicCode are split only between blocks.
 BufferLayout flat_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place, int64_t multiple = 1);
 
 /// One parameter, split between rows of `row` values. All ranks get the same number of rows, except that the last ones may get fewer or

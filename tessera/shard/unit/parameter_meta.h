@@ -20,15 +20,15 @@ namespace tessera {
 /// libtorch's own record, so a parameter that was a view when it was registered stops being one.
 class WeightMeta : public torch::autograd::AutogradMeta {
  public:
-  /// That of the tensor, which gets one if it has none.
+  /// Returns the record of the tensor, which gets one if it has none.
   static WeightMeta& of(const at::Tensor& weight);
 
   /// Throws UsageError if somebody would train a weight that is held in another form.
   bool requires_grad() const override;
 
-  std::shared_ptr<const WeightOperator> instead;  // null if its operators run as they are
-  std::shared_ptr<const HeldForm> form;           // of a weight that is held in another form, and of what is held
-  at::Tensor held;                                // for such a weight
+  std::shared_ptr<const WeightOperator> instead;  // null if its operators are not replaced
+  std::shared_ptr<const HeldForm> form;           // of a weight that is held in another form, and of the held tensor
+  at::Tensor held;                                // the held tensor of such a weight
 };
 
 /// Null if the tensor has no such record; a view of one that has does not count.

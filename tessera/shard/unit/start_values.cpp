@@ -15,14 +15,14 @@ namespace {
 
 /// All values of a dense tensor in the order in which they lie in memory.
 at::Tensor in_memory_order(const at::Tensor& tensor) {
-  // One whose operators are replaced is paged before it is sharded.
+  // A parameter whose operators are replaced is paged even before it is sharded.
   if (is_paged(tensor)) return flat_view(tensor.storage(), tensor.scalar_type()).narrow(0, tensor.storage_offset(), tensor.numel());
   return tensor.as_strided({tensor.numel()}, {1}, tensor.storage_offset());
 }
 
 }  // namespace
 
-/// New memory with the values of a parameter that lacks them.
+/// Computes the values of a parameter that lacks them, in new memory.
 at::Tensor Starts::computed(const ManagedParameter& parameter) const {
   const auto& tensor = parameter.tensor;
   if (!options_.param_init_fn) return computed_values(tensor);
@@ -52,7 +52,7 @@ void Starts::expect_sendable(std::span<const std::vector<ManagedParameter>> grou
   });
 }
 
-/// Those that this rank has or makes itself.
+/// Returns the values that this rank has or makes itself.
 StartValues Starts::made(const ManagedParameter& parameter, const Span& span) const {
   const auto& tensor = parameter.tensor;
   const auto full = dense(parameter);
@@ -92,7 +92,7 @@ StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
     making_.attempt([&] { result = made(parameter, span); });
   }
   if (sends) {
-    // Also if this rank has failed, for the others wait for it here.
+    // Also if this rank has failed, because the others wait for it here.
     const auto options = tensor.options().device(world.traits().device);
     result.all = result.known() ? result.all.to(options) : at::empty({tensor.numel()}, options);
     world.broadcast(result.all, 0, {.unit = unit_}).wait();

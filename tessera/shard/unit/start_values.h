@@ -16,27 +16,26 @@
 
 namespace tessera {
 
-/// Of one parameter.
+/// The start values of one parameter.
 struct StartValues {
-  std::vector<int64_t> sizes, strides;  // as the unit has it
-  at::Tensor all = {};                  // flat, in the order of memory; undefined if nobody needs to have all, or nobody has any
-  at::Tensor part = {};                 // those in this rank's span, if `all` is undefined; undefined if nobody has any
+  std::vector<int64_t> sizes, strides;  // of the parameter in the unit
+  at::Tensor all = {};                  // all values, flat in memory order; undefined if no rank needs all, or there are none
+  at::Tensor part = {};                 // the values in this rank's span, if `all` is undefined; undefined if there are none
   uint64_t fingerprint = 0;             // the same on all ranks if they agree
 
   bool known() const { return all.defined() || part.defined(); }
 };
 
-/// Gets the values of a unit's parameters, one after the other. The parameters stay as they are.
+/// Gets the values of a unit's parameters, one after the other. The parameters stay unchanged.
 class Starts {
  public:
-  /// The options must live as long.
+  /// `options` must outlive it.
   Starts(const ShardOptions& options, std::string unit) : options_(options), unit_(std::move(unit)) {}
 
   /// Throws UsageError on all ranks, with their names, if rank 0 is to send parameters for which it has no values. Collective with
   /// Start::FromRank0.
   void expect_sendable(std::span<const std::vector<ManagedParameter>> groups) const;
-  /// Makes room for the values of this parameter only. What goes wrong while they are made is left to expect_all(). Collective with
-  /// Start::FromRank0.
+  /// Takes memory for the values of this parameter only. Leaves errors in making them to expect_all(). Collective with Start::FromRank0.
   StartValues of(const ManagedParameter& parameter, const Span& span);
   /// Throws on all ranks if some rank could not make its values. Collective.
   void expect_all() const { making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters"); }

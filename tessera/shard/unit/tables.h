@@ -1,4 +1,4 @@
-// Access to what a module has registered, without copies.
+// Access to the parameters and children that a module has registered, without copies.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// A codec computes with the form that it makes of float32, unless that is float32 again.
+/// With a codec, it is the dtype that the codec computes with for float32, unless that is float32 again.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   if (!options.codec) return options.mixed_precision.param_dtype;
   const auto computed = options.codec->computed(at::kFloat);
@@ -58,7 +58,7 @@ std::vector<const Unit::Parameter*> Unit::parameters_in(const at::Tensor& shard)
   const auto& group = groups_[tag_of(shard)->group];
   if (!group.flat) return {around(shard)};
   std::vector<const Parameter*> result;
-  const bool is_all = shard.numel() == group.chunk;  // also of what is empty here, and has its values on other ranks
+  const bool is_all = shard.numel() == group.chunk;  // then also parameters that are empty here and have values on other ranks
   const auto begin = shard.storage_offset(), end = begin + shard.numel();
   for (const auto& parameter : group.parameters) {
     const auto& span = parameter.span;

@@ -51,7 +51,7 @@ class [[nodiscard]] ScheduleLock {
   std::unique_lock<std::recursive_mutex> lock_;
 };
 
-/// What one unit cost this rank since the last reset. Changed under the lock of its schedule.
+/// The costs of one unit on this rank since the last reset. Changed under the lock of its schedule.
 struct UnitCounters {
   uint64_t gathers = 0;
   uint64_t reductions = 0;
@@ -59,7 +59,7 @@ struct UnitCounters {
   uint64_t cancelled = 0;       // prefetches that were resharded before they were used
 };
 
-/// What threads may read of a unit without the lock of its schedule.
+/// Facts about a unit that threads may read without the lock of its schedule.
 struct UnitFlags {
   std::atomic<int> pins = 0;                // a pinned unit stays unsharded
   std::atomic<int> unset = 0;               // parameters that were on the meta device and that nobody has initialised or loaded since
@@ -79,21 +79,21 @@ inline constexpr std::string_view kLayoutNames[] = {"flat", "rows", "whole param
 /// The dtype to which floating-point operands of a unit's operators are cast, if any.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 
-/// A module whose options act where it is called, so that operators may use its parameters only while its forward runs. Of a unit of
-/// several modules, any of them.
+/// A call of a module (of any of `modules`, for a unit of several) that operators need around them, because an option acts at that call:
+/// operators may use the parameters only while the forward of the module runs.
 struct NeededCall {
   std::vector<const torch::nn::Module*> modules;  // only compared, as are those below
   std::vector<const torch::nn::Module*> inner =
-      {};  // inside of these, and called without them: the option does nothing, which is said once
+      {};  // modules inside: if one is called without the outer call, the option does nothing, which is said once
   std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
-  std::string_view other_way = {};           // to do what the option does
+  std::string_view other_way = {};           // to get the effect of the option
   bool with_graph_only = false;              // the option does nothing where no graph is built
-  std::vector<const void*> parameters = {};  // Unit::Parameters, only compared: those that it is about; all of them, if empty
+  std::vector<const void*> parameters = {};  // the Unit::Parameters that need it, only compared; all of them, if empty
 };
 
-/// This class holds what stays the same while a model trains. What changes is in UnitState, which needs the lock of the unit's schedule.
+/// Holds what stays the same while a model trains. The rest is in UnitState, which is reached with the lock of the unit's schedule.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
@@ -127,12 +127,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
     /// The storage of this rank's chunk; the shards are views of it.
     TaggedStorage& own_storage() const { return *tagged_storage(listed().front().shard); }
-    /// What `parameters()` lists of the group, each with a shard of its own.
+    /// The entries of the group in `parameters()`, each with a shard of its own.
     std::span<const Parameter> listed() const { return flat ? std::span(&*flat, 1) : std::span(parameters); }
   };
 
-  /// Makes a unit of these parameters. Their tensors stay the same objects, but lose their former memory. Whoever makes it gives it a state
-  /// and a schedule. Collective.
+  /// Makes a unit of these parameters. Their tensors stay the same objects, but lose their former memory. The caller adds it to a schedule,
+  /// which gives it a state. Collective.
   static std::shared_ptr<Unit> make(std::string name, std::vector<ManagedParameter> managed, const ShardOptions& options);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
@@ -146,23 +146,23 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardOptions& options() const { return options_; }
   const std::vector<Group>& groups() const { return groups_; }
   std::optional<at::ScalarType> compute_dtype() const { return compute_dtype_; }
-  /// Where operators compute with the unsharded parameters.
+  /// The device on which operators compute with the unsharded parameters.
   c10::Device device() const { return device_; }
-  /// Whether that is a device, and the shards and their gradients are in host memory.
+  /// Whether the shards and their gradients are in host memory while a device computes with the unit.
   bool is_offloaded() const { return options_.offload.parameters == OffloadTo::Host; }
   /// The calls that operators need around them, by tessera::call or the class FullyShardedDataParallel.
   std::vector<NeededCall>& needed_calls() { return needed_calls_; }
   std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }
 
   UnitMemory& memory() { return memory_; }
-  /// Without those whose unsharded parameters no module holds any more.
+  /// The buffers of the groups, without those whose unsharded parameters no module holds any more.
   Buffers buffers() const;
   /// A storage for a group, without memory.
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype);
   /// Moves this rank's chunk of a group into private memory.
   void make_chunk_private(size_t group);
 
-  /// Called by a schedule that takes the unit. Its first one gives it a state, too.
+  /// Called by a schedule that takes the unit. The first one also gives it a state.
   void attach(std::shared_ptr<Schedule> schedule, std::shared_ptr<UnitState> state) {
     schedule_ = std::move(schedule);
     if (state) state_ = std::move(state);
@@ -228,13 +228,13 @@ inline auto parameters_of(const Unit& unit) {
 inline const Unit::Parameter& parameter_of(const Unit& unit, const SourceParameter& source) {
   return unit.groups()[source.group].parameters[source.parameter];
 }
-/// Somebody has written a parameter that was on the meta device when its unit was made.
+/// To be called when a parameter that was on the meta device when its unit was made has been written.
 void note_values(const Unit& unit, const Unit::Parameter& parameter);
-/// Somebody has written this shard, or a view of one.
+/// The same for a written shard, or a view of one.
 void note_values(const Unit& unit, const at::Tensor& shard);
 /// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since: `what` needs their values.
 void expect_values(const Unit& unit, std::string_view what);
-/// The same, if this shard, or view of one, has any part in them.
+/// The same, but only if this shard, or view of one, belongs to such a parameter.
 void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what);
 
 /// "'layers.3.weight' of unit 'layers.3'"

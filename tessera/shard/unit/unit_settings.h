@@ -1,4 +1,4 @@
-// What can be changed about a unit after it was made.
+// UnitSettings: what can be changed about a unit after it was made.
 #pragma once
 
 #include <memory>

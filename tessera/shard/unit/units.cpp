@@ -18,7 +18,7 @@ namespace {
 
 using torch::nn::Module;
 
-/// A new module may have the address of an earlier one.
+/// The entry of a module's address. A new module may have the address of an earlier one.
 struct Known {
   std::weak_ptr<const Module> module;  // empty if no shared_ptr owns it
   Boundary boundary;
@@ -55,7 +55,7 @@ void change(const Module& module, c10::function_ref<void(Known&)> change) {
   change(known);
 }
 
-/// Calls `act` with what is known of the address of a module, if there is anything.
+/// Calls `act` with the entry of a module's address, if there is one.
 void look(const Module& module, c10::function_ref<void(const Known&)> act) {
   auto& [mutex, all, sweep] = known_modules();
   const std::lock_guard lock(mutex);
@@ -100,8 +100,8 @@ std::vector<std::shared_ptr<Unit>> units(const Module& module) {
   return result;
 }
 
-// An earlier module may have had this address, and a graph may keep its unit alive. It is told apart because the new module has none of that
-// unit's parameters.
+// An earlier module may have had this address, and a graph may keep its unit alive. The new module has none of that unit's parameters, by
+// which the two are told apart.
 std::vector<std::shared_ptr<Unit>> units_of(const Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
   look(module, [&](const Known& known) {

@@ -1,4 +1,4 @@
-// What is known of modules: the units that were made of them, what was said about calls of them, and how users name them.
+// What is known of modules: the units that were made of them, the options that act at their calls, and their names.
 #pragma once
 
 #include <memory>
@@ -25,39 +25,40 @@ inline constexpr std::string_view kReplicated = "(replicated)";
 /// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
-/// The units that were made from this very module: none, one, or one more of the parameters that are replicated.
+/// The units that were made from this module itself: none, one, or a second one for its replicated parameters.
 std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
-/// The first of them. Null if fully_shard was called for the module, but all of its parameters are in other units. Throws UsageError if it
-/// was not: `what` was asked of a module that is no unit.
+/// Returns the first of them, or null if fully_shard was called for the module, but all of its parameters are in other units. Throws
+/// UsageError, which names the call `what`, if fully_shard was not called for it.
 std::shared_ptr<Unit> unit_for(const torch::nn::Module& module, std::string_view what);
 /// The units to which a setting applies.
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what);
 
-/// What was said about calls of a module.
+/// The options that act at calls of a module.
 struct Boundary {
   bool is_sharded = false;                          // fully_shard was called for the module
   bool has_units = false;                           // and the module had parameters in units then
   std::weak_ptr<Unit> unit = {};                    // that was made of the module; none if all of its parameters are in other units
   std::optional<at::ScalarType> input_dtype = {},
                                 output_dtype = {};  // of floating-point inputs and outputs; they stay as they are if unset
-  std::shared_ptr<const activation::Options> checkpointing = {};  // null if the module is no checkpointed segment
+  std::shared_ptr<const activation::Options> checkpointing = {};  // null if the module is not a checkpointed segment
 };
-/// All members have their defaults if nothing was said. So they do if no shared_ptr owns the module, as one does registered modules and
-/// those in holders.
+/// All members have their defaults if nothing was remembered, or if no shared_ptr owns the module. Registered modules, and those in
+/// holders, have a shared_ptr.
 Boundary boundary_of(const torch::nn::Module& module);
 
-/// The unit was made of the module. It refuses operators outside of calls of those segments in the module that were set before.
+/// Remembers that the unit was made of the module. The unit refuses operators outside of calls of the segments that were set in the module
+/// before.
 void remember_unit(const torch::nn::Module& module, Unit& unit);
-/// fully_shard was called for the module, whose own unit, if there is one, this is.
+/// Remembers that fully_shard was called for the module. `unit`: its own unit, or null.
 void remember_sharded(const torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit);
-/// Calls of the module are checkpointed segments. Its units refuse operators outside of them, which can't be seen then.
+/// Makes calls of the module checkpointed segments. Its units refuse operators outside of such calls: plain calls can't be seen.
 void remember_segment(const torch::nn::Module& module, const activation::Options& options);
 
 /// For example "Linear" for a torch::nn::LinearImpl.
 std::string class_name(const torch::nn::Module& module);
-/// Throws UsageError if a policy names a class that the model has not.
+/// Throws UsageError if a policy names a class that the model does not have.
 void expect_classes(const std::vector<std::string>& wanted, const std::set<std::string>& of_model);
-/// The path of what a module has under this name: "layers.3" below "layers", "3" below the model, whose path is empty.
+/// The path of a child or tensor of this name: "layers.3" below "layers", "3" below the model, whose path is empty.
 std::string path_below(const std::string& path, const std::string& name);
 
 }  // namespace tessera

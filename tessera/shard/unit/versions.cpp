@@ -44,7 +44,7 @@ void Versions::make_writable() {
     done_reading();
     publishes_later_ = true;
   } else if (!turns->wait_for_readers(subject())) {
-    // The shards move into private memory for good. Other ranks read a copy from now on.
+    // The shards move into private memory for good. Other ranks then read a copy.
     const BelowPaging below;
     for (const auto& group : unit_.groups()) {
       if (turns->keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
@@ -55,7 +55,7 @@ void Versions::make_writable() {
 }
 
 void Versions::set_writer(WriteKind how, std::string_view writer) {
-  const bool joins = how == WriteKind::Operators && written_;  // what an optimizer has written is written on by other operators
+  const bool joins = how == WriteKind::Operators && written_;  // operators after an optimizer's write belong to the same version
   if (joins) return;
   writer_ = how == WriteKind::Operators ? "operators other than Tessera's optimizers" : writer;
 }

@@ -32,7 +32,7 @@ class Versions {
   void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
-  /// What is about to write, for other ranks to compare: the optimizer with its options, if it is one of ours.
+  /// Says what is about to write, for other ranks to compare: the optimizer with its options, if it is one of ours.
   void set_writer(WriteKind how, std::string_view writer);
   /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
   /// update, but only when this rank reads the unit next.
@@ -50,7 +50,8 @@ class Versions {
   /// Called before the unit is read: publishes a new version if the shards were written, or the first version if none was published yet.
   void publish(std::span<const Buffer> buffers);
 
-  /// A raw pointer to the shards is handed out. Writes through it can't be seen, so expect_untouched() compares fingerprints from now on.
+  /// To be called when a raw pointer to the shards is handed out. Writes through it can't be seen, so expect_untouched() compares
+  /// fingerprints.
   void hand_out_pointer() { pointed_at_ = fingerprint_of_shards(); }
   /// Throws UsageError if the shards have changed through a raw pointer that was requested before they were last published.
   void expect_untouched();

@@ -34,7 +34,7 @@ GroupTraits traits_of(const ReplicaGroups& groups) {
 
 Combine combine_of(Reduce op) { return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add; }
 
-/// Integers whose sum with zeros is the same value, to the bit.
+/// The unsigned type of the same size, in which adding zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
   switch (c10::elementSize(element)) {
     case 1:
@@ -48,10 +48,10 @@ at::ScalarType bits_of(at::ScalarType element) {
   }
 }
 
-/// 16 bits that stay 16 bits on the way: compilers for CPUs send half types as float.
+/// Sends half types as 16-bit integers: compilers for CPUs would send them as float.
 at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? bits_of(element) : element; }
 
-/// In one collective all values have one type: they are added in that in which they are sent.
+/// Converts to the wire dtype: a collective adds in the type in which it sends.
 Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) { return hlo::convert(read(tensor), *reduction.wire_dtype); }
 
 class XlaTransport final : public Transport {
@@ -62,7 +62,7 @@ class XlaTransport final : public Transport {
     const auto lock = lock_device();
     std::vector<Value> own;
     for (const auto& piece : pieces) own.push_back(read(piece.own));
-    put_behind_barrier(own, operands);  // else a compiler would gather all units at once, or keep a unit that is to be gathered again
+    put_behind_barrier(own, operands);  // else a compiler would gather all units at once, or keep a unit instead of gathering it again
     uint64_t sent = 0;
     for (size_t i = 0; i < pieces.size(); i++) {
       if (pieces[i].own.numel() == 0) continue;
@@ -80,14 +80,14 @@ class XlaTransport final : public Transport {
     std::vector<at::Tensor> own;
     uint64_t sent = 0;
     for (const auto& piece : pieces) {
-      if (piece.squares) *piece.squares = std::nan("");  // nobody knows it while the program is traced
+      if (piece.squares) *piece.squares = std::nan("");  // unknown while the program is traced
       if (piece.own.numel() == 0) continue;
       const auto sum = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
       reduced.push_back(hlo::reshape(mean_of(sum, reduction), piece.own.sizes()));
       own.push_back(piece.own);
       sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
     }
-    // A compiler that sums whole gradients and cuts them afterwards would cut them where they are used, and keep them whole until then.
+    // Without the barrier, a compiler may all-reduce here and slice only at the use, and so keep whole gradients until then.
     if (!reduced.empty()) reduced = hlo::barrier(reduced);
     for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
     return {.bytes = sent};
@@ -127,7 +127,7 @@ class XlaTransport final : public Transport {
     return std::make_unique<XlaTransport>(std::move(parts));
   }
 
-  /// Of a world that was split, those of the first group.
+  /// Returns the values of this communicator's replicas; after a split, of those in the first group.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) override {
     const auto all = xla::replicas(tensor);
     std::vector<at::Tensor> own;
@@ -157,7 +157,7 @@ class XlaTransport final : public Transport {
 
   static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
 
-  /// Whether a replica is the one with this number in its group.
+  /// On each replica: whether it has this number in its group.
   Value is_member(int number) const {
     if (groups_.size() == 1) return is_replica(groups_.front()[static_cast<size_t>(number)]);
     Sizes marks(static_cast<size_t>(runner().replicas()), 0);
@@ -165,7 +165,7 @@ class XlaTransport final : public Transport {
     return hlo::convert(own_of(marks), at::kBool);
   }
 
-  /// On each replica its own of these numbers: text that does not grow with their count, where they go up in equal steps.
+  /// On each replica, its own one of the numbers. Numbers in equal steps become arithmetic, whose text does not grow with their count.
   static Value own_of(const Sizes& numbers) {
     const auto own = hlo::convert(hlo::replica_number(), at::kLong);
     const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;
@@ -184,7 +184,7 @@ class XlaTransport final : public Transport {
            });
   }
 
-  /// On each replica its own value of that tensor which is meant for it.
+  /// On each replica, its own value of the tensor that is meant for it.
   static at::Tensor chosen(const std::vector<at::Tensor>& of_replica) {
     const auto lock = lock_device();
     if (are_parts_of_one(of_replica)) {

@@ -5,7 +5,7 @@
 
 namespace tessera::xla {
 
-/// Of all replicas of the device, which must be there.
+/// Returns the communicator of all replicas of the device, which must exist.
 Communicator replica_world();
 
 }  // namespace tessera::xla

@@ -25,7 +25,7 @@ const Communicator& four() {
   return world;
 }
 
-/// The number of its replica, on each.
+/// A tensor with each replica's own number.
 at::Tensor numbers_of_replicas(at::ScalarType type = at::kFloat) {
   std::vector<at::Tensor> values;
   for (int replica = 0; replica < kReplicas; replica++) values.push_back(torch::full({2}, replica, type));
@@ -133,7 +133,7 @@ TEST(Communicator, GoesOnAfterAProgramThatFails) {
   {
     const auto large = torch::ones({int64_t{1} << 41}, sum.options());
     const auto lost = large.sum();
-    // Programs of several replicas start without a word; whoever reads their results is told.
+    // A program of several replicas starts without an error; a read of its results throws it.
     EXPECT_THAT(message_of<Error>([&] { (void)lost.item(); }), HasSubstr("Out of memory"));
     EXPECT_THAT(message_of<Error>([&] { (void)(lost + 1).item(); }), HasSubstr("Out of memory"));
   }

@@ -1,4 +1,4 @@
-// Replicas that each have their own batch train as one process on the whole batch. For as many replicas as TESSERA_TEST_DEVICES says.
+// Replicas with batches of their own train as one process on the whole batch. TESSERA_TEST_DEVICES sets the number of replicas.
 #include "tessera/base/env.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/init.h"
@@ -31,7 +31,7 @@ struct Batch {
   }
 };
 
-/// The losses of the whole batch. `world` averages gradients and losses, where there is one.
+/// Trains and returns the losses of the whole batch. `world` averages gradients and losses, if it is given.
 template <class Optimizer>
 std::vector<at::Tensor> losses_of(torch::nn::Sequential& model, Optimizer optimizer, const Communicator* world) {
   std::vector<at::Tensor> losses;

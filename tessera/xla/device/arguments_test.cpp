@@ -1,5 +1,5 @@
-// Wrong arguments are refused at the call, as on the CPU, also those that libtorch leaves to the kernels of its devices. And what right but
-// unusual ones give.
+// Wrong arguments are refused at the call as on the CPU, even those that libtorch leaves to a device's kernels. Valid but unusual arguments
+// give what they give on the CPU.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -94,7 +94,7 @@ TEST(Numbers, ByLessThanOneGoNowhere) {
   EXPECT_ANY_THROW(torch::arange(0, 5, 0.5, where));
 }
 
-/// What it gives on the CPU it gives on the device, type included.
+/// Expects the values and the type that the CPU gives.
 void expect_as_on_the_cpu(const std::function<at::Tensor(const at::Tensor&)>& compute, const at::Tensor& given) {
   const auto expected = compute(given), actual = compute(given.to(device_for_tests())).cpu();
   EXPECT_EQ(actual.scalar_type(), expected.scalar_type());

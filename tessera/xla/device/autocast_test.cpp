@@ -1,4 +1,4 @@
-// Autocast on the device is the casts that its lists say.
+// Autocast on the device casts as its lists say.
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Views that say of their values that they are to be conjugated or negated: operators, copies and reads see what they say.
+// Views with the conjugate or the negative bit: operators, copies and reads respect it.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

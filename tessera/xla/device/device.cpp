@@ -62,15 +62,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     expect_the_device(c10::Device(kXla, device));
     return device_generator();
   }
-  /// Copies to the host wait, so their memory is as all other.
+  /// Copies to the host wait, so pinned memory is plain memory.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
   at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
 };
 
-/// libtorch counts the devices in the first backward pass of a process, and makes a thread for each of them: in these run the backward passes
-/// of tensors that are there. What comes later has none.
+/// Makes autograd's threads for devices, unless a backward pass has done so, and tells whether there are any. libtorch does it once in a
+/// process, with a thread for each device, in which the device's backward passes run: a later device has none.
 class BackwardThreads : public torch::autograd::Engine {
  public:
   static bool have_started() {
@@ -103,7 +103,7 @@ at::Device make_device(const XlaOptions& options) {
   wait_at_end_of_thread([] { runner().wait(); });
   static const auto process = ::getpid();
   std::atexit([] {
-    if (::getpid() != process) return;  // a child of a fork has no device
+    if (::getpid() != process) return;  // a forked child has no device
     runner().finish();
     if (wants_report) std::fputs(metrics_report().c_str(), stderr);
   });
@@ -116,7 +116,7 @@ at::Device make_device(const XlaOptions& options) {
 }
 
 void to_device(ModuleRef module) {
-  (void)runner();  // throws if there is none
+  (void)runner();  // throws if there is no device
   move_module(module, kDevice);
 }
 

@@ -1,4 +1,4 @@
-// Dimensions that operators name, and what lies along them.
+// Helpers for the dimensions that operators take as arguments.
 #pragma once
 
 #include <ATen/WrapDimUtils.h>
@@ -30,12 +30,12 @@ inline Sizes one_for_each(const Sizes& given, size_t count, const Sizes& otherwi
   return given.size() == count ? given : Sizes(count, given[0]);
 }
 
-/// From 0 up. Throws if there is none such; a single number has one.
+/// Returns a dimension as a number from 0 up. Throws if there is no such dimension; a scalar has one.
 inline int64_t wrapped(int64_t dimension, int64_t rank) {
   return at::maybe_wrap_dim(dimension, rank);
 }
 
-/// From 0 up, in their order. Throws if one is named twice.
+/// Returns dimensions as sorted numbers from 0 up. Throws if one is named twice.
 inline Sizes wrapped(Sizes named, int64_t rank) {
   at::maybe_wrap_dims(named, rank);
   std::ranges::sort(named);
@@ -58,7 +58,7 @@ inline Sizes kept_sizes(Sizes sizes, const Sizes& reduced) {
   return sizes;
 }
 
-/// As wide again as `x`, of which it is a reduction.
+/// Broadcasts a reduction of `x` to the shape of `x`.
 inline Value spread(const Value& reduced, const Value& x, const Sizes& over_dimensions) {
   return hlo::expand(hlo::reshape(reduced, kept_sizes(x.sizes(), over_dimensions)), x.sizes());
 }
@@ -78,7 +78,7 @@ inline Value smallest_of(const Value& x, const Sizes& dimensions) {
   return hlo::reduce(x, Combine::Min, hlo::highest(x.element()), dimensions);
 }
 
-/// `x` with its one dimension, if it is a single number.
+/// `x` with one dimension if it is a scalar.
 inline Value with_a_dimension(const Value& x) {
   return x.rank() ? x : hlo::reshape(x, {1});
 }

@@ -47,7 +47,7 @@ Value floor_divided(const Value& a, const Value& b) {
     const auto signs = compare("NE", hlo::is_negative(a), hlo::is_negative(b));
     return select(both(inexact, signs), minus(quotient, fixed(a, 1)), quotient);
   }
-  // What is left is exact, so the quotient without it is a whole number but for its own rounding.
+  // The remainder is exact, so (a - rest) / b is a whole number except for its own rounding.
   const auto rest = hlo::binary("remainder", a, b), quotient = over(minus(a, rest), b), zero = fixed(a, 0);
   const auto below = both(compare("NE", rest, zero), compare("NE", hlo::is_negative(b), hlo::is_negative(rest)));
   const auto whole = hlo::unary("round_nearest_even", select(below, minus(quotient, fixed(a, 1)), quotient));

@@ -30,10 +30,10 @@ class Elements {
 
 /// The type that all tensors and numbers of a call can have, by libtorch's rules.
 at::ScalarType common_type(const Call& call);
-/// The type of the result; nobody has said it where no tensor takes it, and then numbers behind the first argument have no say.
+/// The type of the result: of the tensor that takes it or, where there is none, of all tensors and of the first argument.
 at::ScalarType type_of_operands(const Call& call);
 
-/// The type, or the default one where it has no fractions.
+/// The type if it is floating-point, else the default dtype.
 inline at::ScalarType fractional(at::ScalarType type) {
   return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
@@ -47,7 +47,7 @@ Kernel elementwise(const char* name, Compute compute) {
           }};
 }
 
-/// A kernel that computes in the type that all arguments can have, whatever the result is: truth if nobody says.
+/// A kernel that computes in the common type of its arguments. The result has the type of the tensor that takes it, else bool.
 template <class Compute>
 Kernel comparison(const char* name, Compute compute) {
   return {name, [compute](Call& call) {

@@ -1,4 +1,4 @@
-// A process that ends while a program of its device still runs. What fails is the process.
+// A process ends well while a program still runs on its device. A failure is a crash of this test program at its end.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -50,7 +50,7 @@ void expect_no_view(const c10::OperatorHandle& op) {
   }
 }
 
-/// The results of all replicas as one.
+/// Merges the results of all replicas into one.
 IValue merged(const std::vector<IValue>& values, const std::string& name) {
   const auto& first = values.front();
   const auto all = [&](const auto& tensor_of) -> at::Tensor {

@@ -1,4 +1,4 @@
-// What goes wrong on the device is an error that names the thing, and the process goes on.
+// Failures on the device are errors that name the cause, and the process can go on.
 #include "tessera/base/error.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/device/storage.h"

@@ -26,7 +26,7 @@ std::vector<c10::FunctionSchema>& schemas() {
   return all;
 }
 
-/// The one kernel of all operators in tables: which it is stands in the functor.
+/// The boxed kernel of all operators in tables. The functor has the operator's lowering.
 class Lowered final : public c10::OperatorKernel {
  public:
   Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}
@@ -66,7 +66,7 @@ const Operators& operators() {
   return all;
 }
 
-/// The types of the arguments that are not there only to be written.
+/// The types of all arguments except `out` arguments.
 std::string argument_types(const c10::FunctionSchema& schema) {
   std::string types;
   for (const auto& argument : schema.arguments()) {
@@ -84,12 +84,12 @@ bool needs_kernel(const c10::OperatorHandle& op) {
   return true;
 }
 
-/// What a name in a table means.
+/// The operators that a name in a table stands for: see add_kernels().
 std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
   auto plain = name.substr(0, name.find('.'));
   const auto overload = plain.size() == name.size() ? "" : name.substr(plain.size() + 1);
   const auto named = c10::Dispatcher::singleton().findSchema({"aten::" + plain, overload});
-  if (!named) return {};  // of another libtorch
+  if (!named) return {};  // only another version of libtorch has it
   if (plain.ends_with('_')) plain.pop_back();
   std::vector<c10::OperatorHandle> forms;
   for (const auto& op : operators().at(plain)) {
@@ -164,7 +164,7 @@ Value Call::value(size_t i, at::ScalarType element) const {
                                                                            : hlo::scalar(scalar.toDouble(), element);
   };
   if ((*this)[i].isScalar()) return number(arguments_[i].toScalar());
-  // libtorch makes tensors of the CPU of the numbers of some operators: what was a whole number there is one of many here.
+  // libtorch wraps the numbers of some operators in CPU tensors. Converting them here makes whole numbers arguments of the program, too.
   const auto& given = tensor(i);
   if (given.is_cpu() && given.numel() == 1 && given.scalar_type() != at::kBool && c10::isFloatingType(element)) {
     return hlo::reshape(number(given.item()), given.sizes());

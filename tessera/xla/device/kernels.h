@@ -1,4 +1,4 @@
-// The operators of the device, by the files that have them. Each file has a table of operators and what they are in the graph.
+// Operators of the device. Each file of lowerings registers a table of operators and the functions that lower them to the graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,17 +17,17 @@
 
 namespace tessera::xla {
 
-/// All of them, and the fallback for the others.
+/// Registers all tables, and the fallback for other operators.
 void register_kernels();
 
-/// What an operator's schema says of its arguments.
+/// Facts about an operator's arguments, from its schema.
 struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);
   std::string name;
-  size_t arguments, inputs, returns;  // inputs are all but those that are there only to be written
-  std::vector<size_t> outs;           // which arguments take the results
-  std::vector<size_t> numbers;        // which results are numbers, that the operator's own gradient alone would take
-  uint64_t counted = 0;               // bits of the inputs that decide the result, so that a lowering has to read them
+  size_t arguments, inputs, returns;  // inputs are all arguments but `out` ones
+  std::vector<size_t> outs;           // the arguments that take the results
+  std::vector<size_t> numbers;        // results that are integers, which only the operator's own backward takes
+  uint64_t counted = 0;               // bits of the inputs that a lowering has to read, because they decide the result
   std::vector<c10::IValue> defaults;  // of the arguments; None where there is no default
   std::optional<size_t> dtype;        // the argument that says what type the result shall have
 };
@@ -42,13 +42,13 @@ class Call {
     read_ |= uint64_t{1} << i;
     return arguments_[i];
   }
-  /// An argument of which the result does not depend by this look alone: at its shape, or at what it is.
+  /// Returns an argument without marking it as read: for looks at its shape or its kind.
   const c10::IValue& peek(size_t i) const { return arguments_[i]; }
-  /// Defined, or the argument is None.
+  /// Whether the argument is there: neither None nor an undefined tensor.
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
   const at::Tensor& tensor(size_t i) const { return (*this)[i].toTensor(); }
   double number(size_t i) const { return (*this)[i].toScalar().toDouble(); }
-  /// The whole number 1, as a factor is that nobody has given: a schedule's is a fraction, also where it becomes 1.
+  /// Whether a factor is the integer 1, its default. A schedule's factor is a double, also where it becomes 1.
   bool is_one(size_t i) const { return (*this)[i].isInt() && arguments_[i].toInt() == 1; }
   int64_t integer(size_t i) const { return (*this)[i].toInt(); }
   bool flag(size_t i) const { return (*this)[i].toBool(); }
@@ -62,20 +62,20 @@ class Call {
   /// In the type of the result; half types are computed as float, as libtorch does.
   Value wide_value(size_t i) const;
 
-  /// The tensor that takes result `i`, if the caller gave one.
+  /// The tensor that takes result `i`, or null if the caller gave none.
   const at::Tensor* out(size_t i = 0) const { return i < outs_.size() ? &outs_[i] : nullptr; }
-  /// The type that result `i` shall have, as libtorch has found out where it gave a tensor for it.
+  /// The type of result `i`: of the tensor that takes it, else of the first tensor among the arguments.
   at::ScalarType result_type(size_t i = 0) const;
 
-  /// Writes the results into the tensors that the caller gave, or makes new ones. A tensor that is there only to be written gets the
-  /// result's shape; one that is changed in place has it already, or the call is an error. Throws NotLowered if the lowering has not read
-  /// an argument that is given and decides the result.
+  /// Writes the results into the tensors that the caller gave, or makes new ones. An `out` tensor gets the result's shape; one that is
+  /// changed in place must have it already. Throws NotLowered if the lowering has left an argument unread that is given and decides the
+  /// result.
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
 
-  /// Of values that no lowering computes: complex numbers.
+  /// Whether an argument is complex, which no lowering computes.
   bool is_foreign() const;
-  /// Puts the arguments back, as if there had been no call.
+  /// Puts the arguments back on the stack.
   void undo();
 
  private:
@@ -84,11 +84,11 @@ class Call {
   const Signature& signature_;
   torch::jit::Stack& stack_;
   std::vector<c10::IValue> arguments_;
-  mutable uint64_t read_ = 0;  // bits of the arguments
+  mutable uint64_t read_ = 0;  // bits of the arguments that were read
   std::vector<at::Tensor> outs_;
 };
 
-/// What a lowering throws at arguments that it does not take: the call then runs on the CPU.
+/// Thrown by a lowering for arguments that it does not take; the call then runs on the CPU.
 struct NotLowered {};
 
 using Lowering = std::function<void(Call&)>;
@@ -96,10 +96,10 @@ struct Kernel {
   const char* name;
   Lowering lower;
 };
-/// Registers a table. A name is an operator of ATen with its overload, as "scatter.src", and means all its forms with the same arguments,
-/// such as those in place and with a given result, of which libtorch has no composition. If there is none such, it is the operator itself.
+/// Registers a table. A name is an ATen operator with its overload, as "scatter.src", and stands for all forms with the same arguments,
+/// such as in-place and `out` forms, that libtorch does not compose of others; if there is no such form, for the operator itself.
 void add_kernels(std::span<const Kernel> kernels);
-/// The schemas of all operators that have a lowering.
+/// Returns the schemas of all operators that have a lowering.
 std::span<const c10::FunctionSchema> lowered_schemas();
 
 void register_plumbing();

@@ -1,4 +1,4 @@
-// What the report counts, and warnings of what makes a step more than one program.
+// The report's counters, and warnings about steps that are more than one program.
 #include "tessera/xla/metrics.h"
 
 #include <gmock/gmock.h>
@@ -171,7 +171,7 @@ TEST(Recompilation, OfAStepIsToldOfWithWhatDiffers) {
   EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("(tensor<7x6xf32>, tensor<f32>) -> tensor<6xf32>, which were (tensor<8x6xf32>")));
 }
 
-/// How many programs a step has for the numbers that a schedule gives.
+/// Returns how many programs a step needs for the numbers of a schedule.
 int64_t programs_for(const std::function<void(at::Tensor& weight, double number)>& step) {
   auto weight = torch::ones({7}, device_for_tests());
   step_boundary();

@@ -1,4 +1,4 @@
-// A number that is another one in each step is an argument of the step's program from its second value on.
+// A number that changes in each step is an argument of the step's program from its second value on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::IsEmpty;
 
-/// How many programs the steps 1 to 6 need, which all end in the values of the CPU.
+/// Runs steps 1 to 6, expects the values of the CPU, and returns how many programs they needed.
 int64_t programs_for(const std::function<at::Tensor(at::Tensor& state, int64_t step)>& act, at::ScalarType type = at::kFloat) {
   const auto start = (torch::arange(48) % 7).to(type).view({6, 8});
   auto here = start.clone(), there = start.to(device_for_tests());
@@ -37,7 +37,7 @@ int64_t programs_for(const std::function<at::Tensor(at::Tensor& state, int64_t s
 TEST(MovingNumbers, AFloatTensorAndAWholeNumberNeedOneProgram) {
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x / step; }), 1);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x * step + step; }), 1);
-  // Of another shape, by which steps are told apart.
+  // With a result of another shape, because steps are told apart by shapes.
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return (x - step).remainder(step).sum(1); }), 1);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.sum() / torch::tensor(step); }), 1);
   EXPECT_EQ(programs_for([](at::Tensor& x, int64_t step) { return x.mul(torch::tensor(step)); }, at::kBFloat16), 1);

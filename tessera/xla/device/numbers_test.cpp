@@ -66,7 +66,7 @@ TEST(Edges, BesideNanAreThoseOfTheCpu) {
   expect_as_on_the_cpu([](const at::Tensor& x) { return std::get<1>(at::max_pool2d_with_indices(x, 3)); }, image.nan_to_num(0));
 }
 
-/// 257 has no bfloat16, and neither has 2049 a float16: rounded before the bias is added, the sum is not 1.
+/// bfloat16 has no 257, and float16 no 2049: if the product is rounded before the bias is added, the sum is not 1.
 TEST(Edges, OfHalfTypesAreRoundedOnceWithTheBias) {
   for (const auto& [type, count] : {std::pair{at::kBFloat16, 257}, {at::kHalf, 2049}}) {
     const auto where = torch::TensorOptions(device_for_tests()).dtype(type);
@@ -123,7 +123,7 @@ TEST(Edges, AreWrittenIntoWindowsThatOverlapOnlyIfAllAreOne) {
   expect_as_on_the_cpu(numbers, torch::arange(8, torch::kFloat));
   const auto apart = [](const at::Tensor& x) {
     const auto own = x.clone();
-    own.as_strided({3, 2}, {2, 3}).mul_(2);  // reaches over each other, and meets nowhere
+    own.as_strided({3, 2}, {2, 3}).mul_(2);  // the windows overlap, but share no element
     return own;
   };
   expect_as_on_the_cpu(apart, torch::arange(9, torch::kFloat));

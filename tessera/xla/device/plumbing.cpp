@@ -51,10 +51,10 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   const auto needed = tensor->storage_offset() + tensor->numel();
   auto& cell = cell_of(self);
-  // Losses make a result of full size and then want one number: smaller memory is right where nobody has written it or else sees it.
+  // Losses make a result of full size and resize it to one number: shrinks only memory that nobody has written and nobody else sees.
   const bool is_fresh = !cell.value && self.storage().use_count() == 1;
   if (needed == before || (needed < before && !is_fresh)) return self;
-  cell.before = nullptr;  // of another size
+  cell.before = nullptr;  // its buffers have another size
   if (cell.value) {
     const auto list = hlo::reshape(in_type(cell.value, self.scalar_type()), {before});
     cell.value = hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
@@ -63,7 +63,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   return self;
 }
 
-/// What the host reads ends the program that is being traced.
+/// Reads a value for the host, which ends the program that is being traced.
 at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   const at::NoGradGuard no_grad;
   return first_replica(tensor, reader);
@@ -91,14 +91,14 @@ at::Scalar local_scalar(const at::Tensor& self) {
   return to_host(self, "item()").item();
 }
 
-/// The same value needs no reading: modules compare inputs with themselves.
+/// Compares without a read if both are the same node: modules compare inputs with themselves.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (read(a) == read(b)) return true;
   return at::equal(to_host(a, "equal()"), to_host(b, "equal()"));
 }
 
-/// libtorch marks such zeros by a key of their own, so that nobody computes with them; here the compiler sees what they are.
+/// Plain zeros for _efficientzerotensor: libtorch marks them by a dispatch key to skip computations, which the compiler does here.
 at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
                  std::optional<at::Device> device, std::optional<bool> /*pin*/) {
   expect_the_device(device);
@@ -127,7 +127,7 @@ void register_plumbing() {
   aten.impl("_copy_from", &copy_from);
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);
-  // Copies see for themselves what is to be conjugated or negated; libtorch's own way would be another copy, without end.
+  // Copies handle the conjugate and negative bits themselves; libtorch's fallback would resolve them by another copy, without end.
   static auto& conjugated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Conjugate, __FILE__, __LINE__);
   static auto& negated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Negative, __FILE__, __LINE__);
   conjugated.impl("_copy_from", torch::CppFunction::makeFallthrough());

@@ -1,4 +1,4 @@
-// What a run leaves for `tessera xla program`: the text of each of its programs, and what they need and did.
+// The files of a run for `tessera xla program`: the text of each program, its figures and its counters.
 #pragma once
 
 #include <chrono>
@@ -13,16 +13,16 @@
 
 namespace tessera::xla {
 
-/// PROCESS_NUMBER.mlir for each program, and PROCESS.json, which is written at most once a second, and at the end. What can't be written is
-/// left out, with a warning once.
+/// Writes PROCESS_NUMBER.mlir for each program, and PROCESS.json at most once a second and at the end. Leaves out a file that can't be
+/// written, and warns once.
 class ProgramFolder {
  public:
-  /// TESSERA_XLA_PROGRAMS; nothing if that is unset. Throws IoError if there can be no such folder.
+  /// The folder TESSERA_XLA_PROGRAMS; nothing if that is unset. Throws IoError if the folder can't be made.
   static std::optional<ProgramFolder> of_this_run(const std::string& platform, int replicas);
 
-  /// Before the program is compiled: if that ends the process, its text is what one needs.
+  /// Writes the text of a program before it is compiled, because compiling may end the process.
   void begin(const std::string& text);
-  /// What the last text has become: nothing if it is not compiled here.
+  /// Adds the compiled program of the last text; nothing if it is not compiled here.
   void end(const std::optional<pjrt::CompiledProgram>& program);
   void note(const Metrics& metrics);
   void finish(const Metrics& metrics);

@@ -16,14 +16,14 @@
 namespace tessera::xla {
 namespace {
 
-/// More than a step of a model with a hundred layers has, and traced within a second. A program that ended just there would end at another
-/// place of the loop each time, and be another program.
+/// More operations than a step of a model with a hundred layers has, traced within a second. Only warns: a program cut just there would end
+/// at another place of the loop each time, and be another program.
 constexpr int64_t kManyOperations = 200000;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-/// Barriers change no value: a storage whose value is a leaf behind them has that leaf.
+/// Returns the value without barriers, which change no value: a leaf behind barriers is that leaf.
 Value behind_barriers(Value value) {
   while (value.node().kind == Node::Kind::Operation && value.node().name == std::string_view("optimization_barrier")) {
     value = Value(value.node().operands[value.result()]);
@@ -31,7 +31,7 @@ Value behind_barriers(Value value) {
   return value;
 }
 
-/// After a program has failed: storages hold again what they held before it. What they would have got from it is lost.
+/// Restores storages after a failed program to their values before it. A value whose memory was donated is lost.
 void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<Type>& types) {
   for (size_t i = 0; i < owners.size(); i++) {
     for (auto* const cell : owners[i]) {
@@ -51,8 +51,8 @@ ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas, s
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
 
-/// A read cuts a step if a later program of that step needs what the read's program made. What one of the two writes in place is no sign of
-/// that: weights and running sums go from program to program, wherever these end.
+/// Counts a read as a cut if a later program of the step needs a result of the read's program. Results that either updates in place do not
+/// count: weights and running sums go from program to program, wherever these end.
 void ProgramRunner::note_cuts(const StepProgram& step) {
   const auto needed = step.arguments_of(Memory::Kept);
   std::erase_if(reads_in_step_, [&](const Read& read) {
@@ -169,7 +169,7 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(StepProgram& step) {
 }
 
 void ProgramRunner::drop(std::optional<Compiled>& program) {
-  wait();  // it may run
+  wait();  // the program may run
   program.reset();
   metrics_.dropped++;
 }
@@ -213,9 +213,9 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   const auto began = Clock::now();
   auto results = executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
-  // CPU plugins let go of a donated buffer only when its program has ended. Until the next has started, nobody needs to wait for that.
+  // Keeps donated buffers until the next program has started: a CPU plugin frees one only when its program has ended, and would wait here.
   donated_ = step.arguments_of(Memory::Taken);
-  // What was donated went to a program whose own results are waited for.
+  // A donated result went to a program whose own results are waited for.
   std::erase_if(under_way_, [](const pjrt::Buffer& result) { return result.is_donated() || result.is_ready(); });
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
@@ -245,7 +245,7 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(StepProgram& step) {
   return all;
 }
 
-/// What a program that does not run gives, and what it is given.
+/// Stands for results and arguments where programs do not run.
 std::shared_ptr<const Data> ProgramRunner::absent(const Type& type) const {
   return std::make_shared<const Data>(static_cast<size_t>(replicas_), pjrt::Buffer::absent(type));
 }

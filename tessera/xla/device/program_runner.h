@@ -1,4 +1,4 @@
-// Runs what has been traced: one program for all that lives, compiled once for each shape of step.
+// Runs what has been traced: one program for all living storages, compiled once for each form of step.
 #pragma once
 
 #include <cstdint>
@@ -19,10 +19,10 @@ namespace tessera::xla {
 
 class ProgramRunner {
  public:
-  /// More programs than a training with evaluation and batches of many sizes has. Each takes memory, also on the device.
+  /// A limit beyond what training needs with evaluation and batches of many sizes. Each program takes memory, also on the device.
   static constexpr size_t kManyPrograms = 256;
 
-  /// Without a client programs are traced, and not run. Of more programs than so many, the one that has not run for longest is dropped.
+  /// Without a client, programs are traced and not run. Beyond `many_programs`, drops the program that has not run for longest.
   ProgramRunner(std::optional<pjrt::Client> client, int replicas, size_t many_programs = kManyPrograms);
 
   /// Such as "cpu". Where programs are only traced, what TESSERA_PJRT_PLUGIN says they are for, or "no device".
@@ -30,44 +30,44 @@ class ProgramRunner {
   bool runs() const { return client_.has_value(); }
   int replicas() const { return replicas_; }
 
-  /// Starts one program that computes all that storages hold and has not been computed. Afterwards each storage holds buffers.
-  /// `reader` is what on the host asks for a value, such as "item()", or empty if it needs no mention; at the end of a step there is none.
+  /// Starts one program that computes all pending values of storages; afterwards each storage holds buffers. `reader` names the host's
+  /// read, such as "item()"; it is empty if no warning shall name the read, and nullopt at the end of a step.
   void cut(const std::optional<std::string>& reader = {});
-  /// Computes one value beside: storages stay as they are.
+  /// Computes one value in a program of its own; storages stay as they are.
   std::shared_ptr<const Data> compute(const Value& value);
 
-  /// A tensor of the CPU for each replica, or one for all.
+  /// Uploads a CPU tensor for each replica, or one for all.
   std::shared_ptr<const Data> upload(const std::vector<at::Tensor>& tensors);
   at::Tensor download(const pjrt::Buffer& buffer);
 
-  /// Until no program runs any more.
+  /// Waits until no program runs.
   void wait();
-  /// At the end of the process: leaves what TESSERA_XLA_PROGRAMS asks for.
+  /// Waits, and writes the files of TESSERA_XLA_PROGRAMS, at the end of the process.
   void finish();
-  /// One more operator is traced. Warns once if what waits to be computed has grown beyond what a step may be.
+  /// Counts a traced operator. Warns once if more operations are pending than a step may have.
   void note_operator();
 
   Metrics& metrics() { return metrics_; }
-  /// Of the device that has taken most.
+  /// The peak of the device that has used most.
   std::optional<int64_t> peak_memory() const;
-  /// Of the last program: StableHLO.
+  /// The StableHLO text of the program that was compiled last.
   const std::string& last_text() const { return last_text_; }
 
  private:
   struct Compiled {
-    std::optional<pjrt::Executable> executable;  // of programs that run
+    std::optional<pjrt::Executable> executable;  // nothing if programs do not run
     size_t number;                               // in the metrics
-    int64_t last_run = 0;                        // among all executions
+    int64_t last_run = 0;                        // as a number of executions
   };
 
-  /// Of all steps with one key.
+  /// The moving numbers and the program of all steps with one key.
   struct Known {
     MovingNumbers numbers;
-    std::optional<Compiled> program;  // with the numbers as arguments that have moved until now
+    std::optional<Compiled> program;  // takes the numbers that have moved as arguments
   };
 
   std::vector<std::shared_ptr<const Data>> run(StepProgram& step);
-  /// One list for each replica.
+  /// Returns one list for each replica.
   std::vector<std::vector<pjrt::Buffer>> results_of(const StepProgram& step, const pjrt::Executable& executable);
   const Compiled& compiled(StepProgram& step);
   Compiled compile(const StepProgram& step);
@@ -85,17 +85,17 @@ class ProgramRunner {
   std::optional<pjrt::ProgramCache> disk_;
   std::optional<ProgramFolder> folder_;
   std::unordered_map<std::string, Known> programs_;
-  std::vector<std::shared_ptr<const Data>> donated_;  // to the program that was started last
+  std::vector<std::shared_ptr<const Data>> donated_;  // arguments donated to the program that was started last
   std::vector<pjrt::Buffer> under_way_;               // of programs that may still run: the smallest result of each replica
   size_t last_number_ = 0;                            // in the metrics, of the program that was started last
-  std::optional<size_t> replaced_;                    // the number of the one in whose place it is
-  bool traces_backward_ = false;                      // whether a backward pass is in what waits to be computed
+  std::optional<size_t> replaced_;                    // the number of the program that it replaces
+  bool traces_backward_ = false;                      // whether pending operations have a backward pass among them
   bool has_warned_of_growth_ = false;
   StepHistory history_;
   std::string last_text_;
   struct Read {
     std::string reader;
-    std::vector<std::weak_ptr<const Data>> results;  // of its program
+    std::vector<std::weak_ptr<const Data>> results;  // of the read's program
   };
   std::vector<Read> reads_in_step_;
   Metrics metrics_;

@@ -31,7 +31,7 @@ using hlo::plus;
 using hlo::times;
 
 constexpr size_t kStateBytes = 16;
-/// Replicas begin that far from each other in one stream, which has 2^64 places: none comes to where another began.
+/// Replicas begin 2^54 places from each other in a stream of 2^64, so none reaches the start of another.
 constexpr int kReplicaShift = 54;
 
 /// The state is two numbers for each replica, in a tensor on the device.
@@ -50,7 +50,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
   }
-  /// Bytes on the CPU, as those of libtorch's own generators: the numbers of the first replica. All draw equally many.
+  /// Returns the first replica's state as bytes on the CPU, as libtorch's own generators do. All replicas draw equally many numbers.
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto bytes = at::empty({static_cast<int64_t>(kStateBytes)}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), replicas(const_cast<XlaGenerator&>(*this).state())[0].const_data_ptr(), kStateBytes);
@@ -65,7 +65,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
     seed_ = numbers[0];
     state_ = from(numbers[1]);
   }
-  /// The state as a generator: it stays on the device, and nothing is read.
+  /// Returns the state as a generator: it stays on the device, and nothing is read.
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return clone(); }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
     auto& other = dynamic_cast<XlaGenerator&>(*state);
@@ -88,7 +88,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
     copy->state_ = new_tensor(read(const_cast<XlaGenerator&>(*this).state()));
     return copy.release();
   }
-  /// The state of all replicas after the first has drawn so much.
+  /// Makes the states of all replicas, with the first at `place`.
   at::Tensor from(uint64_t place) const {
     std::vector<at::Tensor> all;
     for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {
@@ -146,7 +146,7 @@ Value bits_for(const Call& call, const Sizes& sizes, at::ScalarType type) {
   return random_bits(call, type == at::kDouble ? at::kUInt64 : at::kUInt32, sizes);
 }
 
-/// The highest bits as a whole number: a double of 64 bits, a float of 32.
+/// The highest `count` bits as a whole number: a double of 64 bits, a float of 32.
 Value highest_bits(const Value& bits, int count) {
   const bool wide = bits.element() == at::kUInt64;
   return hlo::convert(hlo::binary("shift_right_logical", bits, fixed(bits, (wide ? 64 : 32) - count)), wide ? at::kDouble : at::kFloat);
@@ -202,7 +202,7 @@ Value geometric(const Call& call, const Sizes& sizes, at::ScalarType type) {
   return hlo::unary("ceil", over(hlo::logarithm(u), hlo::log_plus_one(hlo::negated(argument(call, 1, u)))));
 }
 
-/// Whole numbers from `low` on, less than `count` more; all if `count` is 0.
+/// Draws whole numbers from `low` to `low + count - 1`, or from all if `count` is 0.
 Value whole_numbers(const Call& call, const Sizes& sizes, int64_t low, uint64_t count) {
   constexpr auto kHalf = uint64_t{1} << 63;
   if (count > kHalf) throw NotLowered();
@@ -217,7 +217,7 @@ Value whole_numbers(const Call& call, const Sizes& sizes, int64_t low, uint64_t 
   return plus(numbers, fixed(numbers, low));
 }
 
-/// The largest whole number up to which the type has all.
+/// The largest whole number up to which the type represents all.
 int64_t largest_of(at::ScalarType type) {
   if (c10::isFloatingType(type)) return int64_t{1} << digits_of(type);
   if (type == at::kBool) return 1;
@@ -262,7 +262,7 @@ void permutation(Call& call) {
   call.give(hlo::convert(hlo::sort(bits, 0, hlo::Order::Ascending).second, call.result_type()));
 }
 
-/// Without putting back, each class waits for a random time, shorter if it weighs more, and the first ones are drawn. With putting back, a
+/// Without replacement, each class waits for a random time, shorter if it weighs more, and the first classes are drawn. With replacement, a
 /// number falls between running sums.
 void multinomial(Call& call) {
   const auto weights = call.value(0, at::kFloat);
@@ -300,7 +300,7 @@ void dropout_gradient(Call& call) {
   call.give(hlo::select(call.value(1, at::kBool), times(g, hlo::full(call.number(2), g.type())), fixed(g, 0)));
 }
 
-/// Numbers below 0 get a slope that is drawn, or the mean one; the noise says which.
+/// Multiplies numbers below 0 by a drawn slope, which goes to the noise, or in evaluation by the mean slope.
 void leaky_with_noise(Call& call) {
   const auto x = call.wide_value(0), low = argument(call, 2, x), high = argument(call, 3, x);
   const auto is_low = hlo::compare("LE", x, fixed(x, 0));

@@ -7,13 +7,12 @@
 
 namespace tessera::xla {
 
-/// What torch::manual_seed sets. Replicas draw different numbers.
+/// The generator that torch::manual_seed seeds. Replicas draw different numbers.
 const at::Generator& device_generator();
 
-/// Floats of 32 random bits each, or doubles of 64.
-/// In [0, 1), also after they are rounded to `type`: they have no more digits than it has.
+/// Uniform in [0, 1), floats of 32 random bits each or doubles of 64; also after rounding to `type`, because they have no more digits.
 Value uniform_from(const Value& bits, at::ScalarType type);
-/// In (0, 1): half a step from both ends.
+/// Uniform in (0, 1): half a step from both ends.
 Value inner_from(const Value& bits);
 Value normal_from(const Value& bits);
 

@@ -58,7 +58,7 @@ at::Tensor room(at::ScalarType type = at::kFloat) {
   return torch::empty({kMany}, torch::TensorOptions(two_replicas()).dtype(type));
 }
 
-/// Of all replicas, on the CPU.
+/// Returns the numbers of all replicas on the CPU.
 at::Tensor all_of(const at::Tensor& drawn) { return torch::cat(replicas(drawn)); }
 
 void expect_distribution(const at::Tensor& numbers, double mean, double deviation) {
@@ -154,7 +154,7 @@ TEST(Distributions, OfWhatDropoutKeeps) {
   }
 }
 
-/// Bits that are all 0, and bits that are all 1: what millions of draws would meet once.
+/// Bits that are all 0 or all 1, which come once in millions of draws.
 TEST(Distributions, AreFiniteAtTheirEnds) {
   two_replicas();
   for (const auto element : {at::kUInt32, at::kUInt64}) {

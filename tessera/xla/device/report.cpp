@@ -1,4 +1,4 @@
-// metrics_report: what was compiled, what ran, and what cut steps, for people.
+// metrics_report: compilations, runs and cuts of steps, for people.
 #include "tessera/xla/metrics.h"
 
 #include <fmt/format.h>

@@ -32,7 +32,7 @@ std::unique_lock<std::recursive_mutex> lock_device() {
 }
 
 LazyMemory& LazyMemory::instance() {
-  static auto& memory = *new LazyMemory;  // tensors in static storage end after main
+  static auto& memory = *new LazyMemory;  // never destroyed: tensors in static storage end after main
   return memory;
 }
 

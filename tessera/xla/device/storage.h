@@ -20,10 +20,10 @@ namespace tessera::xla {
 inline constexpr auto kXla = c10::DeviceType::PrivateUse1;
 inline constexpr c10::DispatchKeySet kXlaKeys(c10::DispatchKey::PrivateUse1);
 
-/// What a storage holds now. It has as many elements as the storage, of one type, in any shape.
+/// The current value of a storage: as many elements as the storage has, of one type, in any shape.
 struct Cell {
   Value value;
-  /// The buffers that it held when the program before began: the next value may take their memory.
+  /// The buffers from the last program or upload, whose memory the next value may take.
   std::shared_ptr<const Data> before;
 
   Cell *newer = nullptr, *older = nullptr;
@@ -31,7 +31,7 @@ struct Cell {
   size_t size_class = 0;
 };
 
-/// Makes the cells, and knows all that live. Each has addresses of its own, which nobody can read: several storages may have one memory, and
+/// Allocates cells, and knows all that live. Each has unreadable addresses of its own, because several storages may share one memory, and
 /// some know it by its address alone.
 class LazyMemory final : public c10::Allocator {
  public:
@@ -43,7 +43,7 @@ class LazyMemory final : public c10::Allocator {
 
   /// The cell whose memory begins there, or null.
   Cell* at(const void* address);
-  /// In the order in which they were made.
+  /// Visits cells in the order in which they were made.
   void for_each(const std::function<void(Cell&)>& visit);
 
  private:
@@ -60,12 +60,12 @@ class LazyMemory final : public c10::Allocator {
   Cell* oldest_ = nullptr;
 };
 
-/// Throws, with the message of whoever guards it, if the tensor's storage has no memory.
+/// Returns the cell of a tensor's storage. Throws if it has no memory, with the message of a guarded storage.
 Cell& cell_of(const at::Tensor& tensor);
 int64_t elements_of_storage(const at::Tensor& tensor);
 
 bool is_xla(const at::Tensor& tensor);
-/// Throws UsageError for another device than the one, which needs no index.
+/// Throws UsageError for xla:1 and higher: there is one device, which needs no index.
 void expect_the_device(const std::optional<at::Device>& device);
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
 at::Tensor new_tensor(const Value& value);

@@ -1,4 +1,4 @@
-// The order in which a compiler computes what no data orders.
+// Barriers, which order computations that no data orders.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace tessera::xla {
 
-/// Of these values and tensors, none is computed before all are there, and what is computed from them is not what was computed before.
-/// Tensors of other devices stay as they are.
+/// Puts values and tensors behind one barrier: none is available before all are, and a compiler does not merge what is computed from them
+/// with what was computed before. Tensors of other devices stay as they are.
 void put_behind_barrier(std::vector<Value>& values, std::span<at::Tensor> tensors);
 
-/// What tessera::tied does on XLA devices.
+/// tessera::tied on XLA devices.
 std::vector<at::Tensor> tied_on_device(std::vector<at::Tensor> values, std::span<const at::Tensor> after);
 
 }  // namespace tessera::xla

@@ -51,7 +51,7 @@ int64_t programs_of_epochs(MakeOptimizer make_optimizer) {
 
 TEST(Programs, OfEpochsWithAScheduleEvaluationAndAnUnevenLastBatch) {
   EXPECT_EQ(programs_of_epochs([](auto p) -> Optimizer { return std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.1)); }), 3);
-  EXPECT_EQ(programs_of_epochs(adamw), 3);  // the first step makes the moments; the evaluation is that of before
+  EXPECT_EQ(programs_of_epochs(adamw), 3);  // the first step makes the moments; the evaluation's program was there
 }
 
 TEST(Seeds, MakeTrainingReproducible) {

@@ -1,4 +1,4 @@
-// Arguments of operators that lowerings may leave unread.
+// Arguments of operators that lowerings need not read.
 #pragma once
 
 #include <span>
@@ -13,7 +13,7 @@ struct Unread {
 };
 std::span<const Unread> unread_arguments();
 
-/// `name` as schemas have it: "aten::embedding", also in place.
+/// `name` is that of a schema, such as "aten::embedding", or of its in-place form.
 bool may_be_unread(std::string_view name, std::string_view argument);
 
 }  // namespace tessera::xla

@@ -7,12 +7,12 @@
 namespace tessera::xla {
 namespace {
 
-ProgramRunner* the_runner = nullptr;  // never ended: tensors in static storage end after main
+ProgramRunner* the_runner = nullptr;  // never destroyed: tensors in static storage end after main
 
 std::shared_ptr<const Data> computed(const at::Tensor& tensor, const std::string& reader) {
   if (!is_xla(tensor)) throw UsageError("replicas() takes a tensor on xla, not on {}", tensor.device().str());
   const auto& cell = cell_of(tensor);
-  // All that has been traced becomes one program; computed alone, it would be computed again at the end of the step.
+  // Makes one program of all that has been traced: a value computed alone would be computed again at the end of the step.
   if (cell.value && cell.value.node().kind == Node::Kind::Operation) runner().cut(reader);
   return runner().compute(read(tensor));
 }

@@ -1,4 +1,4 @@
-// Values between the host and the device.
+// Moves values between the host and the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,11 +10,11 @@
 
 namespace tessera::xla {
 
-/// Every replica's values of a tensor, on the CPU. `reader` is whom a warning names if the read cuts a step; nobody if it is empty.
+/// Returns every replica's values on the CPU. `reader` names the read in a warning if it cuts a step; if empty, there is no warning.
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader = "replicas()");
-/// The same of one replica, where all have the same values or nobody asks for the others.
+/// The same for the first replica: all have the same values, or nobody asks for the others.
 at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader);
-/// A tensor with these values, a tensor of the CPU for each replica.
+/// Makes a tensor of CPU tensors, one for each replica or one for all.
 at::Tensor from_replicas(const std::vector<at::Tensor>& values);
 
 bool has_device();

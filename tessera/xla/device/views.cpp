@@ -14,8 +14,8 @@
 namespace tessera::xla {
 namespace {
 
-/// A view as a box in its storage: the storage's elements, shaped so that each stride of the view has a dimension of its own, have the view
-/// at `start` with `sizes`, and `permutation` and broadcasting make the view's shape of it.
+/// A view as a box in its storage. In the storage reshaped to `shape`, which has a dimension for each stride of the view, the view is the
+/// part at `start` with `sizes`. A transpose and a broadcast give it the view's own shape.
 struct Box {
   bool fits = true;    // if not, the view is a list of places
   bool whole = false;  // all of the storage, in its order
@@ -87,7 +87,7 @@ Sizes sizes_of(const at::Tensor& view, const Sizes& dimensions) {
   return sizes;
 }
 
-/// The order that sorts the box's dimensions as the view has them.
+/// The permutation from the order of the box's dimensions to that of the view.
 Sizes to_view_order(const Sizes& dimensions) {
   Sizes order(dimensions.size());
   std::iota(order.begin(), order.end(), 0);
@@ -123,7 +123,7 @@ Value number_of(const at::Tensor& tensor) {
 Value in_memory(const at::Tensor& tensor) {
   const auto lock = lock_device();
   const auto& cell = cell_of(tensor);
-  if (tensor.numel() == 0 || !cell.value) {  // memory that nobody has written may hold anything: zeros
+  if (tensor.numel() == 0 || !cell.value) {  // unwritten memory may hold anything: zeros
     return hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), tensor.sizes(), {});
   }
   auto value = in_type(cell.value, tensor.scalar_type());
@@ -158,7 +158,7 @@ bool overlaps_itself(const at::Tensor& view) {
     if (view.size(i) > 1) dimensions.push_back(i);
   }
   std::ranges::sort(dimensions, {}, [&](int64_t i) { return view.stride(i); });
-  int64_t reach = 0;  // of the narrower dimensions
+  int64_t reach = 0;  // of the dimensions with smaller strides
   bool is_clear = true;
   for (const auto i : dimensions) {
     is_clear &= view.stride(i) > reach;
@@ -191,7 +191,7 @@ Sizes sizes_once(const at::Tensor& tensor) {
   return sizes;
 }
 
-/// Tensors may say of what lies in memory that it is to be conjugated or negated.
+/// Applies the tensor's conjugate and negative bits; applying them twice changes nothing, so reads and writes both do.
 Value as_marked(const Value& value, const at::Tensor& tensor) {
   const auto conjugated = tensor.is_conj() ? hlo::conjugate(value) : value;
   return tensor.is_neg() ? hlo::unary("negate", conjugated) : conjugated;

@@ -7,9 +7,9 @@
 
 namespace tessera::xla {
 
-/// The tensor's value, of the tensor's shape. A tensor of the CPU with one element is a number.
+/// Returns the tensor's value in its shape. A CPU tensor with one element is a number.
 Value read(const at::Tensor& tensor);
-/// A storage's value as a list of this type, which a view may have.
+/// Reinterprets a storage's value in the type of a view: as a list if the types differ.
 Value in_type(const Value& value, at::ScalarType element);
 /// Puts a value of the tensor's shape, of any type, into the tensor's storage.
 void write(const at::Tensor& tensor, Value value);

@@ -1,4 +1,4 @@
-// Drawn programs of views and writes in place: the device against the CPU.
+// Random programs of views and in-place writes: the device against the CPU.
 #include "tessera/xla/device/device.h"
 
 #include <gtest/gtest.h>
@@ -131,7 +131,7 @@ class Drawn {
     }
   }
 
-  /// Whether no two of its elements are one: to write those is undefined.
+  /// Whether no two of its elements share memory: writes to others are undefined.
   bool is_plain(const at::Tensor& t) const {
     std::vector<int64_t> sorted;
     for (int64_t i = 0; i < t.dim(); i++) {
@@ -154,7 +154,7 @@ class Drawn {
     change(there_[place]);
   }
 
-  /// From another tensor that fits, if it shares no memory.
+  /// Copies from another tensor that fits, if it shares no memory.
   void copy(size_t place) {
     for (size_t i = 0; i < here_.size(); i++) {
       const auto from = (place + i) % here_.size();
@@ -182,7 +182,7 @@ TEST(Views, DrawnProgramsAreAsOnTheCpu) {
   for (auto seed = static_cast<uint32_t>(first); seed < first + count; seed++) ASSERT_TRUE(is_as_on_cpu(seed)) << "of seed " << seed;
 }
 
-/// It adds a part of an array to that part in another order: one plugin reads there what it has written already.
+/// Adds a part of an array to itself in another order: one plugin would read there what it has written already.
 TEST(Views, PartsAreReadBeforeTheyAreWritten) { EXPECT_TRUE(is_as_on_cpu(329)); }
 
 }  // namespace

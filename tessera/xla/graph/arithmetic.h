@@ -14,13 +14,13 @@ inline Value minus(const Value& a, const Value& b) { return binary("subtract", a
 inline Value times(const Value& a, const Value& b) { return binary("multiply", a, b); }
 inline Value over(const Value& a, const Value& b) { return binary("divide", a, b); }
 
-/// A number in the shape of `x`, which the program's text has: for what follows from shapes.
+/// A constant in the shape of `x`, part of the program's text: for numbers that follow from shapes.
 template <class Number>
 Value fixed(const Value& x, Number number) {
   using Constant = std::conditional_t<std::is_integral_v<Number>, int64_t, double>;
   return broadcast(constant(static_cast<Constant>(number), x.element()), x.sizes(), {});
 }
-/// A number in the shape of `x`, which may differ from run to run.
+/// A number in the shape of `x` that may differ from run to run: an argument of the program.
 inline Value like(const Value& x, double number) { return full(number, x.type()); }
 
 inline Value flat(const Value& x) { return reshape(x, {c10::multiply_integers(x.sizes())}); }
@@ -41,7 +41,7 @@ inline Value root(const Value& x) { return unary("sqrt", x); }
 inline Value magnitude(const Value& x) { return c10::isIntegralType(x.element(), true) && !c10::isSignedType(x.element()) ? x : unary("abs", x); }
 inline Value negated(const Value& x) { return unary("negate", x); }
 inline Value logistic(const Value& x) { return unary("logistic", x); }
-/// Towards zero.
+/// Rounds towards zero.
 inline Value truncated(const Value& x) { return select(is_negative(x), unary("ceil", x), unary("floor", x)); }
 
 /// The type in which half types are computed, as libtorch does.

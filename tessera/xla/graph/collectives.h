@@ -7,13 +7,13 @@
 
 namespace tessera::xla::hlo {
 
-/// Which replicas meet: lists of one length, in which each replica stands once.
+/// The groups of a collective: lists of equal length, each replica in exactly one.
 using ReplicaGroups = std::vector<std::vector<int>>;
 
-/// The lists of a group one after the other.
+/// Concatenates the lists of a group.
 Value all_gather(const Value& list, const ReplicaGroups& groups);
 Value all_reduce(const Value& x, Combine combine, const ReplicaGroups& groups);
-/// Each replica's part of the reduced list.
+/// Returns each replica's part of the reduced list.
 Value reduce_scatter(const Value& list, Combine combine, const ReplicaGroups& groups);
 Value replica_number();
 

@@ -25,9 +25,9 @@ std::string_view between(std::string_view text, std::string_view begin, std::str
   return text.substr(0, text.find(end));
 }
 
-/// Texts are as long as programs: of many programs of one step, the newest are compared.
+/// How many programs of a step are compared, the newest: texts are as long as programs.
 constexpr size_t kKeptTexts = 8;
-/// A step that runs that often for each of its programs is one that now and then has another batch size.
+/// More runs than this for each of its programs mean that a step just has another batch size now and then.
 constexpr int64_t kFewRuns = 20;
 
 constexpr std::string_view kFunction = "  func.func", kOperation = "    %v", kNumbers = "    %";
@@ -41,7 +41,7 @@ std::string_view types_in(std::string_view line) {
   return colon == std::string_view::npos ? std::string_view() : line.substr(colon + 3);
 }
 
-/// The arguments of the function, with what their memory becomes.
+/// The arguments of the function with their attributes of aliasing.
 std::vector<std::string_view> arguments_in(std::string_view line) {
   std::vector<std::string_view> arguments;
   auto list = between(line, "(", ") -> (");
@@ -64,7 +64,7 @@ Difference between_functions(std::string_view now, std::string_view before) {
 }  // namespace
 
 Difference first_difference(std::string_view now, std::string_view before) {
-  // Where an operation differs, types of arguments often do, too; the operation says more. Only if all are equal do the arguments count.
+  // Compares arguments only if all operations are equal: where an operation differs, types of arguments often do, too, and say less.
   std::string_view functions[2], operation;
   const auto next = [&](std::vector<std::string_view>::const_iterator& line, const std::vector<std::string_view>& all, std::string_view& function) {
     for (; line != all.end(); line++) {

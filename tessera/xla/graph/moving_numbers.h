@@ -6,10 +6,10 @@
 
 namespace tessera::xla {
 
-/// Of all steps with one key. What is always the same stays in the program's text, where compilers make most of it.
+/// Which numbers of all steps with one key have moved. The others stay in the program's text, where compilers make most of them.
 class MovingNumbers {
  public:
-  /// Whether another of the numbers differs from what it was first: the program that is there does not have it as an argument.
+  /// Returns whether one more number differs from its first value, so that the compiled program does not have it as an argument.
   bool note(const std::vector<int64_t>& numbers) {
     if (first_.empty()) first_ = numbers;
     marked_.resize(first_.size());

@@ -34,7 +34,7 @@ int64_t Node::operations() { return living_operations; }
 
 Node::~Node() {
   if (kind == Kind::Operation) living_operations--;
-  // Chains may be as long as a program, and ending them one inside the other would take as much stack.
+  // Releases operands in a loop: a chain may be as long as a program, and nested destructors would take as much stack.
   std::vector<Value> ending(std::make_move_iterator(operands.begin()), std::make_move_iterator(operands.end()));
   while (!ending.empty()) {
     auto value = std::move(ending.back());

@@ -43,39 +43,39 @@ class Value {
   uint32_t result_ = 0;
 };
 
-/// What an operation does with pairs of elements, where it takes a function.
+/// The function by which an operation such as a reduction or a scatter combines two elements.
 enum class Combine : uint8_t { None, Add, Multiply, Max, Min, And, Or, Second };
 
 class Node : public c10::intrusive_ptr_target {
  public:
   enum class Kind : uint8_t { Operation, Data, Scalar };
 
-  /// An operation; `name` must live as long as the program: a literal. `numbers` are those of its attributes that may be other ones in the
-  /// next step, and then become arguments: all else in the attributes follows from them and from the types.
+  /// An operation. `name` must be a literal, because nodes keep the pointer. `numbers` are the attributes that may change in the next step
+  /// and then become arguments; the other attributes follow from them and from the types.
   Node(const char* name, std::string attributes, c10::SmallVector<Value, 3> operands, c10::SmallVector<Type, 1> results,
        Combine combine = Combine::None, c10::SmallVector<int64_t, 1> numbers = {});
   Node(std::shared_ptr<const Data> data, Type type);
-  /// A number, of which the program learns the value when it runs.
+  /// A number that the program takes as an argument.
   Node(double number, at::ScalarType element);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
   ~Node() override;
 
-  /// How many there are in this process that no program has computed, or that somebody needs beside it.
+  /// Counts the living operations of this process: no program has computed them, or somebody still holds them.
   static int64_t operations();
 
   const Kind kind;
   const Combine combine = Combine::None;
-  const uint64_t id;  // grows with time, so an order by it has each node after its operands
+  const uint64_t id;  // grows with time, so sorting by it puts each node after its operands
   const char* const name;
   const std::string attributes;
   c10::SmallVector<Value, 3> operands;
   const c10::SmallVector<Type, 1> results;
-  const c10::SmallVector<int64_t, 1> numbers;  // fractions by their bits as doubles
+  const c10::SmallVector<int64_t, 1> numbers;  // fractions as the bits of doubles
   const std::shared_ptr<const Data> data;
   const double number = 0;
 
-  // Of the cut that is at work.
+  // Scratch of the StepProgram that is being made.
   uint64_t visited = 0;
   int32_t place = -1;
   int32_t first_argument = -1;  // of its numbers, if they are arguments
@@ -83,10 +83,9 @@ class Node : public c10::intrusive_ptr_target {
 
 inline const Type& Value::type() const { return node_->results[result_]; }
 
-/// The same. Throws UsageError if a program that has failed should have computed them.
+/// Returns `data`. Throws UsageError if its values are lost because their program has failed.
 const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Data>& data);
 
-/// A leaf.
 Value leaf(std::shared_ptr<const Data> data, Type type);
 
 }  // namespace tessera::xla

@@ -48,7 +48,7 @@ std::string padding_of(const Sizes& low, const Sizes& high) {
   return fmt::format("dense<[{}]> : tensor<{}x2xi64>", pairs, low.size());
 }
 
-/// What the type keeps of a number that it does not have: its lowest bits, as in libtorch.
+/// Wraps a number to the lowest bits that the type has, as libtorch does.
 int64_t kept(int64_t number, at::ScalarType element) {
   const auto unused = 64 - 8 * static_cast<int>(c10::elementSize(element));
   const auto bits = static_cast<uint64_t>(number) << unused;
@@ -61,7 +61,7 @@ std::string literal(int64_t number, at::ScalarType element) {
   return c10::isSignedType(element) ? fmt::format("{}", its) : fmt::format("{}", static_cast<uint64_t>(its));
 }
 
-/// The next whole number towards zero, or the last one on the side where it lies.
+/// Truncates towards zero, and saturates at the ends of int64; NaN gives 0.
 int64_t whole(double number) {
   constexpr auto kEnd = 9223372036854775808.0;  // 2^63
   if (std::isnan(number)) return 0;
@@ -234,7 +234,7 @@ Value conjugate(const Value& x) {
 
 Value bitcast(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
-  // XLA's truth is one bit, libtorch's a byte.
+  // XLA's bool has one bit, libtorch's a byte.
   if (x.element() == at::kBool) return bitcast(convert(x, at::kByte), element);
   if (element == at::kBool) return convert(bitcast(x, at::kByte), at::kBool);
   if (x.rank() == 0) {
@@ -365,7 +365,7 @@ Value maximum(const Value& x, IntList dimensions) {
 
 namespace {
 
-/// Products of float32 are libtorch's, unless its setFloat32MatmulPrecision allows less: GPUs and TPUs would round the factors.
+/// Asks for full float32 products, as libtorch's, unless setFloat32MatmulPrecision allows less: GPUs and TPUs would round the factors.
 std::string precision_of(const Value& factor) {
   if (factor.element() != at::kFloat) return "";
   const auto allowed = at::globalContext().float32MatmulPrecision();
@@ -466,7 +466,7 @@ Value put(const Value& x, const Value& indices, const Value& updates, Combine co
 std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order) {
   auto x = given;
   if (c10::isFloatingType(x.element())) {
-    // In the order of all numbers -0 comes before 0, and NaN has a sign: here zeros are equal, and NaN is largest.
+    // TOTALORDER puts -0 before 0 and sorts NaN by its sign; libtorch takes zeros as equal and NaN as largest.
     const auto zeros = full(0, x.type());
     x = select(compare("EQ", x, zeros), zeros, x);
     x = select(compare("NE", x, x), full(std::numeric_limits<double>::quiet_NaN(), x.type()), x);

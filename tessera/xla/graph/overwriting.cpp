@@ -7,18 +7,18 @@
 namespace tessera::xla {
 namespace {
 
-constexpr size_t kMost = 200;  // nodes that are looked at; what is longer counts as reading
+constexpr size_t kMost = 200;  // nodes to visit; beyond them a value counts as one that reads
 
 bool is_one_of(std::string_view name, std::span<const std::string_view> names) { return std::ranges::find(names, name) != names.end(); }
 
-/// Compilers compute it by itself, before what reads its result.
+/// Whether compilers compute the operation by itself, before any reader of its result.
 bool stands_alone(const Node& node) {
   static constexpr std::string_view kNames[] = {"all_gather", "all_reduce", "cholesky", "convolution", "custom_call", "dot_general", "fft",
                                                 "optimization_barrier", "reduce_scatter", "rng_bit_generator", "scatter", "sort", "triangular_solve", "while"};
   return is_one_of(node.name, kNames);
 }
 
-/// Whether each element of the result is of the operands' elements at its place.
+/// Whether each element of the result depends only on the operands' elements at its place.
 bool is_elementwise(const Node& node) {
   static constexpr std::string_view kMoves[] = {"dynamic_slice", "dynamic_update_slice", "gather", "reduce_window", "reverse", "transpose"};
   const auto fits = [&](const Value& operand) { return operand.rank() == 0 || operand.sizes() == node.results[0].sizes; };
@@ -27,7 +27,7 @@ bool is_elementwise(const Node& node) {
 
 }  // namespace
 
-/// Whether it reads the array as `own` does, which is made of few nodes above the array.
+/// Whether `value` reads the array as `own` does. Compares few nodes, because `own` is made of few above the array.
 bool Overwriting::is_same(const Value& value, const Value& own) const {
   if (value == own) return true;
   const auto &one = value.node(), &other = own.node();

@@ -1,4 +1,4 @@
-// Writes of a part of an array, which compilers make in place.
+// Finds writes to a part of an array that read other parts: compilers may make them in place.
 #pragma once
 
 #include <set>
@@ -8,14 +8,14 @@
 
 namespace tessera::xla {
 
-/// One plugin for CPUs computes a part while it writes it. What it computes of other places of the array it may have written before, and does
-/// not notice.
+/// One CPU plugin computes a part while it writes it in place, so a value that depends on other elements of the array may read elements
+/// that are overwritten already.
 class Overwriting {
  public:
-  /// `own`: what the part of the array holds, as it would be read.
+  /// `own` is the read of the part of the array that is written.
   Overwriting(Value array, Value own) : array_(std::move(array)), own_(std::move(own)) {}
 
-  /// Whether `value` may be computed, together with the write, of other elements of the array than those in whose place it is written.
+  /// Whether `value`, if fused with the write, may depend on elements of the array other than those that it replaces.
   bool reads_other_places(const Value& value) { return reads(value, /*moved=*/false); }
 
  private:

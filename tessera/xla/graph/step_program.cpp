@@ -31,7 +31,7 @@ std::string name_of(const Value& value) {
   return node.results.size() > 1 ? fmt::format("%v{}#{}", node.place, value.result()) : fmt::format("%v{}", node.place);
 }
 
-/// The function that an operation takes.
+/// The region of an operation that takes a function of two elements.
 std::string region_of(const char* operation, const std::string& element) {
   const auto scalar = fmt::format("tensor<{}>", element);
   return fmt::format(R"( ({{
@@ -42,7 +42,7 @@ std::string region_of(const char* operation, const std::string& element) {
                      scalar, operation);
 }
 
-/// A sort needs all numbers in one order, in which NaN comes last.
+/// The region of a sort, which needs a total order; in it NaN is largest.
 std::string comparison(const char* direction, at::ScalarType type) {
   const auto* const order = c10::isFloatingType(type) ? "TOTALORDER" : hlo::comparison_type(type);
   return fmt::format(R"( ({{
@@ -98,7 +98,7 @@ class Text {
   std::string text_;
 };
 
-/// Of one whose numbers are arguments.
+/// Prints an operation whose numbers are arguments: a constant or a slice.
 void print_moved(Text& text, const Node& node) {
   const auto& type = node.results[0];
   if (node.operands.empty()) {
@@ -199,7 +199,7 @@ void StepProgram::move(const std::vector<bool>& marked) {
   for (auto* const node : operations_) {
     const auto end = mark + static_cast<ptrdiff_t>(node->numbers.size());
     if (std::find(std::exchange(mark, end), end, true) == end) continue;
-    // Where a slice begins is a whole number, whatever it is a slice of.
+    // Offsets of a slice are integers, whatever its elements are.
     auto& list = node->operands.empty() ? scalars_of(node->results[0].element).all : scalars_of(at::kLong).all;
     node->first_argument = static_cast<int32_t>(list.size());
     for (size_t i = 0; i < node->numbers.size(); i++) list.push_back({node, i});

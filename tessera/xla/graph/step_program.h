@@ -1,4 +1,4 @@
-// From values to one program that computes them: its order, its key, its text, its arguments.
+// Makes one program of the values to compute: its order, key, text and arguments.
 #pragma once
 
 #include <memory>
@@ -9,31 +9,31 @@
 
 namespace tessera::xla {
 
-/// A value that shall be computed, and the leaf whose memory it may take.
+/// A value to compute, and the leaf whose memory it may take.
 struct Wanted {
   Value value;
   std::shared_ptr<const Data> donor = nullptr;
 };
 
-/// What becomes of an argument's memory.
+/// Whether an argument keeps its memory, or a result takes it.
 enum class Memory { Kept, Taken };
 
-/// What has to be known before a program is run. Two steps with the same key and the same numbers have the same program, and each their own
-/// arguments. Where the numbers differ, they can be arguments, too.
+/// A step before it runs. Two steps with the same key and numbers share a program and have arguments of their own. Numbers that differ can
+/// be arguments, too.
 class StepProgram {
  public:
   explicit StepProgram(std::vector<Wanted> wanted);
 
-  /// All that decides the program's text but for its numbers, exactly.
+  /// Everything except numbers that decides the program's text, in full and not as a hash.
   const std::string& key() const { return key_; }
-  /// What the text has of numbers: constants, and where slices begin.
+  /// The numbers in the text: constants, and offsets of slices.
   const std::vector<int64_t>& numbers() const { return numbers_; }
-  /// Makes arguments of those that are marked, and of all that stand in the same operation.
+  /// Makes arguments of the marked numbers and of all others in the same operation.
   void move(const std::vector<bool>& marked);
   pjrt::Program program() const;
-  /// For each replica.
+  /// Returns a list for each replica.
   std::vector<std::vector<pjrt::Buffer>> arguments(const pjrt::Client& client, int replicas) const;
-  /// Those whose memory results take, or the others.
+  /// Returns the arguments whose memory results take, or the others.
   std::vector<std::shared_ptr<const Data>> arguments_of(Memory memory) const;
   std::vector<Type> results() const;
   size_t operations() const { return operations_.size(); }

@@ -13,14 +13,14 @@ namespace tessera::pjrt {
 namespace {
 
 const PJRT_Api* table_of(const std::filesystem::path& file) {
-  ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // XLA would print on standard error how it was started
-  // It is never unloaded: its threads and what it has registered live as long as the process.
+  ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // keeps XLA from printing on standard error how it was started
+  // Never unloaded: the library's threads and registrations live as long as the process.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw ConfigError("the PJRT plugin {} can't be loaded: {}", file, ::dlerror());
   const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
   if (!get) throw ConfigError("{} is no PJRT plugin: it has no function GetPjrtApi", file);
   const auto* const table = get();
-  // Without what reads an error, nothing that it says could be told.
+  // Without the functions that read an error, no failure could be reported.
   constexpr auto kLeast = offsetof(PJRT_Api, PJRT_Error_GetCode) + sizeof(void*);
   if (!table || table->struct_size < kLeast) throw ConfigError("{} is no PJRT plugin: its table of functions is too short", file);
   if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {
@@ -34,7 +34,7 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
 
 Api::Api(std::filesystem::path file) : file_(std::move(file)), table_(table_of(file_)) {
   Padded<PJRT_Plugin_Initialize_Args> arguments;
-  // One that is too old to have this function needs no start.
+  // A plugin too old to have this function needs no start.
   if (has(&PJRT_Api::PJRT_Plugin_Initialize)) call<PJRT_Plugin_Initialize_Args>("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize, arguments);
 }
 
@@ -95,7 +95,7 @@ void hold_until(const std::shared_ptr<const Api>& api, PJRT_Event* event, const 
   arguments.user_arg = held.get();
   arguments.callback = [](PJRT_Error* error, void* argument) {
     const std::unique_ptr<Held> over(static_cast<Held*>(argument));
-    (void)over->event.api()->failure(error);  // whoever reads the buffer gets it, too
+    (void)over->event.api()->failure(error);  // a read of the buffer reports it, too
   };
   held->event.call<PJRT_Event_OnReady_Args>("upload a tensor", &PJRT_Api::PJRT_Event_OnReady, arguments);
   (void)held.release();

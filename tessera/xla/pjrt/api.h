@@ -15,8 +15,8 @@
 
 namespace tessera::pjrt {
 
-/// Arguments of a function. A plugin that is older than our header refuses structs that are smaller than its own, and one that is newer
-/// refuses those that end before its new fields: so each is zeroed, longer than the header says, and says so.
+/// Zeroed arguments of a function, with a size beyond that of our header's struct: a plugin older than the header refuses structs smaller
+/// than its own, and a newer one refuses structs that end before its new fields.
 template <class Args>
 struct Padded : Args {
   Padded() {
@@ -39,18 +39,18 @@ class Api {
     std::string text;
   };
 
-  /// What the plugin says if it fails.
+  /// Calls a function, and returns the plugin's failure or nothing.
   template <class Args>
   std::optional<Failure> attempt(Function<Args> function, Args& arguments) const {
     if (!has(function)) return Failure{PJRT_Error_Code_UNIMPLEMENTED, "this plugin is too old to have the function"};
     return failure((table_->*function)(&arguments));
   }
-  /// Throws Error with the plugin's text if it fails. `doing` says what was tried: "compile a program".
+  /// Calls a function, and throws Error with the plugin's text if it fails. `doing` says what was tried: "compile a program".
   template <class Args>
   void call(const char* doing, Function<Args> function, Args& arguments) const {
     if (const auto failed = attempt(function, arguments)) fail(doing, *failed);
   }
-  /// Reads an error, which may be null, and ends it.
+  /// Reads and destroys an error, which may be null.
   std::optional<Failure> failure(PJRT_Error* error) const;
   [[noreturn]] void fail(const char* doing, const Failure& failure) const;
 
@@ -61,7 +61,7 @@ class Api {
  private:
   explicit Api(std::filesystem::path file);
 
-  /// A table that is older than our header ends before it.
+  /// Whether the table has the function: that of a plugin older than our header may end before it.
   template <class Args>
   bool has(Function<Args> function) const {
     const auto offset = reinterpret_cast<const char*>(&(table_->*function)) - reinterpret_cast<const char*>(table_);
@@ -71,7 +71,7 @@ class Api {
   const PJRT_Api* table_ = nullptr;
 };
 
-/// Owns one of the plugin's objects, which the function `destroy` ends.
+/// Owns one of the plugin's objects, which the function `destroy` destroys.
 template <class T, class Args, T* Args::* field, Api::Function<Args> destroy>
 class Handle {
  public:
@@ -93,7 +93,7 @@ class Handle {
   T* get() const { return object_; }
   const std::shared_ptr<const Api>& api() const { return api_; }
 
-  /// Calls a function that takes this object and has more to say in the struct.
+  /// Calls a function that takes this object, which must be in `arguments`, too.
   template <class OtherArgs>
   void call(const char* doing, Api::Function<OtherArgs> function, Padded<OtherArgs>& arguments) const {
     api_->call(doing, function, static_cast<OtherArgs&>(arguments));
@@ -114,7 +114,7 @@ using LoadedHandle = Handle<PJRT_LoadedExecutable, PJRT_LoadedExecutable_Destroy
 using TopologyHandle = Handle<PJRT_TopologyDescription, PJRT_TopologyDescription_Destroy_Args,
                               &PJRT_TopologyDescription_Destroy_Args::topology, &PJRT_Api::PJRT_TopologyDescription_Destroy>;
 
-/// Waits for the event, which may be null, and ends it. Throws Error if what it stood for has failed.
+/// Waits for the event, which may be null, and destroys it. Throws Error if the operation behind it has failed.
 void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing);
 
 /// Keeps the tensor until the event, which may be null, has come.

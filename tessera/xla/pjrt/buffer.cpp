@@ -1,4 +1,4 @@
-// Tensors to buffers of a device and back.
+// Copies tensors to buffers of a device and back.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 

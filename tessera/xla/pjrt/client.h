@@ -18,13 +18,13 @@
 
 namespace tessera::pjrt {
 
-/// An array in a device's memory, of which copies are the same.
+/// An array in a device's memory. Copies are the same array.
 class Buffer {
  public:
   class Impl;
   Buffer() = default;
   explicit Buffer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
-  /// In the memory of no device: whoever downloads it gets zeros.
+  /// A buffer in the memory of no device: its download gives zeros.
   static Buffer absent(ArrayType type);
 
   explicit operator bool() const { return impl_ != nullptr; }
@@ -32,13 +32,13 @@ class Buffer {
 
   const ArrayType& type() const;
   int device() const;
-  /// Whether a program has put one of its results into its memory.
+  /// Whether a program has reused its memory for a result.
   bool is_donated() const;
-  /// Whether whoever waits for it need not wait.
+  /// Whether wait() would return at once.
   bool is_ready() const;
   /// Waits until it has its values. Throws Error if the program that should have made them failed.
   void wait() const;
-  /// Its values in a new tensor on the CPU.
+  /// Copies its values into a new tensor on the CPU.
   at::Tensor download() const;
 
  private:
@@ -62,7 +62,7 @@ class Executable {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Each device of a plugin for CPUs has threads of its own: no host runs more than some hundred, and a mistyped number would make them for ever.
+/// Each device of a CPU plugin has threads of its own: a host runs some hundred at most, and a mistyped number would make them for ever.
 inline constexpr int kMostDevices = 1024;
 
 struct ClientOptions {
@@ -82,13 +82,13 @@ class Client {
   std::string platform() const;
   std::vector<DeviceDescription> devices() const;
 
-  /// A dense tensor of the CPU on a device. With Host::Shared the device may go on reading the tensor's own memory, which nobody may change
-  /// from now on; it is held for as long as that takes.
+  /// Copies a dense CPU tensor to a device. With Host::Shared the device may go on reading the tensor's own memory: it is held for as long
+  /// as that takes, and nobody may change it.
   enum class Host { Copied, Shared };
   Buffer upload(const at::Tensor& tensor, int device, Host host = Host::Copied) const;
 
   Executable compile(const Program& program, CompileOptions options = {}) const;
-  /// What CompiledProgram::serialized() has written of the same program. Nothing if the plugin does not take it.
+  /// Loads what CompiledProgram::serialized() has written of the same program. Returns nothing if the plugin does not take it.
   std::optional<Executable> load(std::string_view serialized, const Program& program, const CompileOptions& options = {}) const;
 
  private:

@@ -21,12 +21,12 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
     return plugin.api()->attempt<PJRT_Client_Create_Args>(&PJRT_Api::PJRT_Client_Create, arguments);
   };
   auto given = options.plugin_options;
-  // The plugin for GPUs would take three quarters of their memory at once, and libtorch or another process may be there, too.
+  // The GPU plugin would take three quarters of the memory at once, of which libtorch or another process may need some.
   if (plugin.file().filename() == "xla_cuda_plugin.so") given.try_emplace("preallocate", false);
   auto named = given;
   named.try_emplace(kDevices, int64_t{options.devices});
   auto failed = failed_with(named);
-  // Other plugins than those for CPUs have as many devices as there are, and refuse to be told.
+  // Only CPU plugins take a number of devices; the others have as many as there are, and refuse the option.
   if (failed && failed->text.find(kDevices) != std::string::npos) failed = failed_with(given);
   if (failed) plugin.api()->fail("start its devices", *failed);
   return {plugin.api(), arguments.client};
@@ -44,7 +44,7 @@ PJRT_LoadedExecutable* compile(const ClientHandle& client, const std::string& te
   return arguments.executable;
 }
 
-/// Whether two equal operations, one of them behind a barrier, become one.
+/// Whether the compiler merges two equal operations of which one is behind a barrier.
 bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
   constexpr auto text = R"(module { func.func public @main(%x: tensor<8xf32>) -> tensor<8xf32> {
     %a = "stablehlo.cosine"(%x) : (tensor<8xf32>) -> tensor<8xf32>
@@ -66,12 +66,12 @@ std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle
   return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable));
 }
 
-/// A replica that waits for others in a collective may hold a thread of the pool in which these would compute: what waits for that pool
-/// waits for ever, and after a minute the plugin ends the process.
+/// Turns off kernels that use XLA's thread pool. A replica that waits in a collective may hold a thread of the pool for which another
+/// replica waits: both would wait for ever, and after a minute the plugin ends the process.
 void keep_out_of_the_pool(CompileOptions& options) {
   if (options.replicas == 1) return;
   options.overrides.try_emplace("xla_cpu_use_xnnpack", false);
-  // As many replicas as cores keep them busy without it.
+  // As many replicas as cores keep all cores busy without multi-threaded Eigen.
   if (options.replicas >= static_cast<int>(std::thread::hardware_concurrency()))
     options.overrides.try_emplace("xla_cpu_multi_thread_eigen", false);
 }
@@ -148,7 +148,7 @@ Executable Client::compile(const Program& program, CompileOptions options) const
   const bool is_cpu = platform() == "cpu";
   if (is_cpu) {
     keep_out_of_the_pool(options);
-    options.overrides.try_emplace("xla_cpu_enable_fast_min_max", false);  // a maximum of a number and NaN would be the number
+    options.overrides.try_emplace("xla_cpu_enable_fast_min_max", false);  // else the maximum of a number and NaN would be the number
   }
   if (is_cpu && program.text.find("optimization_barrier") != std::string::npos) {
     std::call_once(impl_->barriers_are_known, [this] { impl_->barriers_are_undone = barriers_are_undone(impl_); });

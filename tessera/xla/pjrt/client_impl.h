@@ -1,4 +1,4 @@
-// For the sources of this folder: the plugin's objects behind a client, its buffers and its programs.
+// The plugin's objects behind a client, its buffers and its programs. For sources of this folder only.
 #pragma once
 
 #include <mutex>
@@ -16,7 +16,7 @@ class Client::Impl {
   Plugin plugin;
   ClientHandle handle;
   std::vector<PJRT_Device*> devices;
-  /// XLA may undo optimization barriers before it merges equal operations. Found out by compiling, for the first program that has one.
+  /// Whether XLA undoes optimization barriers before it merges equal operations. Found by a compilation before the first program with one.
   std::once_flag barriers_are_known;
   bool barriers_are_undone = false;
 };

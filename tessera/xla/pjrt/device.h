@@ -1,4 +1,4 @@
-// What is known of a device without using it.
+// Description of a device, known without using it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct DeviceDescription {
   std::string kind;
   /// In bytes, where the plugin tells.
   std::optional<int64_t> memory;
-  /// The most of it that this process has had at once.
+  /// The peak of bytes that this process has had in use, where the plugin tells.
   std::optional<int64_t> peak_memory;
   Options attributes;
 };

@@ -1,4 +1,4 @@
-// The types of elements that libtorch and XLA both have.
+// Element types that libtorch and XLA both have.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -7,11 +7,11 @@
 
 namespace tessera::pjrt {
 
-/// As PJRT numbers them. Throws UsageError for a type that XLA does not have.
+/// Returns PJRT's number of a type. Throws UsageError for a type that XLA does not have.
 int element_type(at::ScalarType type);
-/// Throws Error for a type that libtorch does not have.
+/// Returns the type of PJRT's number. Throws Error for a type that libtorch does not have.
 at::ScalarType scalar_type(int element_type);
-/// As StableHLO writes it: "f32".
+/// Returns StableHLO's name of a type, such as "f32".
 std::string_view element_name(at::ScalarType type);
 
 }  // namespace tessera::pjrt

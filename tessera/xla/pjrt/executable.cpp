@@ -1,4 +1,4 @@
-// Compiled programs: from the cache on disk, running them, and what their compiler says.
+// Running compiled programs.
 #include <fmt/format.h>
 
 #include <unordered_map>
@@ -9,8 +9,8 @@
 namespace tessera::pjrt {
 namespace {
 
-/// Plugins check less: one takes an argument of another type if it has as many bytes, and never starts anything again after it has refused
-/// arguments of several replicas.
+/// Checks arguments, because plugins check less: one takes an argument of another type with as many bytes, and never starts anything again
+/// after it has refused arguments of several replicas.
 void expect_arguments(std::span<const std::vector<Buffer>> arguments, const Executable::Impl& program) {
   if (arguments.size() != static_cast<size_t>(program.replicas)) {
     throw UsageError("a program for {} replicas got arguments for {}", program.replicas, arguments.size());
@@ -45,7 +45,7 @@ void expect_donated_once(const std::vector<PJRT_Buffer*>& arguments, const std::
 }  // namespace
 
 CompiledProgram Executable::compiled() const {
-  return CompiledProgram({impl_, impl_->compiled.get()});  // what a plugin tells of a program ends with the program
+  return CompiledProgram({impl_, impl_->compiled.get()});  // shares ownership: what a plugin tells of a program ends with the program
 }
 
 int Executable::replicas() const { return impl_->replicas; }

@@ -1,4 +1,4 @@
-// What a compiler says of a program, for people and for programs.
+// A compiler's figures for a program, as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>

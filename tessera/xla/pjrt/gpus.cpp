@@ -11,7 +11,7 @@
 namespace tessera::pjrt {
 namespace {
 
-/// As its maker describes it.
+/// The data sheet of a GPU.
 struct Gpu {
   std::string_view name;
   int capability, cores, units_of_core;

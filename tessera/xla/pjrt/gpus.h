@@ -1,4 +1,4 @@
-// GPUs that XLA's compiler is told about where none is.
+// Descriptions of GPUs for XLA's compiler on hosts that have none.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct GpuTopology {
   int64_t memory;   // of a device
 };
 
-/// Of "h100:1x16x8": slices, hosts and devices of a host, for the plugin of GPUs. Nothing if it names no GPU that is known. Throws ConfigError
-/// for another shape.
+/// Parses "h100:1x16x8" (slices, hosts, devices of a host) for the GPU plugin. Returns nothing if the GPU is not known. Throws ConfigError
+/// for a shape of another form.
 std::optional<GpuTopology> gpu_topology(std::string_view name);
 
 }  // namespace tessera::pjrt

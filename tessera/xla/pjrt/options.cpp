@@ -144,7 +144,7 @@ std::string serialized(const CompileOptions& options) {
   WireWriter ids, assignment, build, all;
   for (int replica = 0; replica < options.replicas; replica++) ids.packed(static_cast<uint64_t>(replica));
   assignment.number(1, options.replicas).number(2, 1).bytes(3, WireWriter().bytes(1, ids.text()).text());
-  // One partition, said in so many words: a plugin aborts the process over none.
+  // One partition, given explicitly: without any, a plugin aborts the process.
   build.number(1, -1).number(4, options.replicas).number(5, 1).bytes(9, assignment.text());
   if (options.effort) build.number(24, options.effort).number(25, options.effort);
   all.bytes(3, build.text());

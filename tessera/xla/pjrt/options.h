@@ -15,11 +15,11 @@ namespace tessera::pjrt {
 using Option = std::variant<std::string, int64_t, std::vector<int64_t>, float, bool>;
 using Options = std::map<std::string, Option>;
 
-/// "wrap=1,1,1,chip_config_name=megacore": a list of numbers goes on until the next name.
+/// Parses options such as "wrap=1,1,1,chip_config_name=megacore": a list of numbers goes on until the next name.
 Options parse_options(std::string_view text);
 std::string text_of(const Option& option);
 
-/// As a plugin takes them; valid as long as the options are.
+/// Options in the form that a plugin takes; valid as long as the options are.
 class NamedValues {
  public:
   explicit NamedValues(const Options& options);
@@ -31,14 +31,14 @@ class NamedValues {
  private:
   std::vector<PJRT_NamedValue> values_;
 };
-/// As a plugin gives them.
+/// Converts options from the form in which a plugin gives them.
 Options from_named_values(const PJRT_NamedValue* values, size_t count);
 
 struct CompileOptions {
   int replicas = 1;
   /// Flags of XLA by their names.
   Options overrides = {};
-  /// How hard TPUs' compilers try, for speed and for memory: 9 (no more than needed) to 39; 0 is the compiler's own choice.
+  /// How hard a TPU compiler tries, for speed and for memory: 9 (no more than needed) to 39; 0 is the compiler's own choice.
   int effort = 0;
 };
 /// A CompileOptionsProto.

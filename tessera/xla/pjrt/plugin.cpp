@@ -36,7 +36,7 @@ std::vector<std::filesystem::path> matches(const std::string& pattern) {
   return paths;
 }
 
-/// The environment that a program bin/python3 in PATH belongs to.
+/// Returns the Python environment of the first python3 in PATH.
 std::filesystem::path python_in_path() {
   const auto path = env("PATH").value_or("");
   for (size_t begin = 0; begin < path.size();) {

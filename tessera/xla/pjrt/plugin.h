@@ -14,14 +14,14 @@ class Api;
 
 class Plugin {
  public:
-  /// By a name that installed_plugins() finds ("cpu", "tpu", "cuda") or by the path of the library; the process loads each once. Throws
-  /// ConfigError that says what was looked for.
+  /// Loads a plugin, each once in a process, by a name that installed_plugins() finds ("cpu", "tpu", "cuda") or by its library's path.
+  /// Throws ConfigError if there is none, with the wheels that would bring it.
   static Plugin load(const std::string& name_or_path);
-  /// The one in TESSERA_PJRT_PLUGIN, or "cpu".
+  /// Loads the plugin that TESSERA_PJRT_PLUGIN names, or "cpu".
   static Plugin load();
 
   const std::filesystem::path& file() const;
-  /// Of the interface that it was built with, such as "0.81".
+  /// The version of the PJRT interface that it was built with, such as "0.81".
   std::string version() const;
   /// What it tells of itself, such as the versions of StableHLO that it reads.
   Options attributes() const;
@@ -35,11 +35,12 @@ class Plugin {
 };
 
 struct InstalledPlugin {
-  std::string name;  // of the kind of device
+  std::string name;  // the kind of device
   std::string wheel;
   std::filesystem::path file;
 };
-/// Those of wheels beside libtorch, in the active virtual environment, and in the folders of the Python that PATH finds; of two with one name the first counts.
+/// Finds plugins in wheels: beside libtorch, in the active virtual environment, and in the folders of the Python that PATH finds. Of two
+/// with one name the first counts.
 std::vector<InstalledPlugin> installed_plugins();
 
 }  // namespace tessera::pjrt

@@ -1,4 +1,4 @@
-// Programs for XLA's compilers, and what a compiler has made of one.
+// Programs for XLA's compilers, and compiled programs.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -26,7 +26,7 @@ std::string text_of(const ArrayType& type);
 
 struct Parameter {
   ArrayType type;
-  /// The program may put a result where the argument is, which no one may use after that.
+  /// The program may put a result into the argument's memory; nobody may use the argument afterwards.
   bool donated = false;
 };
 
@@ -43,13 +43,13 @@ class CompiledProgram {
   explicit CompiledProgram(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 
   MemoryFigures memory() const;
-  /// What the compiler counts, such as "flops"; empty where a plugin counts nothing.
+  /// The compiler's own counts, such as "flops"; empty where a plugin counts nothing.
   std::map<std::string, double> cost() const;
   /// How often each HLO operation stands in the program as it was optimized: "all-gather", "fusion", ...
   std::map<std::string, int> operations() const;
-  /// What makes devices wait for each other, by kind, such as "all-gather".
+  /// The collectives, by kind, such as "all-gather".
   std::map<std::string, Collectives> collectives() const;
-  /// For a Client of the same kind on the same kind of processor.
+  /// The compiled form, for Client::load() with the same kind of devices and of processor.
   std::string serialized() const;
   std::vector<ArrayType> outputs() const;
 

@@ -35,7 +35,7 @@ uint64_t hash_of_plugin(const std::filesystem::path& file) {
   return known->second;
 }
 
-/// A compiler for CPUs uses what the processor can do.
+/// The processor's model and features, which decide the code that a CPU compiler makes.
 std::string processor() {
   std::ifstream lines("/proc/cpuinfo");
   std::string all;
@@ -55,12 +55,12 @@ std::string key_of(const Plugin& plugin, const std::vector<DeviceDescription>& d
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// What a file begins with: machine code that is not the program's own, or was damaged, would end the process.
+/// The header of a cached file. It guards against code of another program and damaged code, which would end the process.
 std::string header_of(const std::string& key, std::string_view bytes) {
   return fmt::format("{}{:016x}", key, XXH3_64bits(bytes.data(), bytes.size()));
 }
 
-/// The program in a file; nothing if it is not this one, whole.
+/// Reads a cached program; returns nothing if the file has another program or is damaged.
 std::optional<std::string> program_in(const std::filesystem::path& file, const std::string& key) {
   auto bytes = InputFile(file).read_all();
   const auto length = header_of(key, {}).size();
@@ -113,7 +113,7 @@ void ProgramCache::keep(const std::string& key, const CompiledProgram& compiled)
     make_folder(folder_);
     const auto bytes = compiled.serialized();
     const auto header = header_of(key, bytes);
-    // Other processes may be writing the same program: each has a name of its own for it, and the last one stays.
+    // Other processes may write the same program: each writes a file with a name of its own, and the last rename wins.
     const auto own = folder_ / fmt::format("{}.{:08x}", key, std::random_device()());
     NewFile written(own);
     written.write(std::as_bytes(std::span(header)));

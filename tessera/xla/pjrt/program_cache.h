@@ -8,12 +8,12 @@
 
 namespace tessera::pjrt {
 
-/// A folder of compiled programs, each known by all that decides what a compiler makes: the plugin's bytes, the devices, the processor if it is
-/// theirs, the options, the text. Processes may share it. What can't be read or written is compiled anew, with a warning once.
+/// A folder of compiled programs, each known by all that decides its code: the plugin's bytes, the devices, the processor (for CPUs), the
+/// options and the text. Processes may share it. Compiles a program that can't be read or written, and warns once.
 class ProgramCache {
  public:
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  /// TESSERA_XLA_CACHE, or a folder of the user's; nothing if that is "none".
+  /// Returns the cache in TESSERA_XLA_CACHE or in the user's cache folder; nothing if the variable is "none".
   static std::optional<ProgramCache> of_this_user();
 
   struct Found {
@@ -21,7 +21,7 @@ class ProgramCache {
     bool was_there = false;
   };
   Found compile(const Client& client, const Program& program, const CompileOptions& options) const;
-  /// What was compiled for devices that are not here, for a client that has such ones.
+  /// Keeps a program that was compiled for devices that are not here, for a client that has such devices.
   void keep(const Plugin& plugin, const std::vector<DeviceDescription>& devices, const Program& program, const CompileOptions& options,
             const CompiledProgram& compiled) const;
 

@@ -49,7 +49,7 @@ void for_each_instruction(std::string_view module, const std::function<void(cons
   }
 }
 
-/// The shapes in a tuple's.
+/// The shapes of a tuple's elements; empty for other shapes.
 std::vector<std::string_view> parts_of(std::string_view shape) {
   std::vector<std::string_view> parts;
   for (WireReader field(shape); field.next();) {
@@ -58,7 +58,7 @@ std::vector<std::string_view> parts_of(std::string_view shape) {
   return parts;
 }
 
-/// By XLA's numbers of types.
+/// Bytes of an element, by XLA's number of its type.
 int64_t bytes_of_type(uint64_t type) {
   switch (type) {
     case 3:   // S16
@@ -143,7 +143,7 @@ std::map<std::string, Collectives> CompiledProgram::collectives() const {
   std::map<std::string, Collectives> all;
   for_each_instruction(optimized_module(impl_->handle), [&](const std::string& operation, std::string_view shape) {
     for (const auto* name : {"all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"}) {
-      // What runs beside other operations begins with an instruction of its own, whose results may be its operands, too.
+      // An asynchronous collective begins with a -start instruction, whose tuple may have the operands before the results.
       const bool starts = operation == std::string(name) + "-start";
       if (!starts && operation != name) continue;
       const auto parts = parts_of(shape);

@@ -1,4 +1,4 @@
-// For the sources of this folder: the plugin's object behind a compiled program.
+// The plugin's object behind a compiled program. For sources of this folder only.
 #pragma once
 
 #include "tessera/xla/pjrt/api.h"
@@ -12,7 +12,7 @@ class CompiledProgram::Impl {
   ProgramHandle handle;
 };
 
-/// What both a client and a topology hand to their compilers.
+/// A program as clients and topologies hand it to their compilers.
 struct PluginProgram : Padded<PJRT_Program> {
   explicit PluginProgram(const std::string& text) {
     code = const_cast<char*>(text.data());  // read only, but the plugin writes through the same struct elsewhere

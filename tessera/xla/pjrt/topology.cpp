@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kOfCpu = "cpu:";
 
-/// Plugins for CPUs make no topologies, but as many devices as are asked for.
+/// CPU plugins make no topologies; a client with that many devices stands for one.
 Client cpus(Plugin plugin, std::string_view number) {
   int devices = 0;
   const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), devices);
@@ -48,7 +48,7 @@ class Topology::Impl {
   explicit Impl(Client client) : of(std::move(client)) {}
   explicit Impl(TopologyHandle handle, std::optional<int64_t> memory = {}) : of(std::move(handle)), memory(memory) {}
   std::variant<Client, TopologyHandle> of;
-  std::optional<int64_t> memory;  // of a GPU, which its plugin does not tell
+  std::optional<int64_t> memory;  // of a GPU, because its plugin does not tell
 };
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {

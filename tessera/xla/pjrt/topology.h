@@ -1,4 +1,4 @@
-// Devices that need not be there: a plugin's compiler says what a program would need on them.
+// Devices that need not be here, for which a plugin compiles programs and tells their needs.
 #pragma once
 
 #include <memory>
@@ -15,11 +15,10 @@ namespace tessera::pjrt {
 
 class Topology {
  public:
-  /// "v5p:4x4x8,wrap=1,1,1": the plugin's name for it and options, see docs/xla.md; "h100:1x16x8" of that for GPUs, "cpu:8" of those for
-  /// CPUs. A plugin may end the process over a flag that it does not know, so a program that must go on asks the command `tessera xla`, which
-  /// has a process for each.
+  /// Takes a plugin's name of a topology and options, such as "v5p:4x4x8,wrap=1,1,1" for TPUs, "h100:1x16x8" for GPUs, "cpu:8" for CPUs
+  /// (see docs/xla.md). A plugin may end the process over an unknown flag; the command `tessera xla` runs it in a process of its own.
   Topology(Plugin plugin, const std::string& name_and_options);
-  /// The name of the plugin that knows a topology by its name, or nothing.
+  /// Returns the name of the plugin that knows the topology, or nothing.
   static std::string plugin_for(std::string_view name_and_options);
 
   std::vector<DeviceDescription> devices() const;

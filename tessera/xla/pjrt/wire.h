@@ -20,18 +20,18 @@ class WireWriter {
   std::string text_;
 };
 
-/// Goes over the fields of a message. A message that ends in the middle of a field just ends.
+/// Iterates over the fields of a message, and stops at a field that is cut off.
 class WireReader {
  public:
   explicit WireReader(std::string_view message) : rest_(message) {}
 
   /// Moves to the next field; false at the end.
   bool next();
-  /// The same for a packed list, whose numbers have no field.
+  /// Moves to the next number of a packed list, which has no fields.
   bool next_packed() { return read(number_); }
   int field() const { return field_; }
   uint64_t number() const { return number_; }
-  /// Of a byte string or a message inside; empty for numbers.
+  /// A byte string or an inner message; empty for numbers.
   std::string_view bytes() const { return bytes_; }
 
  private:

@@ -19,11 +19,11 @@
 
 namespace tessera::checkpoint {
 
-/// The tensors of a folder, and the other values as far as they are plain ones; the names of others are in left_out. Files that
-/// `.metadata` does not name are ignored. Throws IoError; so it does, in a folder of ours, for a file of another save.
+/// Reads the tensors of a folder and its plain values; the names of other values are in left_out. Ignores files that `.metadata` does not
+/// name. Throws IoError for damage and, in a folder that Tessera wrote, for a file of another save.
 Catalog read_dcp(const std::filesystem::path& folder);
 
-/// Where a value is in the state: the keys of the dicts and the places in lists on the way to it. Its name is these, joined by dots.
+/// The keys of the dicts and the places in lists on the way to a value in the state. Joined by dots they are the value's name.
 using DcpPath = std::vector<TorchTree::Key>;
 
 /// A part of a tensor, or another value, that a rank has written. It can be sent to rank 0 as JSON.
@@ -46,11 +46,11 @@ class DcpRankWriter {
  public:
   DcpRankWriter(const std::filesystem::path& folder, int rank);
 
-  /// The values of a box of a tensor, or what `fill` appends to the archive.
+  /// Writes the values of a box of a tensor, or what `fill` appends to the archive.
   void write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values);
   void write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype, c10::function_ref<void(TorchArchiveWriter& archive)> fill);
   void write(const DcpPath& path, const nlohmann::json& value);
-  /// The file appears. Returns what it has, for write_dcp_metadata.
+  /// Gives the file its name. Returns its items, for write_dcp_metadata().
   std::vector<DcpItem> close();
 
  private:
@@ -64,8 +64,8 @@ class DcpRankWriter {
 };
 
 /// Writes `.metadata`, which makes the folder a checkpoint: on one rank, when all have closed their files. Boxes and values that several
-/// ranks have written count once. It says what the archives are, and which save they are of. Throws UsageError if the boxes of a tensor
-/// overlap or are not all of it.
+/// ranks have written count once. It has the checksums of the archives and the number of the save. Throws UsageError if the boxes of a
+/// tensor overlap or are not all of it.
 void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items, uint64_t save = 0);
 
 }  // namespace tessera::checkpoint

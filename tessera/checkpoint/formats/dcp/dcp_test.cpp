@@ -32,7 +32,7 @@ at::Tensor weight() {
   return at::arange(6, at::kBFloat16).view({3, 2});
 }
 
-/// What a rank of two writes: its rows, and what both have.
+/// Writes the file of one of two ranks: its rows, and values that both have.
 std::vector<DcpItem> write_rank(const std::filesystem::path& folder, int rank) {
   DcpRankWriter writer(folder, rank);
   const auto own = rank == 0 ? rows(0, 2) : rows(2, 1);
@@ -43,7 +43,7 @@ std::vector<DcpItem> write_rank(const std::filesystem::path& folder, int rank) {
   return writer.close();
 }
 
-/// What rank 0 learns from the others.
+/// The items of both ranks, sent as JSON as they are to rank 0.
 std::vector<DcpItem> write_both(const std::filesystem::path& folder) {
   std::vector<DcpItem> all;
   for (int rank = 0; rank < 2; rank++) {

@@ -6,9 +6,9 @@ namespace tessera::checkpoint::dcp {
 constexpr auto kFile = ".metadata";
 constexpr auto kVersion = "1.0.0";
 
-/// An attribute of ours that Python's classes don't have, and keep when they are read: a dict of checksums and the number of the save.
+/// An attribute that Tessera adds and that Python's classes keep when they are read: a dict of checksums and the number of the save.
 constexpr auto kNote = "tessera";
-/// Of the text of `.metadata` itself, as it is with zeros in place of all, and of each archive in the order of storage_data.
+/// Checksums of the text of `.metadata` itself, with zeros in place of all, and of each archive in the order of storage_data.
 constexpr auto kChecksums = "xxh3_64";
 constexpr auto kSave = "save";
 

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using pickle::Value;
 
-// The last five are in what `.metadata` says of memory formats and of the folder's path, neither of which we use.
+// The last five stand for memory formats and for the folder's path, neither of which is used.
 constexpr auto kClasses = std::to_array<std::string_view>(
     {dcp::kMetadata, dcp::kTensor, dcp::kBytes, dcp::kChunk, dcp::kProperties, dcp::kMemoryFormat, dcp::kIndex, dcp::kStorageMeta,
      dcp::kStorageInfo, dcp::kOldProperties, dcp::kOldMemoryFormat, "builtins.getattr", "pathlib.PosixPath", "pathlib._local.PosixPath",
@@ -118,7 +118,7 @@ class DcpReader {
         path_, text == nullptr ? std::string(version->kind()) : "'" + *text + "'", dcp::kVersion);
   }
 
-  /// Of a folder of ours: what was written.
+  /// Takes the checksums and the number of the save, if Tessera wrote the folder.
   void take_note(const Value& value, std::string_view text) {
     const auto* const note = value.as<pickle::Dict>();
     if (note == nullptr) return;  // somebody else's

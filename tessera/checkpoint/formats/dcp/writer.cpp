@@ -45,14 +45,14 @@ Value properties_of(at::ScalarType dtype) {
                         .made = pickle::Object::Made::New};
 }
 
-/// Whether boxes of one tensor have all of its values once.
+/// Throws UsageError unless the boxes of a tensor have each of its values once.
 void expect_partition(const std::string& name, const std::vector<int64_t>& shape, std::vector<const TensorSlice*> boxes) {
   std::ranges::sort(boxes, {}, [](const auto* box) { return box->offsets; });
   int64_t numel = 0;
   for (size_t i = 0; i < boxes.size(); i++) {
     numel += boxes[i]->numel();
     for (size_t k = i + 1; k < boxes.size(); k++) {
-      if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;  // and all behind it
+      if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;  // and so do all that follow
       if (!intersection(*boxes[i], *boxes[k])) continue;
       throw UsageError("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name);
     }
@@ -62,10 +62,10 @@ void expect_partition(const std::string& name, const std::vector<int64_t>& shape
                    whole_slice(shape).numel());
 }
 
-/// What the items say of one name.
+/// The items of one name.
 struct Named {
   const DcpItem* first = nullptr;
-  std::vector<const DcpItem*> items = {};  // without those that several ranks have
+  std::vector<const DcpItem*> items = {};  // without duplicates from other ranks
   std::set<std::pair<std::vector<int64_t>, std::vector<int64_t>>> boxes = {};
 };
 
@@ -81,7 +81,7 @@ Value storage_of(const DcpItem& item) {
       {{"relative_path", item.file}, {"offset", static_cast<int64_t>(item.offset)}, {"length", static_cast<int64_t>(item.bytes)}});
 }
 
-/// Adds an item to those of its name.
+/// Adds an item to those of its name. Throws UsageError if it contradicts them.
 void add(const std::string& name, Named& named, const DcpItem& item) {
   if (named.first == nullptr) named.first = &item;
   const auto& first = *named.first;

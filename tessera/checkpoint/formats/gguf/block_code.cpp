@@ -26,7 +26,7 @@ void put_half(uint8_t* bytes, float value) {
   std::memcpy(bytes, &bits, sizeof bits);
 }
 
-/// The lower halves of bytes are the first values, the upper halves those after them.
+/// The lower halves of the bytes are the first 16 values, the upper halves the other 16.
 void decode_q4_0(const uint8_t* block, float* values) {
   const float scale = half_at(block);
   for (int i = 0; i < kSmall / 2; i++) {
@@ -43,8 +43,8 @@ void decode_q4_1(const uint8_t* block, float* values) {
   }
 }
 
-/// To the whole number that is nearest, of 2 * half of them: the value that is farthest from zero becomes 0, or the last one if that is
-/// less.
+/// Encodes each value as the nearest of 2 * half codes. The scale maps the value farthest from zero to code 0; values beyond the last code
+/// get the last one.
 void encode_signed(const float* values, float half, float* scale, int (&codes)[kSmall]) {
   const float* const most =
       std::max_element(values, values + kSmall, [](float one, float other) { return std::abs(one) < std::abs(other); });
@@ -66,7 +66,7 @@ void encode_q4_0(const float* values, uint8_t* block) {
   put_halves(codes, block + 2);
 }
 
-/// The fifth bits come first.
+/// Each value's fifth bit is stored apart from its other four.
 int five_bits(const uint8_t* fifth, const uint8_t* halves, int i) {
   const int four = i < kSmall / 2 ? halves[i] & 0xF : halves[i - kSmall / 2] >> 4;
   return four | (((fifth[i / 8] >> (i % 8)) & 1) << 4);
@@ -117,7 +117,7 @@ void decode_q2_k(const uint8_t* block, float* values) {
   }
 }
 
-/// Two bits a value, and a third one elsewhere that takes four off where it is not set. Sixteen scales of six bits.
+/// Two bits a value, and a third bit stored apart, which subtracts four where it is not set. Sixteen scales of six bits.
 void decode_q3_k(const uint8_t* block, float* values) {
   const uint8_t *third = block, *two = block + 32, *scales = block + 96;
   const float scale = half_at(block + 108);
@@ -177,7 +177,7 @@ void decode_q5_k(const uint8_t* block, float* values) {
   }
 }
 
-/// Scale times a whole number, less `least`: of 32 values, with the least sum of weighted squared errors that llama.cpp's search finds.
+/// A value is scale * code - least. For 32 values, with the least weighted squared error that llama.cpp's search finds.
 struct Fit {
   float scale = 0, least = 0;
 };
@@ -304,7 +304,7 @@ void decode_bf16(const uint8_t* block, float* values) {
   *values = std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
-/// To the nearest, ties to even.
+/// Rounds to the nearest, ties to even.
 void encode_bf16(const float* values, uint8_t* block) {
   const auto bits = std::bit_cast<uint32_t>(*values);
   const auto rounded = static_cast<uint16_t>(*values == *values ? (bits + 0x7fff + ((bits >> 16) & 1)) >> 16 : (bits >> 16) | 64);
@@ -329,7 +329,7 @@ constexpr std::array kCodes = {
     BlockCode{"BF16", 30, 1, 2, decode_bf16, encode_bf16},
 };
 
-/// Of ggml, that are not read.
+/// Codes of ggml that Tessera does not read.
 constexpr std::pair<uint32_t, std::string_view> kOthers[] = {
     {9, "Q8_1"},   {15, "Q8_K"},  {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"}, {21, "IQ3_S"},
     {22, "IQ2_S"}, {24, "I8"},    {25, "I16"},     {26, "I32"},    {27, "I64"},     {28, "F64"},   {29, "IQ1_M"},

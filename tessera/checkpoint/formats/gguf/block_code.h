@@ -11,17 +11,17 @@ namespace tessera::checkpoint {
 struct BlockCode {
   std::string_view name;                                          // "Q4_1"
   uint32_t number = 0;                                            // in files
-  int64_t values = 1;                                             // in a block,
-  int64_t bytes = 1;                                              // which has so many bytes
-  void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32: of all blocks the bits of Python's gguf
+  int64_t values = 1;                                             // per block
+  int64_t bytes = 1;                                              // per block
+  void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32, to the bit as Python's gguf
   void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if such blocks are only read
 };
 
-/// What ggml calls a code of this number; empty for a number that it does not have.
+/// Returns ggml's name of the code with this number; empty for a number that ggml does not have.
 std::string_view name_of_block_code(uint32_t number);
-/// Those that we read.
+/// The codes that Tessera reads.
 std::span<const BlockCode> block_codes();
-/// Nothing if there is none with that number or name.
+/// Returns null if there is no code of that number or name.
 const BlockCode* find_block_code(uint32_t number);
 const BlockCode* find_block_code(std::string_view name);
 

@@ -19,7 +19,7 @@ constexpr uint64_t kMostDims = 4;
 constexpr uint64_t kLongest = 1 << 28;  // bytes of a text, elements of a list
 constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
 
-/// The bytes of a number of that type; 0 for those that are no numbers.
+/// The bytes of a number of that type; 0 for types other than numbers.
 uint64_t width_of(GgufType type) {
   uint64_t width = 0;
   if (type != GgufType::Text && type != GgufType::Array) with_number(type, [&]<class T>(T) { width = sizeof(T); });
@@ -148,9 +148,9 @@ GgufTensor read_tensor(HeaderReader& header) {
   return tensor;
 }
 
-/// The values of a tensor, whose rows are whole blocks that lie in the file.
+/// Throws IoError unless the tensor's rows are whole blocks that lie in the file.
 void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
-  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // as it is read
+  const auto wide = checked_numel(tensor.sizes, sizeof(float));  // of its values in float32
   if (!wide) header.refuse(fmt::format("'{}' has no size", tensor.name));
   const auto values = *wide / static_cast<int64_t>(sizeof(float));
   const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
@@ -163,7 +163,7 @@ void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t
   }
 }
 
-/// The rows of a head lie in pairs; Hugging Face has all first ones, and then all second ones.
+/// The file interleaves the two halves of a head's rows; Hugging Face has all rows of the first half, and then those of the second.
 std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
   const auto rows = tensor.sizes[0], row = c10::multiply_integers(tensor.sizes) / std::max<int64_t>(rows, 1), half = rows / heads / 2;
   std::vector<StoredBox> boxes;

@@ -75,26 +75,26 @@ class GgufFile {
 
 bool is_gguf_file(const std::filesystem::path& path);
 
-/// The tensors under the names of Hugging Face where they have one, else under their own. Rows of queries and keys that lie in the order
-/// of llama.cpp are read in that of Hugging Face. Left out are factors of rotary embeddings.
+/// Returns the tensors under Hugging Face's names where they have one, else under their own. Rows of queries and keys that are in
+/// llama.cpp's order are read in Hugging Face's. Leaves out the factors of rotary embeddings.
 Catalog read_gguf(const GgufFile& file);
-/// One tensor under its own name, as it lies there; undefined if there is none.
+/// Reads one tensor under its own name, in the file's order of rows; undefined if there is none.
 at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
-/// By how much each frequency of rotary embeddings is divided.
+/// The tensor with the divisors of the frequencies of rotary embeddings.
 inline constexpr auto kRopeFactors = "rope_freqs.weight";
 
-/// The name in a GGUF file of a tensor of Hugging Face's, and back. Nothing if there is none.
+/// Translates the name of a Hugging Face tensor to its name in GGUF files, and back. Nothing if it has no counterpart.
 std::optional<std::string> gguf_name(const std::string& name);
 std::optional<std::string> name_of_gguf(const std::string& gguf);
 
-/// How many heads have their rows in this tensor of Hugging Face's, if those of a head lie in pairs in files of that architecture; 0 if
-/// not.
+/// Returns how many heads this Hugging Face tensor has rows of, if GGUF files of the architecture interleave the rows of a head in pairs,
+/// else 0.
 int64_t heads_in_pairs(std::string_view architecture, std::string_view name, int64_t heads, int64_t key_value_heads);
-/// Rows of the projection to queries or keys, {heads * size, inputs}, in the order that llama.cpp wants, and back.
+/// Reorders rows of the projection to queries or keys, {heads * size, inputs}, into llama.cpp's order, and back.
 at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads);
 at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads);
 
-/// Writes tensors one after the other, in the order of `tensors`, whose `offset` it finds itself. The file appears under its name only when
+/// Writes tensors one after the other, in the order of `tensors`, whose `offset` it computes. The file appears under its name only when
 /// close() is called.
 class GgufWriter {
  public:

@@ -1,4 +1,4 @@
-// Names of tensors in GGUF files, and those that Hugging Face has for them.
+// Translates the names of tensors between GGUF files and Hugging Face.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr NamePair kOfLayers[] = {{"attn_norm", "input_layernorm"},    {"attn_q"
                                   {"ffn_down", "mlp.down_proj"}};
 constexpr std::string_view kLayer = "blk.", kHubLayer = "model.layers.";
 
-/// "blk.3.attn_q.weight" in parts: what comes before the stem, the stem, and ".weight" or ".bias".
+/// Translates a name such as "blk.3.attn_q.weight" in parts: the layer before the stem, the stem, and ".weight" or ".bias".
 std::optional<std::string> translated(std::string_view name, std::string_view NamePair::* from, std::string_view NamePair::* to,
                                       std::string_view layer_from, std::string_view layer_to) {
   const auto dot = name.rfind('.');

@@ -1,4 +1,4 @@
-// What readers and writers of GGUF files have in common.
+// Constants and helpers that readers and writers of GGUF files share.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@ namespace tessera::checkpoint {
 
 static_assert(std::endian::native == std::endian::little, "the file is little-endian, and so are we");
 inline constexpr char kGgufMagic[] = {'G', 'G', 'U', 'F'};
-inline constexpr uint32_t kGgufVersion = 3, kOldestGgufVersion = 2;  // which differ in nothing for little-endian machines
+inline constexpr uint32_t kGgufVersion = 3, kOldestGgufVersion = 2;  // equal on little-endian machines
 inline constexpr uint64_t kGgufAlignment = 32;
 
 inline uint64_t aligned(uint64_t offset, uint64_t alignment) {

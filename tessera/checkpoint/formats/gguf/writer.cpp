@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kValuesAtOnce = 1 << 16;
 
-/// Header of a file that is written.
+/// Builds the header of a file.
 class HeaderWriter {
  public:
   template <class T>
@@ -68,7 +68,7 @@ at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, -1, 2}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
-/// What a scale or a value in 16 bits can't hold would become infinite in silence. bfloat16 can hold what is infinite already, or NaN.
+/// Throws UsageError for scales or values that 16 bits would make infinite. bfloat16 keeps values that are infinite or NaN already.
 static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
   constexpr double kMostOfHalf = 65504, kMostOfBfloat = 3.3895313892515355e38;
   const bool is_bfloat = entry.code->name == "BF16";

@@ -22,7 +22,7 @@ struct Global;
 struct Object;
 struct Storage;
 
-/// Copies share texts, lists and so on. Nothing contains itself, and no tree is so deep that recursion would be a problem.
+/// A value in a pickle. Copies share texts, lists and so on. No value contains itself, and no tree is too deep for recursion.
 class Value {
  public:
   Value() = default;  // None
@@ -50,7 +50,7 @@ class Value {
       return found == nullptr ? nullptr : found->get();
     }
   }
-  /// What it is, for errors: "a text".
+  /// Its kind in words, for errors: "a text".
   std::string_view kind() const;
 
  private:
@@ -60,11 +60,11 @@ class Value {
       value_;
 };
 
-/// What the reader has to know of a part, to bound what others meet when they walk through it.
+/// What the reader counts of each part, to bound the work of those who walk through the tree.
 struct Extent {
-  uint64_t weight = 1;  // of the tree that it is, where what is shared counts each time
+  uint64_t weight = 1;  // of its tree, in which shared parts count each time
   uint32_t depth = 1;
-  bool closed = false;  // as soon as it is in something else: what changed after that could be made to contain itself
+  bool closed = false;  // set when it becomes a part of something: a later change could make it contain itself
 };
 
 struct Bytes {
@@ -83,7 +83,7 @@ struct Dict {
   std::vector<std::pair<Value, Value>> entries = {};
   Extent extent = {};
 
-  /// The value of a text, or nullptr.
+  /// The value of a key that is this text, or nullptr.
   const Value* find(std::string_view key) const;
 };
 /// A class or a function: "torch.Size".
@@ -99,7 +99,7 @@ struct Object {
   Made made = Made::Called;
   Extent extent = {};
 };
-/// What a pickle refers to and does not contain, by an identity that the program that wrote it has chosen.
+/// An object that a pickle refers to but does not contain, by an id of the writing program's choice.
 struct Storage {
   Value id;
   Extent extent = {};
@@ -117,10 +117,10 @@ using Globals = std::function<std::optional<Meaning>(const std::string& name)>;
 /// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are no pickle or one that asks for other globals.
 Value read(std::span<const std::byte> bytes, const Globals& globals, const std::string& where);
 
-/// Protocol 2. Equal texts and globals are written once. Throws UsageError for text that is no UTF-8.
+/// Writes protocol 2. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
 std::string write(const Value& value);
 
-/// Protocol 2 has no bytes: Python writes the text whose letters have these numbers. The way back fails if a letter is none of them.
+/// Protocol 2 has no bytes: Python writes each byte as the letter with its number. from_latin1() fails if a letter is not such a byte.
 std::string to_latin1(std::string_view bytes);
 std::optional<std::string> from_latin1(std::string_view text);
 

@@ -162,7 +162,7 @@ class Reader {
   }
   Value pop() { return std::move(pop_many(1).front()); }
 
-  /// The part of this kind on top of the stack, to which something is added.
+  /// Returns the T on top of the stack, to which something is added; null if the top is of another kind.
   template <class T>
   T* top() {
     if (above_mark() == 0) fail("a value is missing");
@@ -172,7 +172,7 @@ class Reader {
     return found->get();
   }
 
-  /// Counts what `value` adds to the part that it gets into.
+  /// Adds the extent of `value` to that of the part that takes it.
   void adopt(Extent& parent, const Value& value) {
     Extent own{.weight = 1, .depth = 0};
     std::visit(
@@ -194,7 +194,7 @@ class Reader {
     if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
 
-  /// A list or dict of a class of its own is only the name of that class here, but what it holds counts.
+  /// Counts the items of a list or dict of another class, of which only the class's name is kept.
   bool add_to_object(const std::vector<Value>& items) {
     auto* const object = top<Object>();
     if (object == nullptr) return false;

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kContent = "/data.pkl";
 
-/// Throws IoError with a better word than "no archive" for what else is called .pt.
+/// Throws IoError unless the bytes are a zip archive, and names other formats that .pt files may have.
 void expect_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
   constexpr uint64_t kHead = 512, kTarMark = 257;
   std::string head(std::min(kHead, begin > file.size() ? 0 : std::min(bytes, file.size() - begin)), '\0');

@@ -30,7 +30,7 @@ class TorchArchive {
   TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where);
 
   const pickle::Value& content() const { return content_; }
-  /// In bytes, without tensors.
+  /// The size of the pickle in bytes, without tensors.
   size_t content_bytes() const { return content_bytes_; }
   /// ZipArchive::checksum.
   const std::string& checksum() const { return checksum_; }

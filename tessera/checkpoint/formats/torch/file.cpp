@@ -21,7 +21,7 @@ const std::vector<Value>* items_of(const Value& value) {
   return tuple == nullptr ? nullptr : &tuple->items;
 }
 
-/// Takes the content of an archive apart.
+/// Turns the content of an archive into a catalog.
 class TorchFileReader {
  public:
   TorchFileReader(const std::filesystem::path& path, const TorchArchive& archive)
@@ -38,13 +38,13 @@ class TorchFileReader {
                     archive_.tensor(content, "") ? "one tensor without a name" : content.kind());
     }
     add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
-    // A model is perhaps what could not be read.
+    // The part that could not be read may be the model.
     if (catalog_.tensors.empty() && !foreign_.empty()) refuse(foreign_);
     return std::move(catalog_);
   }
 
  private:
-  // Names may share their beginnings in the file, but have them each in the catalog.
+  // Bounds the letters of all names: names may share their beginnings in the file, but not in the catalog.
   static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
 
   [[noreturn]] void refuse(const std::string& global) const {
@@ -71,7 +71,7 @@ class TorchFileReader {
     }
   }
 
-  /// Of a module there are the tensors and the modules in it; what else it has belongs to its code.
+  /// Adds the entries of a dict. Of a module only tensors and submodules are added: the rest belongs to its code.
   void add_entries(const std::string& prefix, const pickle::Dict& dict, bool of_module) {
     for (const auto& [key, value] : dict.entries) {
       if (of_module && !is_module(value) && !archive_.tensor(value, prefix)) continue;
@@ -120,7 +120,7 @@ class TorchFileReader {
     const auto* const object = value.as<pickle::Object>();
     const auto* const global = value.as<pickle::Global>();
     const auto of = object != nullptr ? object->name : global != nullptr ? global->name : std::string();
-    // What stands for a tensor of torch, and is none that could be read, is not to be missed.
+    // An object of torch that could not be read may be a tensor, so it is not left out in silence.
     if (object != nullptr && torch_globals(of))
       throw IoError("{} has {} at '{}', which is neither a tensor nor a plain value", where_, value.kind(), name);
     if (foreign_.empty()) foreign_ = of;
@@ -148,7 +148,7 @@ class TorchFileReader {
 
 Catalog read_torch_file(const std::filesystem::path& path) {
   const InputFile file(path);
-  // Nothing that the file refers to is called, so what is of other classes can stand beside the tensors.
+  // Any global is accepted, because none is called: objects of other classes may stand beside the tensors.
   const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
   return TorchFileReader(path, archive).take();
 }

@@ -12,14 +12,14 @@
 
 namespace tessera::checkpoint {
 
-/// Whether a name is one that people give to such files.
+/// Whether a file has one of the extensions that are usual for such files.
 inline bool has_torch_extension(const std::filesystem::path& path) {
   return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
 }
 
-/// The tensors of a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript, by the keys of the dicts
-/// in which they are and the places in lists, joined by dots; and the other values, of which a list is one value unless it has tensors or
-/// dicts in it. Names that share all values become aliases. Throws IoError.
+/// Reads a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript. Names are the keys of dicts and the
+/// places in lists on the way to a value, joined by dots. A list is one value unless it has tensors or dicts in it. Names that share all
+/// values become aliases. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);
 
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
@@ -30,7 +30,7 @@ class TorchFileWriter {
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
   void append(const at::Tensor& values) { archive_.append(values); }
-  /// As those of SafetensorsWriter.
+  /// As in SafetensorsWriter.
   std::vector<ReservedBytes> reserve();
   void close(std::span<const std::string> checksums = {});
 

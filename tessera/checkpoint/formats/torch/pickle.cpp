@@ -36,7 +36,7 @@ constexpr TorchDtype kTorchDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
 constexpr std::string_view kTorch = "torch.";
 constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
 
-// Those of quantized and sparse tensors are known so that such a tensor can be refused by its name in the file.
+// Includes those of quantized and sparse tensors, so that such a tensor can be refused by its name in the file.
 constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuild_tensor",
                                                            "torch._utils._rebuild_tensor_v2",
                                                            "torch._utils._rebuild_tensor_v3",

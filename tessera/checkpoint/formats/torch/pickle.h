@@ -1,4 +1,4 @@
-// What the pickles of torch.save are made of: dtypes, storages, tensors, and plain values, which become JSON.
+// The parts of torch.save's pickles: dtypes, storages, tensors, and plain values, which become JSON.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,19 +26,19 @@ const TorchDtype* torch_dtype_of_storage(std::string_view global);
 
 /// The globals of tensors and plain values. Others are refused.
 std::optional<pickle::Meaning> torch_globals(const std::string& name);
-/// All globals, for what may hold values of any class: nothing is called, so it does no harm to know their names.
+/// Accepts all globals, for files with values of any class: nothing is called, so knowing their names does no harm.
 std::optional<pickle::Meaning> any_globals(const std::string& name);
 
-/// What libtorch wraps in its own types stands for itself: a dict whose types are written beside it, a list of integers. Of a module, as
-/// torch::save writes it, the attributes. Other values are what they are.
+/// Removes libtorch's wrappers. Returns the dict or the list in a value that has types written beside it, the attributes of a module that
+/// torch::save has written, and any other value as it is.
 const pickle::Value& unwrapped(const pickle::Value& value);
 /// Whether the value, unwrapped or not, is a module of libtorch, or of TorchScript.
 bool is_module(const pickle::Value& value);
 
 /// Why a value that to_json can't take is in Catalog::left_out.
 inline constexpr auto kNoPlainData = "it is no plain data, but of a class of Python";
-/// Numbers, texts, bytes, lists, tuples, dicts and what stands for such. Nothing if there is something else, or a dict has keys that are
-/// neither texts nor integers, or one key twice.
+/// Converts numbers, texts, bytes, lists, tuples, dicts and what stands for such. Returns nothing if there is something else, or if a dict
+/// has one key twice, or keys that are neither texts nor integers.
 std::optional<nlohmann::json> to_json(const pickle::Value& value);
 /// Throws UsageError for an integer of more than 63 bits.
 pickle::Value from_json(const nlohmann::json& json);

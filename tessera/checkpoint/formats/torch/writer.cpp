@@ -63,7 +63,7 @@ Value TorchArchiveWriter::pickled(const TorchTree& tree, const std::string& name
   return result;
 }
 
-/// The call by which Python makes the tensor: a view of a storage, which has a dtype, or bytes with a dtype beside it.
+/// The call by which Python makes the tensor: a view of a storage with a dtype, or of an untyped storage with a dtype beside it.
 Value TorchArchiveWriter::pickled(const TorchTree::Tensor& tensor, const std::string& name) {
   const auto* const dtype = torch_dtype(tensor->dtype);
   if (dtype == nullptr) {

@@ -25,8 +25,8 @@ struct TorchTensor {
   std::vector<int64_t> shape = {};
 };
 
-/// What a file will hold: dicts and lists, in whose places are tensors and plain values. A pointer that is in several places is a tied
-/// tensor, which is written once.
+/// The content of a file: dicts and lists of tensors and plain values. A tensor whose pointer is in several places is a tied one, which is
+/// written once.
 struct TorchTree {
   using Key = std::variant<std::string, int64_t>;
   using Tensor = std::shared_ptr<const TorchTensor>;
@@ -42,24 +42,24 @@ struct TorchTree {
   std::variant<nlohmann::json, Tensor, Dict, List, Tuple> value = {};
 };
 
-/// Writes an archive behind what is in a file already.
+/// Appends an archive to a file.
 class TorchArchiveWriter {
  public:
-  /// The archive begins at byte `begin` of the file. With the number of a save, it says so in an entry of its own, which torch.load
-  /// ignores. Throws UsageError if the tree has something that can't be saved.
+  /// The archive begins at byte `begin` of the file. The number of a save becomes an entry of its own, which torch.load ignores. Throws
+  /// UsageError if the tree has something that can't be saved.
   TorchArchiveWriter(NewFile& file, uint64_t begin, const TorchTree& tree, std::optional<uint64_t> save = {});
 
-  /// Writes the next tensor in the order of the tree. Tied ones come once, where the first one is.
+  /// Writes the next tensor in the order of the tree. A tied tensor comes once, at its first place.
   void write(const at::Tensor& tensor);
   /// The same for a tensor that comes in pieces: its next values, in row-major order.
   void append(const at::Tensor& values);
-  /// Instead of all of these: where in the file each tensor is to be written by others.
+  /// Instead of write(), append() and close(): returns where in the file others write each tensor.
   std::vector<uint64_t> reserve();
   /// Returns the length of the archive in bytes. Throws UsageError if tensors are missing.
   uint64_t close();
-  /// When they are filled: with the CRC-32 of each.
+  /// Closes an archive that has been filled, with the CRC-32 of each tensor.
   uint64_t close(std::span<const uint32_t> checksums);
-  /// ZipArchive::checksum, of what is closed.
+  /// ZipArchive::checksum of the closed archive.
   const std::string& checksum() const { return zip_.checksum(); }
 
  private:
@@ -71,11 +71,15 @@ class TorchArchiveWriter {
   pickle::Value pickled(const TorchTree::Tensor& tensor, const std::string& name);
 
   ZipWriter zip_;
+<<<<<<< HEAD
   size_t first_reserved_ = 0;  // the number of the entry
+=======
+  size_t first_room_ = 0;      // the number of the first tensor's entry
+>>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
   std::vector<Place> places_;  // by the number of the storage
   std::unordered_map<const TorchTensor*, size_t> storages_;
   size_t next_ = 0;
-  int64_t written_ = 0;  // values of the next one
+  int64_t written_ = 0;  // values of the next tensor
 };
 
 }  // namespace tessera::checkpoint

@@ -12,8 +12,8 @@
 namespace tessera::checkpoint {
 namespace {
 
-// An archive is a row of entries, each behind a header of its own; then a directory with a record for each; then where that begins. The
-// last part comes twice, because it had no room for numbers of 64 bits at first.
+// An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end with the place of the
+// directory. The end comes twice: the original one has no room for numbers of 64 bits.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
 constexpr uint64_t kEntryBytes = 30, kRecordBytes = 46, kEndBytes = 22, kWideEndBytes = 56, kWideLocatorBytes = 20;
 constexpr uint64_t kCrcInEntry = 14;  // where the checksum is in the header of an entry
@@ -138,7 +138,7 @@ class ZipReader {
     return {name, entry};
   }
 
-  /// Those of the numbers that had no room.
+  /// Reads the numbers that have no room in 32 bits from the extra field.
   static void take_wide(LittleEndian extra, std::initializer_list<uint64_t*> numbers) {
     while (!extra.empty()) {
       const auto id = extra.two();
@@ -151,7 +151,7 @@ class ZipReader {
     }
   }
 
-  /// Where the content of the entry whose header is at `place` begins. Its name stands there, too, and no checksum covers either.
+  /// Returns where an entry's content begins, given the place of its header. Compares the name in the header, which no checksum covers.
   uint64_t content_of(const std::string& name, uint64_t place) const {
     const auto text = bytes_at(place, kEntryBytes + name.size());
     LittleEndian header(text);
@@ -246,7 +246,7 @@ void ZipWriter::set_checksum(size_t entry, uint32_t crc32) {
   file_.overwrite(begin_ + entries_[entry].place + kCrcInEntry, std::as_bytes(std::span(crc)));
 }
 
-// All numbers are written with 64 bits, whatever their size: there is one way, which every test goes.
+// All numbers are written with 64 bits, whatever their size, so that there is one code path, which every test takes.
 std::string ZipWriter::common_of(const Entry& entry) {
   return number(kZipVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(entry.crc32, 4) +
          number(kElsewhere, 4) + number(kElsewhere, 4) + number(entry.name.size(), 2);

@@ -1,4 +1,4 @@
-// Zip archives of entries that are not packed, as torch.save writes them: alone in a file, or one of several in a row.
+// Zip archives of uncompressed entries, as torch.save writes them: alone in a file, or one of several in a row.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace tessera::checkpoint {
 
 /// The CRC-32 of zip archives.
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
-/// Of two runs of bytes, given the CRC of each and the length of the second.
+/// The CRC-32 of two runs of bytes together, given the CRC-32 of each and the length of the second.
 uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes);
 
 struct ZipEntry {
@@ -32,16 +32,16 @@ struct ZipArchive {
   std::string checksum = {};
 };
 
-/// What is in an archive. Throws IoError, which begins with `where`, if the bytes of the file from `begin` on are no archive.
+/// Reads the directory of an archive. Throws IoError, which begins with `where`, if the file has none at byte `begin`.
 ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
 
-/// What is wrong with an archive whose bytes are not those that were written. Nothing for what is no archive at all. Reads all of it.
+/// Reads all of an archive, and returns what is damaged in it. Returns nothing for a file that is not an archive at all.
 std::optional<std::string> fault_of_zip(const InputFile& file);
 
 /// The bytes of an entry. Throws IoError if they have another checksum.
 std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::string& where);
 
-/// Writes an archive behind what is in a file already. Throws IoError.
+/// Appends an archive to a file. Throws IoError.
 class ZipWriter {
  public:
   /// The archive begins at byte `begin` of the file, which the caller knows.
@@ -55,10 +55,10 @@ class ZipWriter {
   void end() { set_checksum(entries_.size() - 1, entries_.back().crc32); }
   /// The same for an entry that is written by others (see NewFile::reserve). Returns where in the file it begins.
   uint64_t reserve(std::string name, uint64_t bytes);
-  /// Of an entry, by its number.
+  /// Sets the checksum of an entry that others have written.
   void set_checksum(size_t entry, uint32_t crc32);
   size_t entries() const { return entries_.size(); }
-  /// ZipArchive::checksum, of what is closed.
+  /// ZipArchive::checksum of the closed archive.
   const std::string& checksum() const { return checksum_; }
   /// Writes the directory. Returns the length of the archive.
   uint64_t close();

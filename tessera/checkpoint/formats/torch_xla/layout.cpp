@@ -54,7 +54,7 @@ class LayoutReader {
     return result;
   }
 
-  /// Of a flat parameter: from (names, shapes, numbers of values).
+  /// Returns the parts of a flat parameter, which flatten_info has as (names, shapes, numbers of values).
   std::vector<TorchXlaShard::Part> parts(const std::string& flat, int64_t numel) const {
     const auto* const found = file_.dict(file_.metadata(), "flatten_info").find(flat);
     const auto json = found == nullptr ? std::nullopt : to_json(*found);

@@ -1,4 +1,4 @@
-// How torch_xla's FSDP calls things in its files.
+// Names in the files of torch_xla's FSDP.
 #pragma once
 
 #include <string>

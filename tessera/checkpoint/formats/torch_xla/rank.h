@@ -24,7 +24,7 @@ class RankContent {
   int64_t ranks() const { return ranks_; }
   const TorchArchive& archive() const { return archive_; }
   const std::vector<std::string>& names() const { return names_; }  // of the model's state, in their order
-  /// Whether it is of no rank, but has a whole model, as the consolidated file that may lie beside the others.
+  /// Whether the file holds a whole model instead of a rank's part, as the consolidated file that may lie beside the others.
   bool is_whole() const { return ranks_ == 0; }
 
   [[noreturn]] void fail(const std::string& why) const;
@@ -32,7 +32,7 @@ class RankContent {
   const pickle::Dict& content() const;
   const pickle::Dict& metadata() const;
   const pickle::Dict& dict(const pickle::Dict& outer, std::string_view key) const;
-  /// What the model's state has under this name; nullptr if that is nothing.
+  /// The value of this name in the model's state, or nullptr.
   const pickle::Value* value(const std::string& name) const;
   ArchivedTensor tensor(const std::string& name) const;
 
@@ -50,7 +50,7 @@ class RankContent {
 /// The files of all ranks, in the order of the ranks. Throws IoError unless they are all there.
 std::vector<RankContent> open_all(const std::filesystem::path& path);
 
-/// What shard_info and flatten_info say.
+/// Reads shard_info and flatten_info.
 std::vector<TorchXlaShard> layout_of(const RankContent& file);
 
 }  // namespace tessera::checkpoint::torch_xla

@@ -43,7 +43,7 @@ class TorchXlaReader {
 
   const xla::RankContent& first() const { return files_.front(); }
 
-  /// The tensor of each rank.
+  /// The shard's tensor in each rank's file.
   std::vector<ArchivedTensor> parts_of(const TorchXlaShard& shard) const {
     std::vector<ArchivedTensor> result;
     for (const auto& file : files_) result.push_back(file.tensor(shard.state_name()));
@@ -90,7 +90,7 @@ class TorchXlaReader {
     for (size_t rank = 0; rank < parts.size(); rank++) add_checksum(rank, parts[rank], names.front());
   }
 
-  /// Whole rows of a tensor that is not flat. False if they do not fit.
+  /// Adds whole rows of a tensor that is not flat. Returns false if they do not fit.
   static bool add_rows(StoredTensor& tensor, const TorchXlaShard& shard, const ArchivedTensor& part, int64_t begin, size_t rank) {
     const bool fits =
         part.shape.size() == shard.shape.size() && std::equal(part.shape.begin() + 1, part.shape.end(), shard.shape.begin() + 1);
@@ -102,7 +102,7 @@ class TorchXlaReader {
     return true;
   }
 
-  /// Values of tensors that lie one after the other, each in row-major order.
+  /// Adds a rank's values of tensors that lie one after the other, each in row-major order.
   static void add_values(std::vector<StoredTensor>& tensors, const ArchivedTensor& part, int64_t begin, size_t rank) {
     const auto width = static_cast<int64_t>(c10::elementSize(part.dtype));
     const auto end = part.shape.front() > INT64_MAX - begin ? INT64_MAX : begin + part.shape.front();
@@ -153,7 +153,7 @@ class TorchXlaReader {
     add_checksum(0, tensor, name);
   }
 
-  /// What is not divided, from rank 0. The names in buffer_info may have a wrapper's name that those of the state lack.
+  /// Adds tensors that are not divided, from rank 0. Names in buffer_info may have a wrapper's name that the names in the state lack.
   void add_buffers() {
     std::map<std::string, at::ScalarType> dtypes;
     const auto* const info = first().metadata().find("buffer_info");
@@ -205,7 +205,7 @@ class TorchXlaReader {
     }
   }
 
-  /// The state is by numbers, which are the order of the parameters in the optimizer: that of the model if all of them are in one group.
+  /// Returns why the state can't be used, if so. Its numbers of parameters are in the model's order only if all are in one group.
   std::optional<std::string> why_no_state() const {
     if (groups_.size() != 1) return fmt::format("it has {} groups of parameters, and nothing says which is in which", groups_.size());
     auto order = nlohmann::json::array();
@@ -220,7 +220,7 @@ class TorchXlaReader {
     return {};
   }
 
-  /// What each rank has as the state of a parameter.
+  /// The state of a parameter on each rank.
   std::vector<const Dict*> states(size_t parameter) const {
     std::vector<const Dict*> result;
     for (const auto& file : files_) {

@@ -54,7 +54,7 @@ State state_of(checkpoint::Catalog catalog) {
   return state;
 }
 
-/// What full_state() has, without the name of a tied parameter that no file of torch_xla has.
+/// A full_state() without the name of a tied parameter that no file of torch_xla has.
 State without_tied(State state) {
   state.erase("head.weight");  // "tied" comes first
   return state;

@@ -29,7 +29,7 @@ bool is_tanh_form(const Elements& x, size_t i) {
 
 constexpr double kRootOfTwoOverPi = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCubic = 0.044715;
 
-/// How likely a normal number is below x: to all digits, also where that is little.
+/// The normal distribution function of x, to all digits also where it is small.
 Value normal_below(const Value& x) {
   return times(fixed(x, 0.5), hlo::unary("chlo.erfc", times(x, fixed(x, -1 / std::numbers::sqrt2))));
 }
@@ -103,12 +103,12 @@ Value softplus_gradient(const Elements& e) {
   return select(is_above(scaled_x, e.number(3)), g, times(g, logistic(scaled_x)));
 }
 
-/// The gradient where x lies between two numbers, nothing elsewhere, also for NaN.
+/// The gradient where x lies between two numbers, else 0, also for NaN.
 Value inside(const Value& g, const Value& x, const Value& low, const Value& high) {
   return select(both(is_above(x, low), is_below(x, high)), g, fixed(g, 0));
 }
 
-/// The same, but NaN has its gradient.
+/// The same, but NaN gets the gradient.
 Value not_outside(const Value& g, const Value& x, const Value& low, const Value& high) {
   return select(hlo::either(compare("LE", x, low), compare("GE", x, high)), fixed(g, 0), g);
 }

@@ -17,7 +17,7 @@ using hlo::over;
 using hlo::plus;
 using hlo::times;
 
-/// What the operator has no form for, libtorch composes of others.
+/// Chooses this operator for the arguments that it supports; libtorch composes the others of other operators.
 int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
                bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
   const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
@@ -49,8 +49,8 @@ struct Inputs {
 
 enum class Rows { Queries, Keys };
 
-/// The scaled scores, masked, in full precision. With Rows::Keys they stand transposed: of the four products of the gradient, then only one
-/// has a transposed left operand, with which CPUs are slow.
+/// The scaled and masked scores in full precision. Rows::Keys transposes them: then only one of the gradient's four products has a
+/// transposed left operand, which is slow on CPUs.
 Value scores_of(const Inputs& in, Rows rows) {
   const bool transposed = rows == Rows::Keys;
   auto scores = hlo::dot(transposed ? in.k : in.q, transposed ? in.q : in.k, {{0}, {0}, {2}, {2}}, hlo::wide(in.q.element()));
@@ -72,7 +72,7 @@ void attention(Call& call) {
   const auto type = call.tensor(0).scalar_type();
   const Inputs in(call, 0, 3, 4, 7);
   const auto scores = scores_of(in, Rows::Queries);
-  // A row that sees no key has the weights zero: nothing in it is infinite or divided by zero.
+  // A row that sees no key gets zero weights: nothing in it is infinite or divided by zero.
   const auto found = hlo::maximum(scores, {2});
   const auto highest = hlo::binary("maximum", found, hlo::fixed(found, -1e30));
   const auto weights = hlo::unary("exponential", minus(scores, hlo::broadcast(highest, scores.sizes(), {0, 1})));

@@ -1,4 +1,4 @@
-// Bags of embeddings: what the rows that lists of words name add up to.
+// Bags of embeddings: sums, means and maxima of the rows that lists of words name.
 #include <ATen/ATen.h>
 
 #include "tessera/xla/device/kernels.h"

@@ -1,4 +1,4 @@
-// Operators for which libtorch has a kernel for each of its devices, of other operators.
+// Operators composed of others, because libtorch has only a kernel for each of its own devices.
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
 
@@ -50,12 +50,12 @@ void embedding_renorm(Call& call) {
 
 // --- distances ---
 
-/// |x|^p of the last dimension.
+/// The p-norm over the last dimension.
 at::Tensor distance(const at::Tensor& difference, double p) {
   return at::linalg_vector_norm(difference, p, at::IntArrayRef{-1});
 }
 
-/// The gradient of the norm `norm` of `difference` by it.
+/// The derivative of the norm `norm` of `difference` by `difference`.
 at::Tensor distance_slope(const at::Tensor& difference, double p, const at::Tensor& norm) {
   const auto size = difference.abs();
   const auto zero = at::zeros_like(difference);

@@ -33,7 +33,7 @@ struct Geometry {
   size_t spatial() const { return stride.size(); }
 };
 
-/// Of so many places; what does not fit into the last window is left out.
+/// A convolution with `sizes` places in the result; leaves out what does not fit into the last window.
 Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
   Type type{g.result.value_or(x.element()), {x.sizes()[0], w.sizes()[0]}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
@@ -98,7 +98,7 @@ void convolution(Call& call) {
   const auto count = x.sizes().size() - 2;
   const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
                    one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8),
-                   call.has(2) ? std::optional(hlo::wide(x.element())) : std::nullopt};  // with a bias it is rounded once
+                   call.has(2) ? std::optional(hlo::wide(x.element())) : std::nullopt};  // with a bias, the sum is rounded once
   const bool is_transposed = call.flag(6);
   const auto extra = one_for_each(call.integers(7), count, Sizes(count, 0));
   Sizes sizes;
@@ -191,7 +191,7 @@ void columns_to_windows(Call& call) {
   call.give(hlo::convert(whole, call.result_type()));
 }
 
-/// The places of windows of one dimension, which lie along the last one.
+/// The gradient of unfold: windows of one dimension, whose places lie along the last dimension.
 void unfold_gradient(Call& call) {
   const auto g = call.wide_value(0);
   const auto sizes = call.integers(1);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr auto kNever = -std::numeric_limits<double>::infinity();
 
-/// Sequences of one batch: each of its labels is a state, and so is the blank before each and after the last.
+/// The targets of a batch as states: each label, the blank before it, and the blank after the last.
 struct Labels {
   at::Tensor states;    // batch, state: the class that it emits
   at::Tensor may_skip;  // whether a path may come from the label before, without the blank between
@@ -54,7 +54,7 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
   return l;
 }
 
-/// States moved by some, towards the end or from it; what never happens comes in.
+/// Moves states by some places, towards the end or back, and fills with kNever.
 at::Tensor moved(const at::Tensor& states, int64_t by) {
   const auto count = states.size(1), kept = std::max<int64_t>(count - std::abs(by), 0), in = count - kept;
   return by > 0 ? at::constant_pad_nd(states.narrow(1, 0, kept), {in, 0}, kNever)
@@ -65,7 +65,7 @@ at::Tensor log_sum(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c
   return at::logsumexp(at::stack({a, b, c}), 0);
 }
 
-/// Time, batch, state: how likely each class is that the states emit.
+/// Log probabilities of the classes that the states emit: time, batch, state.
 at::Tensor emissions(const at::Tensor& log_probs, const Labels& l) {
   return log_probs.gather(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count}));
 }
@@ -75,7 +75,7 @@ at::Tensor is_end(const Labels& l) {
   return states.eq(last).logical_or(states.eq(last - 1));
 }
 
-/// How likely all beginnings are that end in a state at a time.
+/// Alpha: log probabilities of all paths up to a time that end in a state.
 at::Tensor beginnings(const at::Tensor& emitted, const Labels& l) {
   const auto first = at::arange(l.count, l.last.options()).lt(2).expand({l.batch, l.count});
   auto alpha = at::where(first, emitted[0], kNever).to(emitted.scalar_type());
@@ -87,7 +87,7 @@ at::Tensor beginnings(const at::Tensor& emitted, const Labels& l) {
   return at::stack(all, 1);
 }
 
-/// How likely all ends are that begin in a state at a time, with what it emits.
+/// Beta: log probabilities of all paths from a time on that begin in a state, with what it emits.
 std::vector<at::Tensor> ends(const at::Tensor& emitted, const Labels& l) {
   std::vector<at::Tensor> all(static_cast<size_t>(l.time));
   auto beta = at::full_like(emitted[0], kNever);
@@ -109,7 +109,7 @@ void ctc_loss(Call& call) {
   const auto time = (l.steps - 1).clamp_min(0).view({-1, 1, 1}).expand({l.batch, 1, l.count});
   const auto final = at::where(is_end(l), alpha.gather(1, time).squeeze(1), kNever).to(alpha.scalar_type());
   auto loss = at::logsumexp(final, 1).neg();
-  // In no steps only the empty text can be said.
+  // Without steps, only the empty text can be said.
   loss = at::where(l.steps.gt(0), loss, at::where(l.last.gt(0), -kNever, 0.0)).to(alpha.scalar_type());
   call.give(std::vector{read(loss), read(alpha)});
 }
@@ -119,7 +119,7 @@ void ctc_loss_gradient(Call& call) {
   const auto l = labels_of(log_probs, call.tensor(2), call.integers(3), call.integers(4), call.integer(7));
   const auto loss = call.tensor(5).view({1, -1, 1});
   const auto emitted = emissions(log_probs, l);
-  // All paths through a state, of which both factors have what it emits.
+  // All paths through a state; alpha and beta both have what it emits, so it is taken out once.
   const auto through = alpha.transpose(0, 1) + at::stack(ends(emitted, l)) - emitted;
   const auto share = (through + loss).exp().nan_to_num(0);
   const auto by_class = at::zeros_like(log_probs).scatter_add(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count}), share);

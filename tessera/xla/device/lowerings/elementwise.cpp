@@ -26,7 +26,7 @@ bool is_float(const Value& x) {
   return c10::isFloatingType(x.element());
 }
 
-/// Of whole numbers itself.
+/// Leaves whole numbers as they are.
 Kernel rounding(const char* name, const char* operation) {
   return elementwise(name, [operation](const Elements& x) { return is_float(x[0]) ? hlo::unary(operation, x[0]) : x[0]; });
 }
@@ -67,20 +67,20 @@ Value clamped(const Elements& x) {
   return value;
 }
 
-/// Of truth values, too.
+/// A power, also of truth values.
 Value power_of_any(const Elements& x) {
   if (x.element() != at::kBool) return hlo::binary("power", x[0], x[1]);
   return hlo::convert(hlo::binary("power", x.as(0, at::kLong), x.as(1, at::kLong)), at::kBool);
 }
 
-/// From the nearer of both ends, as libtorch counts, so that each end is what it is.
+/// Interpolates from the nearer end, as libtorch does, so that both ends are exact.
 Value between(const Value& a, const Value& b, const Value& weight) {
   const auto is_near = hlo::is_below(hlo::magnitude(weight), fixed(weight, 0.5));
   const auto from = select(is_near, a, b), share = select(is_near, weight, minus(weight, fixed(weight, 1)));
   return plus(from, times(share, minus(b, a)));
 }
 
-/// A power that stands in the text where it is a product or a root: those are faster, and as libtorch computes them.
+/// A power whose exponent is a number: some are products or roots, which are faster and give libtorch's values.
 Value power(const Elements& e) {
   const auto x = e[0];
   const auto exponent = e.call().number(1);
@@ -101,7 +101,7 @@ Value round_to_decimals(const Elements& x) {
   return up ? over(whole, ten) : times(whole, ten);
 }
 
-/// A zero has a sign, too.
+/// Whether x is negative, where a zero has a sign, too.
 Value has_sign(const Value& x) {
   if (is_float(x)) {
     const auto size = c10::elementSize(x.element());
@@ -132,7 +132,7 @@ Value log_of_sum(const Value& a, const Value& b, double base) {
   return select(same_infinities, a, plus(large, sum));
 }
 
-/// x * of(y), of which 0 * of(anything) is 0, but not that of NaN.
+/// x * of(y): 0 if x is 0, unless y is NaN.
 Value zero_wins(const Value& x, const Value& y, const Value& of_y) {
   return select(hlo::is_nan(y), y, select(compare("EQ", x, fixed(x, 0)), fixed(x, 0), times(x, of_y)));
 }
@@ -174,13 +174,13 @@ Value log_odds(const Elements& e, size_t epsilon) {
   return logarithm(over(x, minus(fixed(x, 1), x)));
 }
 
-/// Of whole numbers with a fraction, which no result says beforehand.
+/// Takes whole numbers in the default dtype, because libtorch makes no tensor for the result that tells it.
 void logit(Call& call) {
   const auto type = fractional(type_of_operands(call));
   call.give(hlo::convert(log_odds(Elements(call, hlo::wide(type)), 1), type));
 }
 
-/// Of 0 infinite, with the other sign.
+/// Infinite at zeros, with the opposite sign.
 Value digamma(const Value& x) {
   const auto infinite = select(has_sign(x), fixed(x, kInfinity), fixed(x, -kInfinity));
   return select(compare("EQ", x, fixed(x, 0)), infinite, hlo::unary("chlo.digamma", x));
@@ -205,7 +205,7 @@ Value entropy(const Value& x) {
   return select(hlo::is_above(x, fixed(x, 0)), hlo::negated(times(x, logarithm(x))), negative);
 }
 
-/// 0 where `b` counts more bits than there are.
+/// A shift by more bits than there are gives 0, or -1 if a negative number is shifted to the right.
 Value bits_moved(const Elements& x, const char* direction) {
   const bool is_unsigned = !c10::isSignedType(x.element());
   return hlo::binary(direction != std::string_view("right") ? "shift_left"

@@ -16,32 +16,32 @@ using hlo::plus;
 using hlo::select;
 using hlo::times;
 
-/// The order that puts one dimension first.
+/// The permutation that puts one dimension first.
 Sizes with_first(int64_t d, int64_t rank) {
   auto order = all_dimensions(rank);
   std::rotate(order.begin(), order.begin() + d, order.begin() + d + 1);
   return order;
 }
 
-/// Numbers below 0 count from the end.
+/// Counts numbers below 0 from the end.
 Value from_start(const Value& places, int64_t size) {
   return select(hlo::is_negative(places), plus(places, fixed(places, size)), places);
 }
 
-/// What is meant by an index that lies outside of its dimension. Dimensions become one list, so it would be a place of another row.
+/// The meaning of an index outside of its dimension. Dimensions become one list, in which it would be a place of another row.
 enum class Outside { Nearest, Nowhere };
 
 Value nearest_inside(const Value& indices, int64_t size) {
   return hlo::largest(hlo::smallest(indices, fixed(indices, size - 1)), fixed(indices, 0));
 }
 
-/// `places` of a list, but the end of the list, where nothing is put, for each index outside.
+/// Replaces the place of each index outside by the end of the list, where nothing is put.
 Value nowhere_if_outside(const Value& places, const Value& indices, int64_t size, int64_t end) {
   const auto is_outside = hlo::either(hlo::is_negative(indices), hlo::compare("GE", indices, fixed(indices, size)));
   return select(is_outside, fixed(places, end), places);
 }
 
-/// A place in a list for each element of `indices`: as the element's own place, but by `indices` along one dimension of `sizes`.
+/// For each element of `indices`, a place in a list: its own position, but with `indices` along one dimension of `sizes`.
 Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, Outside outside) {
   const auto size = sizes[static_cast<size_t>(dimension)];
   const auto inside = outside == Outside::Nearest ? nearest_inside(indices, size) : indices;
@@ -77,7 +77,7 @@ void put(Call& call) {
 
 // --- what several elements that go to one place become ---
 
-/// Rows of `updates` go to places of dimension 0 of `x`; where `keeps_self`, what is there already counts as one of them.
+/// Puts rows of `updates` into dimension 0 of `x`. If `keeps_self`, the value that is there counts as one of them.
 Value put_reduced(const Value& x, const Value& places, const Value& updates, std::string_view reduce, bool keeps_self) {
   const bool mean = reduce == "mean";
   const auto combine = reduce == "sum" || reduce == "add" || mean ? Combine::Add
@@ -181,7 +181,7 @@ void masked_scatter(Call& call) {
   call.give(hlo::reshape(select(mask, picked, flat(x)), x.sizes()));
 }
 
-/// What a list of index tensors means: which dimensions they take, and which rows they name.
+/// The meaning of a list of index tensors: the dimensions that they take, and the rows that they name.
 struct Indexed {
   Sizes order;   // of the tensor's dimensions: those with indices first
   Sizes rest;    // sizes of the others
@@ -203,7 +203,7 @@ Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
     }
     const auto& tensor = *tensors[static_cast<size_t>(d)];
     if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)
-      throw NotLowered();  // how many it names, only the values say
+      throw NotLowered();  // only its values tell how many rows it names
     taken.push_back(d);
     indices.push_back(hlo::convert(read(tensor), at::kLong));
     result.common = at::infer_size(result.common, tensor.sizes());
@@ -227,7 +227,7 @@ Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
   return result;
 }
 
-/// From indices first to where they stand in the result.
+/// The permutation from indices first to their place in the result.
 Sizes result_order(const Indexed& i) {
   const auto common = static_cast<int64_t>(i.common.size()), rest = static_cast<int64_t>(i.rest.size());
   Sizes order;
@@ -250,7 +250,7 @@ void index(Call& call) {
   call.give(hlo::transpose(hlo::take(rows, i.places, 0), result_order(i)));
 }
 
-/// One number for all that a mask names is a choice for each element.
+/// Writes one number to all that a mask names, as a choice for each element. Returns whether the call is such a write.
 bool put_by_mask(Call& call) {
   const auto tensors = call[1].toOptionalTensorVector();
   if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3))

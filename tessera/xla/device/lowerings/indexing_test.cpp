@@ -1,4 +1,4 @@
-// Indices outside of their dimension: what is read is the nearest that is there, and nothing is written.
+// Indices outside of their dimension: a read gives the nearest element, and a write does nothing.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

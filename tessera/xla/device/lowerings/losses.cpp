@@ -23,7 +23,7 @@ Value reduced(const Value& each, int64_t reduction) {
   return reduction == kNone ? each : reduction == kMean ? mean_of(each, all) : hlo::sum(each, all);
 }
 
-/// A loss of each pair of elements. `reduction` is the place of the argument that says what is made of them.
+/// A loss of pairs of elements. `reduction` is the place of the argument that says how they are reduced.
 template <class Each>
 Kernel loss(const char* name, size_t reduction, Each each) {
   return {name, [=](Call& call) {
@@ -92,7 +92,7 @@ Classes classes_of(const Value& x) {
   return {dimension, all_but(x.rank(), dimension)};
 }
 
-/// Which class of each row is asked for, and what it weighs: nothing where the class is ignored.
+/// The target class of each row, unless it is ignored, and the weights of classes.
 struct Targets {
   Value chosen, weights;  // of the shape of x
 };
@@ -133,7 +133,7 @@ Value as_rows(const Value& x) {
   return x.rank() > 1 ? x : hlo::reshape(x, {1, c10::multiply_integers(x.sizes())});
 }
 
-/// By how much other classes come too near to the right one, and which is the right one.
+/// How far other classes come too near to the right one, and which is the right one.
 struct Margins {
   Value x, excess, chosen, weight;
   bool squares;

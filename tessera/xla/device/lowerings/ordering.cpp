@@ -1,4 +1,4 @@
-// Operators that put elements in order, and those that go through a dimension from its begin to its end.
+// Operators that put elements in order, and running operators along a dimension.
 #include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/elements.h"
 #include "tessera/xla/device/views.h"
@@ -31,7 +31,7 @@ void topk(Call& call) {
   call.give(std::vector{first(values), first(places)});
 }
 
-/// One of the places of a sorted dimension, for each row its own.
+/// One element of a sorted dimension for each row.
 struct Picked {
   Value value, place;
 };
@@ -42,7 +42,7 @@ Picked picked(const Value& values, const Value& places, int64_t d, const Value& 
           hlo::sum(select(here, places, fixed(places, 0)), {d})};
 }
 
-/// `which` tells, of the sorted values, the place that counts.
+/// `which` gives for the sorted values the place to pick.
 template <class Which>
 void pick(Call& call, const Value& x, int64_t d, bool keep, const Which& which) {
   const auto [values, places] = hlo::sort(x, d, hlo::Order::Ascending);
@@ -100,7 +100,7 @@ Kernel median(const char* name, WithNan nan) {
 
 /// How many of the sorted numbers come before each value.
 void give_counts(Call& call, const Value& sorted, const Value& values, bool right, bool as_int) {
-  // Sorted rows lie beside the values that look for their places, which get a dimension for them.
+  // Broadcasts sorted rows against the values, which get one more dimension.
   auto pairs = values.sizes();
   const auto rank = values.rank();
   pairs.push_back(sorted.sizes().back());

@@ -58,7 +58,7 @@ Edge edge_of(const Call& call, size_t i) {
   return call.flag(i) ? Edge::Ceil : Edge::Floor;
 }
 
-/// The places of a plane or a space, counted through.
+/// The numbers of the places of a plane or a space.
 Value counted_places(const Sizes& sizes, size_t spatial) {
   const Type type{at::kLong, sizes};
   auto places = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), sizes, {});
@@ -78,7 +78,7 @@ void for_each_place(const Sizes& box, const Visit& visit) {
   }
 }
 
-/// The largest value so far and where it stands: of equal ones the first, of NaN, which is larger than all, the last.
+/// The largest value so far and its place. Of equal values the first counts; NaN is larger than all, and the last NaN counts.
 struct Largest {
   Value value, place;
   void take(const Value& other, const Value& other_place) {
@@ -95,14 +95,14 @@ struct Largest {
   }
 };
 
-/// A window's places are compared one after the other, each in operations of its own. More of them are for the CPU.
+/// The largest window that is lowered: each place takes operations of its own. Larger windows run on the CPU.
 constexpr int64_t kMostPlaces = 256;
 
 void expect_few_places(const Sizes& window) {
   if (c10::multiply_integers(window) > kMostPlaces) throw NotLowered();
 }
 
-/// Of windows that have all places between them, as many in each dimension as `results` says, and no place twice.
+/// Takes the maxima of windows that divide the places evenly, `results` of them in each dimension.
 void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Sizes& results) {
   auto sizes = x.sizes(), split = sizes;
   Sizes inside;
@@ -153,7 +153,7 @@ Kernel max_pool(const char* name, size_t spatial) {
           }};
 }
 
-/// Values that go to places of planes or spaces of these sizes, where those that meet are added.
+/// Puts values into planes or spaces of these sizes; `combine` joins those that meet.
 Value put_into_planes(const Value& values, const Value& places, const Sizes& sizes, size_t spatial, Combine combine) {
   const auto area = [&](const Sizes& of) {
     return c10::multiply_integers(of.begin() + static_cast<ptrdiff_t>(of.size() - spatial), of.end());
@@ -185,7 +185,7 @@ Kernel max_unpool(const char* name, size_t spatial) {
 
 // --- means ---
 
-/// How many values each window has. `first` is the argument that says whether padding counts, and behind it is what to divide by instead.
+/// How many values each window has. Argument `first` says whether padding counts, and the one behind it may give a divisor instead.
 Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
   auto window = p.window;
   const auto zero = hlo::constant(int64_t{0}, x.element());

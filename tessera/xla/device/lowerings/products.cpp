@@ -19,7 +19,7 @@ Value batched(const Value& a, const Value& b, Element result = {}) {
   return hlo::dot(a, b, {{0}, {0}, {2}, {1}}, result);
 }
 
-/// What libtorch's alpha or beta makes of a value.
+/// Multiplies a value by alpha or beta, the argument `factor`.
 Value by_factor(const Call& call, size_t factor, const Value& value) {
   return call.is_one(factor) ? value : hlo::times(value, hlo::like(value, call.number(factor)));
 }
@@ -82,7 +82,7 @@ void cat(Call& call) {
   int64_t rank = 0;
   for (const auto& tensor : tensors) rank = std::max(rank, tensor.dim());
   for (const auto& tensor : tensors) {
-    if (tensor.dim() == 1 && tensor.numel() == 0 && rank != 1) continue;  // of old programs: an empty list fits anywhere
+    if (tensor.dim() == 1 && tensor.numel() == 0 && rank != 1) continue;  // as in old programs: an empty list fits anywhere
     parts.push_back(hlo::convert(read(tensor), type));
   }
   if (parts.empty()) parts.push_back(hlo::convert(read(tensors[0]), type));

@@ -26,7 +26,7 @@ Value concatenated(std::span<const Value> parts) {
   return hlo::concatenate(parts, 1);
 }
 
-/// Slopes by what came out.
+/// Slopes as functions of the results.
 Value logistic_slope(const Value& y) {
   return times(y, minus(fixed(y, 1), y));
 }
@@ -34,7 +34,7 @@ Value tangent_slope(const Value& y) {
   return minus(fixed(y, 1), times(y, y));
 }
 
-/// Argument `gates`, and its bias if there is one.
+/// Argument `gates`, plus its bias if there is one, in `count` parts.
 std::vector<Value> gates_of(const Call& call, size_t gates, size_t bias, int64_t count) {
   auto all = call.wide_value(gates);
   if (call.has(bias)) all = plus(all, hlo::expand(call.value(bias, all.element()), all.sizes()));

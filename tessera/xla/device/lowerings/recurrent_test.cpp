@@ -1,4 +1,4 @@
-// Recurrent layers, which libtorch's database of operators lacks: values and gradients as on the CPU, and no operator runs there.
+// Recurrent layers, which PyTorch's OpInfo lacks: values and gradients as on the CPU, and no operator runs there.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -23,7 +23,7 @@ Value maybe_kept(const Value& reduced, const Value& x, const Sizes& dimensions, 
   return keep ? hlo::reshape(reduced, kept_sizes(x.sizes(), dimensions)) : reduced;
 }
 
-/// What the operator says by argument `dtype`, or else `otherwise`.
+/// The type of a tensor that takes the result, else of argument `dtype`, else `otherwise`.
 at::ScalarType type_or(const Call& call, Place dtype, at::ScalarType otherwise) {
   if (call.out()) return call.result_type();
   return dtype && call.has(*dtype) ? call[*dtype].toScalarType() : otherwise;
