@@ -44,7 +44,6 @@ class FormatValue {
   std::string_view text = {};
 };
 
-<<<<<<< HEAD
 /// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses one that does not fit.
 template <class... Values>
 struct FormatString {
@@ -58,21 +57,6 @@ struct FormatString {
       if (i + 1 < text.size() && text[i + 1] == text[i]) {  // a brace that is meant as such
         i++;
         continue;
-=======
-/// A format string with places for `values` values, such as "{} of {}" or "{1} of {0}"; the compiler counts them.
-template <size_t values>
-struct Format {
-  template <class T>
-  requires std::convertible_to<const T&, std::string_view>
-  consteval Format(const T& format) : text(format) {  // NOLINT(google-explicit-constructor)
-    size_t places = 0;
-    for (size_t i = 0; i + 1 < text.size(); i++) {
-      const char next = text[i + 1];
-      if ((text[i] == '{' || text[i] == '}') && next == text[i]) {
-        i++;  // an escaped brace
-      } else if (text[i] == '{') {
-        places = next >= '0' && next <= '9' ? std::max<size_t>(places, next - '0' + 1) : places + 1;
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
       }
       const auto end = text.find('}', i);
       if (text[i] == '}' || end == std::string_view::npos) throw "the format has a brace without its other one";

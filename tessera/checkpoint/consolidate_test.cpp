@@ -105,11 +105,7 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
     return message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "whole.safetensors"); });
   };
   for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("or of another save"));
-<<<<<<< HEAD
   std::filesystem::remove(folder / "a/manifest.json");
-=======
-  std::filesystem::remove(folder / "a/manifest.json");  // a folder may have rank files only
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
   for (const auto* other : {"b", "c"}) EXPECT_THAT(replace(other), HasSubstr("come from different saves"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors"));
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));

@@ -60,11 +60,7 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("is cut off, or of another save"));
     world.barrier();
-<<<<<<< HEAD
     if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");
-=======
-    if (world.rank() == 0) std::filesystem::remove(folder / "a/manifest.json");  // a folder may have rank files only
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("it was written by rank 0 of 2"));
     world.barrier();

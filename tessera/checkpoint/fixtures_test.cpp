@@ -152,10 +152,6 @@ TEST(Fixtures, OfOtherFormatsAreRead) {
   EXPECT_GT(found, 0);
 }
 
-<<<<<<< HEAD
-=======
-// A folder may have rank files only.
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
 TEST(Fixtures, AreReadWithoutTheirManifests) {
   const Folder folder;
   std::filesystem::copy(fixture(kNewest), folder / "a");

@@ -20,16 +20,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-<<<<<<< HEAD
-=======
-/// Recognises the folder by its manifest or, without one, by its rank files, unless these lie beside the files of another format.
-bool is_tessera_folder(const fs::path& folder) {
-  if (is_there(folder / kManifestFile)) return true;
-  if (is_accelerate_folder(folder) || is_hub_folder(folder)) return false;
-  return std::ranges::any_of(names_in(folder).value_or(std::vector<std::string>()), has_rank_file_name);
-}
-
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
 Catalog read_safetensors(const fs::path& path) {
   const SafetensorsFile file(path);
   if (is_rank_file(file)) throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());

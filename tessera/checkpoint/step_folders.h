@@ -25,15 +25,9 @@ struct StepFolder {
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
 enum class Check { Sizes, Checksums };
-<<<<<<< HEAD
 /// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints,
 /// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
 /// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of another version.
-=======
-/// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing. Passes over newer folders that are incomplete or damaged,
-/// with a warning that says why. Without Check::Checksums, which reads every byte, only load() finds damage inside of files. Throws IoError
-/// if the parent folder can't be read, and UsageError for a checkpoint of a later version.
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
 /// The same for programs of several ranks: rank 0 looks, so that all ranks resume from the same checkpoint. With `before`, only steps less
 /// than it count. Collective.

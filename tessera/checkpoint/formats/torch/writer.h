@@ -71,11 +71,7 @@ class TorchArchiveWriter {
   pickle::Value pickled(const TorchTree::Tensor& tensor, const std::string& name);
 
   ZipWriter zip_;
-<<<<<<< HEAD
   size_t first_reserved_ = 0;  // the number of the entry
-=======
-  size_t first_room_ = 0;      // the number of the first tensor's entry
->>>>>>> 20c6579b1c34097e0731a8dd8b6e44994c20962f
   std::vector<Place> places_;  // by the number of the storage
   std::unordered_map<const TorchTensor*, size_t> storages_;
   size_t next_ = 0;
