@@ -81,7 +81,7 @@ void expect_writable_as(const fs::path& out, Format format) {
   expect_written(format);
   expect_no_run(out);
   expect_ending_of(out, format);
-  if (format == Format::Hub) expect_no_adapter(out);
+  if (format == Format::Hub) expect_free_for_model(out);
 }
 
 void expect_storable(const fs::path& out, Format format) {

@@ -84,7 +84,7 @@ Converted merge(const fs::path& checkpoint, const fs::path& out, const MergeOpti
     how.to = Format::Torch;
     to = out / "pytorch_model.bin";
     expect_no_safetensors(out);
-    expect_no_adapter(out);
+    expect_free_for_model(out);
     make_folder(out);
   }
   auto done = convert(checkpoint, to, how);

@@ -16,6 +16,7 @@
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/formats/json_fault.h"
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/stored/manifest.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -98,7 +99,9 @@ fs::path adapter_weights(const fs::path& folder) {
   throw UsageError("{} has neither {} nor {}", folder, kAdapterWeights, kAdapterTorch);
 }
 
-void expect_no_adapter(const fs::path& folder) {
+void expect_free_for_model(const fs::path& folder) {
+  if (is_there(folder / kManifestFile))
+    throw UsageError("{} is a checkpoint of Tessera, and a model in it would go with it; write to another folder", folder);
   if (!is_there(folder / kAdapterConfig)) return;
   throw UsageError("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder", folder,
                    kAdapterConfig);

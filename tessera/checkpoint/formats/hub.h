@@ -34,8 +34,8 @@ inline constexpr auto kAdapterConfig = "adapter_config.json", kAdapterWeights = 
                       kAdapterTorch = "adapter_model.bin";
 /// The file with the weights of an adapter. Throws UsageError if there is none.
 std::filesystem::path adapter_weights(const std::filesystem::path& folder);
-/// Throws UsageError for a folder with an adapter.
-void expect_no_adapter(const std::filesystem::path& folder);
+/// Throws UsageError for a folder with an adapter, or a checkpoint of Tessera.
+void expect_free_for_model(const std::filesystem::path& folder);
 /// Whether a file has a name of either kind.
 bool is_hub_file(const std::string& name);
 

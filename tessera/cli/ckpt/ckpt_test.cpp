@@ -103,7 +103,7 @@ TEST_F(Ckpt, ConsolidatesRankFilesAsTorchXlaDoes) {
   const auto ended = consolidate({"--ckpt_prefix", theirs});
   EXPECT_EQ(ended.output, theirs + " -> " + theirs + "_consolidated.pth: 6 tensors, 896 bytes; 224 parameters\n");
   EXPECT_THAT(ckpt("inspect", {theirs}).output, AllOf(HasSubstr("rank files of torch_xla of 3 ranks"), HasSubstr("c.bias")));
-  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 6 tensors"));
+  EXPECT_THAT(ckpt("verify", {"--ckpt-prefix", theirs}).output, HasSubstr("is whole: 3 files, 12 tensors"));
   EXPECT_EQ(ckpt("merge", {theirs, folder / "merged", "--remove-checkpoint-dir"}).status, 0);
   EXPECT_TRUE(checkpoint::torch_xla_files(theirs).empty());
   write_torch_xla(theirs, 3, parameters_of(prefix + "-step-000005"));
