@@ -294,7 +294,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         selftest(pathlib.Path(folder))
     root = pathlib.Path(sys.argv[1])
-    wrong = [*complaints(root)]
+    wrong = list(complaints(root))
     architecture, files = root / "docs/architecture.md", root / "docs/tables/files.md"
     pages = {architecture: in_page(architecture.read_text(), picture(includes_of(root))), files: files_page(root, wrong)}
     for page, drawn in pages.items():
