@@ -150,7 +150,7 @@ void expect_places(const Flags& flags) {
   }
   if (!flags.output.empty()) {
     expect_other("--output", flags.output, flags.model, "the model that is trained on");
-    checkpoint::expect_no_adapter(flags.output);
+    checkpoint::expect_free_for_model(flags.output);
   }
   if (!flags.adapter.empty()) {
     make_folder(flags.adapter);
