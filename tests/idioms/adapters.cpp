@@ -1,5 +1,4 @@
 // Adapters of low rank, which lora::apply gives to models whose code knows nothing of them.
-#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>

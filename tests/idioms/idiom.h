@@ -119,20 +119,28 @@ class Run {
   std::vector<at::Tensor> records_;
 };
 
-/// While it exists, operators of this thread compute in bfloat16 where autocast has them do so.
+/// While it exists, operators of this thread compute in bfloat16 where autocast has them do so, on the CPU and on XLA devices; or none does.
 class Autocast {
  public:
-  Autocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  explicit Autocast(bool enabled = true) : was_enabled_(at::autocast::is_autocast_enabled(at::kCPU)) {
     at::autocast::set_autocast_cache_enabled(false);
+    set(enabled);
   }
   Autocast(const Autocast&) = delete;
   Autocast& operator=(const Autocast&) = delete;
   ~Autocast() {
-    at::autocast::set_autocast_cache_enabled(true);
-    at::autocast::set_autocast_enabled(at::kCPU, false);
+    set(was_enabled_);
+    at::autocast::set_autocast_cache_enabled(!was_enabled_);
   }
+
+ private:
+  static void set(bool enabled) {
+    for (const auto device : {at::kCPU, at::kPrivateUse1}) {
+      at::autocast::set_autocast_dtype(device, at::kBFloat16);
+      at::autocast::set_autocast_enabled(device, enabled);
+    }
+  }
+  bool was_enabled_;
 };
 
 /// A folder that all ranks know.

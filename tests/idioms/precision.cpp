@@ -1,5 +1,4 @@
 // Dtypes: models that are not float32, parameters that are narrower while they are whole, autocast, integers, statistics.
-#include <ATen/autocast_mode.h>
 
 #include "idiom.h"
 #include "tessera/optim/adam.h"
@@ -341,9 +340,10 @@ Chapter chapter() {
         for (int step = 0; step < 3; step++) {
           const Autocast autocast;
           auto h = torch::tanh(model->first(run.batch({4, 6}, step)));
-          at::autocast::set_autocast_enabled(at::kCPU, false);
-          h = model->second(h.to(at::kFloat));
-          at::autocast::set_autocast_enabled(at::kCPU, true);
+          {
+            const Autocast off(false);
+            h = model->second(h.to(at::kFloat));
+          }
           const auto loss = h.pow(2).mean();
           run.backward(loss);
           optimizer.step();

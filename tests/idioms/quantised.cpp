@@ -1,6 +1,5 @@
 // Weights that nn::quantize holds in few bits. In the plain run with torch's optimizers they are ordinary weights, rounded by hand: so the
 // numbers are also those of a program that knows nothing of quantisation.
-#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include <limits>
@@ -371,12 +370,8 @@ Chapter chapter() {
     {.what = "autocast to bfloat16", .act = [](Run& run) {
        const auto net = sharded(run);
        train(run, *net, [&](int step) {
-         at::autocast::set_autocast_enabled(at::kCPU, true);
-         at::autocast::set_autocast_cache_enabled(false);
-         const auto y = net->forward(input_of(run, step));
-         at::autocast::set_autocast_cache_enabled(true);
-         at::autocast::set_autocast_enabled(at::kCPU, false);
-         return y.to(at::kFloat).pow(2).mean();
+         const Autocast autocast;
+         return net->forward(input_of(run, step)).to(at::kFloat).pow(2).mean();
        });
      }},
     {.what = "an input in bfloat16: weights are computed in it", .act = [](Run& run) {
