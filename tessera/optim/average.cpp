@@ -183,7 +183,7 @@ void Average::put_in() {
     own = at::empty_like(parameter, parameter.options()).copy_(parameter);
     at::Tensor(parameter).copy_(average);
   }
-  begin_swap(units);
+  set_swapped(units, true);
   is_swapped_ = true;
   auto& known = in_place();
   const std::lock_guard lock(known.mutex);
@@ -195,7 +195,7 @@ void Average::restore() {
   if (!is_swapped()) return;
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;
-  end_swap(units);
+  set_swapped(units, false);
   const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
   const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);

@@ -11,7 +11,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/update_range.h"
-#include "tessera/shard/access/gradient_sink.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"

@@ -13,7 +13,6 @@
 #include "tessera/base/words.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
-#include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/schedule/locked_state.h"

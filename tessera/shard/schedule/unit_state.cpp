@@ -113,7 +113,7 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
 }
 
 void UnitState::expect_own_values() const {
-  if (!swapped_) return;
+  if (!is_swapped) return;
   throw UsageError(
       "unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
       "swapped() has ended, or if an exception ended it, after Average::restore()",

@@ -74,11 +74,9 @@ class UnitState {
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
   /// Whether the unsharded parameters of any unit of this process show the stored form.
   static bool some_show_stored() { return showing_stored_ > 0; }
-  /// While the shards hold values that are not the model's own, which come back later, writing them is an error, because it would be lost.
-  void begin_swap() { swapped_ = true; }
-  void end_swap() { swapped_ = false; }
-  bool is_swapped() const { return swapped_; }
-  /// Throws UsageError if the shards are swapped.
+  /// Whether the shards hold values that are not the model's own, which come back later: what is written to them would be lost.
+  bool is_swapped = false;
+  /// Throws UsageError if it is.
   void expect_own_values() const;
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
@@ -118,7 +116,6 @@ class UnitState {
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
   std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
-  bool swapped_ = false;
   static std::atomic<int> showing_stored_;  // how many units show it
 };
 
