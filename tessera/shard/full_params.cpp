@@ -63,7 +63,7 @@ void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();
   unit.flags().pins--;
-  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->evict(unit);
+  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
 }
 
 /// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, which needs all ranks.

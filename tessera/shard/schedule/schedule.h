@@ -1,6 +1,9 @@
 // Decides when the units of a model are unsharded and resharded, and when their reductions finish and their new versions are published.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -12,8 +15,7 @@
 
 #include "tessera/base/sweep.h"
 #include "tessera/shard/gradients/gradient_watch.h"
-#include "tessera/shard/schedule/live_set.h"
-#include "tessera/shard/schedule/schedule_settings.h"
+#include "tessera/shard/options.h"
 #include "tessera/shard/schedule/use_order.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -25,13 +27,30 @@ namespace tessera {
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
+/// Settings of the outermost fully_shard call for all units of a model.
+struct ScheduleSettings : ScheduleOptions {
+  /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world. `is_divided`:
+  /// whether some of them lie on a part of its ranks.
+  ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
+      : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
+
+  Communicator world;
+  bool is_model, is_divided;
+};
+
+/// The memory of all unsharded units of a model together.
+struct LiveCounters {
+  uint64_t live_bytes = 0;  // at the moment
+  uint64_t peak_bytes = 0;  // the most since the last reset
+};
+
 /// A model of several units has one of its own; all units of a world that belong to no model share one. It records the order in which units
 /// are used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes
-/// a result.
+/// a result. It bounds the number of unsharded units, chooses which one to reshard, and prefetches the next ones.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings)
-      : settings_(settings), live_(settings_), watch_(std::make_shared<GradientWatch>(settings.world)) {}
+      : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
@@ -85,8 +104,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
   void prefetch(Unit& unit);
   void wait_for(Unit& unit);
-  /// Reshards a unit.
-  void evict(Unit& unit);
+  void reshard(Unit& unit);
   /// Reshards all units that are not pinned, unless they have to stay for reductions in order.
   void reshard_all();
   /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
@@ -99,7 +117,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
-  const LiveCounters& live_counters() const { return live_.counters(); }
+  const LiveCounters& live_counters() const { return live_counters_; }
   /// A unit of the same model that is not among these. Null if there is none.
   const Unit* member_outside(std::span<const std::shared_ptr<Unit>> units) const;
   /// Uses that the recorded order did not predict.
@@ -107,20 +125,48 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reset_counters();
 
  private:
+  using Units = c10::SmallVector<Unit*, 4>;
+
+  // The caller of any of them holds the lock.
+  static UnitState& state_of(const Unit& unit) { return *unit.state_; }
   void join(Unit& unit, std::shared_ptr<UnitState> state);
   /// `held_bytes`: the memory that the unit has beyond its shards.
   void forget(const Unit& unit, uint64_t held_bytes);
   Pass pass_now() const;
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
+  /// The order of this pass.
+  const UseOrder& order() const { return orders_[static_cast<size_t>(pass_)]; }
   void enter(Pass pass);
-  void visit(const ScheduleLock& held, Unit& unit);
+  void visit(Unit& unit);
   void reduce_next(const ScheduleLock& held, bool all);
-  void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
-  void tie_to_reduced(const ScheduleLock& held, const Fault& fault);
+  void wait_and_pin(std::span<Unit* const> units);
+  void tie_to_reduced(const Fault& fault);
+
+  template <class Change>
+  void change(const Unit& unit, const Change& change);
+  /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
+  void unshard(Unit& unit, const Fault& fault);
+  /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
+  void make_room(std::span<Unit* const> wanted);
+  /// Units to prefetch that have no memory yet, in the recorded order.
+  Units predicted() const;
+  bool prefetches_on_use() const;
+  /// Starts to unshard the units of this one's own list or, without one, those that the order predicts.
+  void prefetch_after_use(Unit& unit, const Fault& fault);
+  void prefetch(std::span<Unit* const> units, const Fault& fault);
+  /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
+  bool stays(const Unit& unit) const;
+  int64_t bounded() const;
+  int64_t most() const { return settings_.max_live_units + (order().is_predicted() ? 1 : 0); }
+  /// Reshards the chosen ones among the units that are not pinned.
+  void reshard_where(c10::function_ref<bool(Unit&)> chosen);
 
   const ScheduleSettings settings_;
   std::recursive_mutex mutex_;
-  LiveSet live_;
+  std::vector<Unit*> live_;    // unsharded, the least recently used first
+  std::vector<Unit*> partly_;  // partly resharded
+  std::vector<Unit*> idle_;    // used inside make_room() only; a member so that its memory is reused
+  LiveCounters live_counters_;
   UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};
   Pass pass_ = Pass::None;
   std::atomic<uint64_t> pass_number_ = 1;

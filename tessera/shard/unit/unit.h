@@ -211,6 +211,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   mutable UnitFlags flags_;
   std::shared_ptr<Schedule> schedule_;
   std::shared_ptr<UnitState> state_;  // shared, so that this header need not know it
+  friend class Schedule;              // which uses the state under its own lock
 };
 
 /// The unit, group and parameter whose unsharded form or shard a tensor is. All null if it is neither.
