@@ -47,9 +47,8 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] {
-    return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false));
-  });
+  return all.get(options.mesh.world(),
+                 [&] { return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false)); });
 }
 
 /// Where a parameter is registered.
@@ -126,8 +125,7 @@ class Adoption {
           remember_ignored(entry.value(), path_below(path, entry.key()), schedule_);
         continue;
       }
-      if (named_.insert(parameter).second)
-        parameter->name = path_below(path, entry.key());  // a tied parameter keeps its first name
+      if (named_.insert(parameter).second) parameter->name = path_below(path, entry.key());  // a tied parameter keeps its first name
       schedule_->take_over(*unit);
     }
     for (const auto& child : module.named_children()) {
@@ -135,8 +133,7 @@ class Adoption {
       for (const auto& unit : units_of(*child.value())) {
         const auto name = unit->name().ends_with(kReplicated) ? path_below(below, std::string(kReplicated)) : below;
         unit->rename(named_.insert(unit.get()).second ? name : unit->name() + "+" + name);
-        const auto held = unit->schedule()->lock();
-        unit->state(held).reduction.forget_memory();
+        LockedState(*unit)->reduction.forget_memory();
       }
       adopt(*child.value(), below);
     }
@@ -212,10 +209,9 @@ void watch(Schedule& schedule, const Module& module) {
 /// Connects a new unit with its schedule, its reductions and autograd.
 void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Schedule>& schedule) {
   schedule->add(*unit);
-  const auto held = schedule->lock();
-  auto& state = unit->state(held);
-  state.reduce_unsynced = &reduce_unsynced;
-  state.set_reshard_after_forward(unit->options().reshard_after_forward);
+  const LockedState state(*unit);
+  state->reduce_unsynced = &reduce_unsynced;
+  state->set_reshard_after_forward(unit->options().reshard_after_forward);
   for (const auto& group : unit->groups()) group.own_storage().watch_raw_writes();
   attach_unit_node(unit);
 }
@@ -333,8 +329,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   std::shared_ptr<Unit> unit;
   if (!collected.sharded.managed.empty()) {
     unit = make_unit(collected.sharded, name, options);
-    const auto held = schedule->lock();
-    unit->state(held).is_root = is_model;
+    LockedState(*unit)->is_root = is_model;
   }
   if (!collected.replicated.managed.empty()) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));

@@ -16,7 +16,8 @@
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 

@@ -4,7 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 

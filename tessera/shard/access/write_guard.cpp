@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 

@@ -1,13 +1,13 @@
 #include "tessera/shard/backward/unit_node.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
+#include "tessera/shard/gradients/gradient_watch.h"
 #include "tessera/shard/gradients/unsynced.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -84,7 +84,6 @@ class UnitBackward {
     schedule->finish_sum();  // of the unit before, whose errors are to appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
-    unit_->memory().gradients->note_evaluations(schedule->evaluations(held));
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
     ag::variable_list results;
     results.reserve(gradients.size());
@@ -219,8 +218,7 @@ class UnitNode final : public ag::Node {
     }
     schedule->look_at_graph(held);  // a change that it finds is compared in a reduction, so a pass without one must not use it up
     if (schedule->reduces_in_order()) {
-      const auto* const chosen = ag::get_current_graph_task_exec_info();
-      if (chosen != nullptr && !chosen->empty()) {
+      if (asks_for_chosen_gradients()) {
         throw UsageError(
             "unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
             "autograd::grad or by backward with inputs",

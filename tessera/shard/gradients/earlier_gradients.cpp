@@ -1,4 +1,5 @@
-#include "tessera/shard/gradients/earlier_gradients.h"
+// EarlierGradients: knows gradients again by their tensors and versions.
+#include "tessera/shard/gradients/gradient_watch.h"
 
 #include <fmt/format.h>
 

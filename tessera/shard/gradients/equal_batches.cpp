@@ -1,4 +1,5 @@
-#include "tessera/shard/gradients/equal_batches.h"
+// EqualBatches: compares a few values of a rank's own gradients with their mean.
+#include "tessera/shard/gradients/gradient_watch.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -25,8 +26,7 @@ at::Tensor sample(const at::Tensor& flat) {
 }  // namespace
 
 void EqualBatches::keep(const Unit& unit, const at::Tensor& gradients) {
-  const auto& traits = world_.traits();
-  if (!world_.is_first() || world_.size() == 1 || traits.simulated || traits.traces || !gradients.is_cpu()) return close();
+  if (!world_.is_first() || !world_.traits().can_differ() || !gradients.is_cpu()) return close();
   if (!same_ranks(unit.mesh().world(), world_)) return;
   seen_[&unit].own = sample(gradients);
 }

@@ -4,7 +4,6 @@
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 #include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -184,6 +183,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
   } else {
+    unit.memory().gradients->note_evaluations(reduction.watch_->evaluations);
     TakeMean take;
     if (in_parts) take = [&reduction](const PartOfMean& mean) { reduction.give_to_sink(mean); };
     pass.works = unit.memory().gradients->reduce(pieces, subject, pass.after.op, std::move(take));
@@ -232,8 +232,7 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
                     "step_after_backward() first",
                     parameter.name));
   }
-  const auto* const chosen = ag::get_current_graph_task_exec_info();
-  if (chosen != nullptr && !chosen->empty()) {
+  if (asks_for_chosen_gradients()) {
     refuse(
         "but this pass was asked for the gradients of chosen tensors (autograd::grad, or backward with inputs), and shards keep none; "
         "call step_after_backward() first");

@@ -17,7 +17,6 @@
 #include "tessera/shard/gradients/gradient_watch.h"
 #include "tessera/shard/gradients/unsynced.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_settings.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {

@@ -1,4 +1,5 @@
-#include "tessera/shard/gradients/trained_beside.h"
+// TrainedBeside: looks through the graph for leaves that are in no unit.
+#include "tessera/shard/gradients/gradient_watch.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -31,17 +32,20 @@ at::Tensor leaf_outside(ag::Node* node) {
 
 }  // namespace
 
-TrainedBeside::TrainedBeside(Communicator world)
-    : world_(std::move(world)), is_open_(world_.size() > 1 && !world_.traits().simulated && !world_.traits().traces) {}
+bool asks_for_chosen_gradients() {
+  const auto* const chosen = ag::get_current_graph_task_exec_info();
+  return chosen != nullptr && !chosen->empty();
+}
+
+TrainedBeside::TrainedBeside(Communicator world) : world_(std::move(world)), is_open_(world_.traits().can_differ()) {}
 
 void TrainedBeside::look_at_graph() {
   const auto graph = ag::get_current_graph_task_id();
   if (!is_open_ || graph == graph_) return;
   graph_ = graph;
   words_.clear();
-  const auto* const chosen = ag::get_current_graph_task_exec_info();
   const auto* const nodes = ag::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr || (chosen != nullptr && !chosen->empty())) return;  // the program takes the gradients that it has asked for
+  if (nodes == nullptr || asks_for_chosen_gradients()) return;  // the program takes the gradients that it has asked for
   if (nodes->size() != nodes_) {
     nodes_ = nodes->size();
     std::erase_if(leaves_, [](const Leaf& known) { return known.tensor.expired(); });

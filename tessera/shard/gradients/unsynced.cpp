@@ -22,8 +22,7 @@ void UnsyncedGradients::drop(const Unit::Parameter& parameter, size_t group) {
   dropped_ = true;
   sums_.erase(&parameter);
   if (in_parts_.erase(&parameter) == 0) return;
-  if (const auto part = parts_.find(group); part != parts_.end())
-    part->second.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).zero_();
+  if (const auto part = parts_.find(group); part != parts_.end()) parameter.in_chunk(part->second).zero_();
   if (in_parts_.empty()) parts_.clear();
 }
 

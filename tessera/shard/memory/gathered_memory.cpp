@@ -82,16 +82,10 @@ class DeviceReads final : public Turns {
     last_ = Event::record(device_);
   }
 
-  Work wait_for_writers(const Subject& /*subject*/) override { return {}; }
-  void done_reading(const Subject& /*subject*/) override {}
   bool wait_for_readers(const Subject& /*subject*/) override {
     last_.synchronize();
     return true;
   }
-  bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) override { return false; }
-  void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
-  at::Tensor published_copy(size_t /*buffer*/) const override { return {}; }
-  void reset(const Subject& /*subject*/, bool /*again*/) override {}
 
  private:
   const c10::Device device_;
@@ -236,7 +230,7 @@ UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOp
   return {.residence = copied_to ? "gathered, host" : "gathered",
           .disk = disk,
           .chunks = std::make_unique<GatheredChunks>(shard, disk, reads.get()),
-          .turns = std::move(reads),
+          .turns = reads ? std::move(reads) : std::make_unique<Turns>(),
           .gradients = std::make_unique<ScatteredGradients>(shard)};
 }
 

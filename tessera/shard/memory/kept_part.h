@@ -16,7 +16,6 @@ class KeptPart {
 
   void keep(std::span<const Buffer> buffers);
   void drop() { parts_.clear(); }
-  bool is_kept() const { return !parts_.empty(); }
   uint64_t bytes() const;
   /// Bytes that this rank receives in fill().
   uint64_t gathered_bytes() const { return bytes() * static_cast<uint64_t>(few_.size() - 1); }

@@ -81,27 +81,27 @@ class Chunks {
 };
 
 /// How ranks take turns where others, or a device, read this rank's chunk in place: nobody may write what another still reads, or read what
-/// another has not written yet.
+/// another has not written yet. This class is for chunks that nobody else reads.
 class Turns {
  public:
   virtual ~Turns() = default;
 
   /// Work that is done when all ranks have published this version.
-  virtual Work wait_for_writers(const Subject& subject) = 0;
+  virtual Work wait_for_writers(const Subject& /*subject*/) { return {}; }
   /// Says that this rank will not read this version again.
-  virtual void done_reading(const Subject& subject) = 0;
+  virtual void done_reading(const Subject& /*subject*/) {}
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
   /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
-  virtual bool wait_for_readers(const Subject& subject) = 0;
+  virtual bool wait_for_readers(const Subject& /*subject*/) { return true; }
   /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
-  virtual bool keep_copy(size_t buffer, const at::Tensor& own) = 0;
+  virtual bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) { return false; }
   /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
-  virtual void done_writing(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
+  virtual void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) {}
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
-  virtual at::Tensor published_copy(size_t buffer) const = 0;
+  virtual at::Tensor published_copy(size_t /*buffer*/) const { return {}; }
   /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
   /// version.
-  virtual void reset(const Subject& subject, bool again) = 0;
+  virtual void reset(const Subject& /*subject*/, bool /*again*/) {}
 };
 
 /// A buffer of packed gradients to be made.
@@ -146,7 +146,7 @@ struct UnitMemory {
   std::string_view residence;
   std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
   std::unique_ptr<Chunks> chunks;
-  std::unique_ptr<Turns> turns;  // null if nobody reads this rank's chunk in place
+  std::unique_ptr<Turns> turns;
   std::unique_ptr<GradientPacking> gradients;
 
   /// Whether unsharding makes a copy of the chunks, which takes memory until the unit is resharded.

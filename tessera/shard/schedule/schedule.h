@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/base/sweep.h"
 #include "tessera/shard/gradients/gradient_watch.h"
 #include "tessera/shard/options.h"
@@ -49,8 +50,7 @@ struct LiveCounters {
 /// a result. It bounds the number of unsharded units, chooses which one to reshard, and prefetches the next ones.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(const ScheduleSettings& settings)
-      : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
+  explicit Schedule(const ScheduleSettings& settings) : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
@@ -112,8 +112,6 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Adds a unit of another schedule. Throws UsageError if it is pinned.
   void take_over(Unit& unit);
 
-  /// How many times passes without gradients have begun.
-  uint64_t evaluations(const ScheduleLock& /*held*/) const { return watch_->evaluations; }
   /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
@@ -170,12 +168,12 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};
   Pass pass_ = Pass::None;
   std::atomic<uint64_t> pass_number_ = 1;
-  uint64_t backward_ = 0;        // the number of the last backward pass
-  Unit* visited_ = nullptr;      // the last unit used
-  Unit* reducing_ = nullptr;     // the unit whose reduction was started last and has not finished
+  uint64_t backward_ = 0;            // the number of the last backward pass
+  Unit* visited_ = nullptr;          // the last unit used
+  Unit* reducing_ = nullptr;         // the unit whose reduction was started last and has not finished
   std::vector<at::Tensor> reduced_;  // in a trace: the results of the last reduction, until an operator is tied to them
-  std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
-  std::vector<Unit*> written_;   // units with a new version that is not published yet
+  std::vector<Unit*> arriving_;      // units whose gradients are on their way to host memory
+  std::vector<Unit*> written_;       // units with a new version that is not published yet
   uint64_t misses_ = 0;
   const std::shared_ptr<GradientWatch> watch_;
   std::vector<Unit*> members_;
@@ -186,6 +184,19 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// ready.
   std::vector<Unit*> to_reduce_;
   std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
+};
+
+/// The state of a unit, with the lock of its schedule as long as the object exists.
+class LockedState : NoCopy {
+ public:
+  explicit LockedState(Unit& unit) : held_(unit.schedule()->lock()), state_(unit.state(held_)) {}
+  UnitState* operator->() const { return &state_; }
+  UnitState& operator*() const { return state_; }
+  const ScheduleLock& lock() const { return held_; }
+
+ private:
+  const ScheduleLock held_;
+  UnitState& state_;
 };
 
 }  // namespace tessera

@@ -30,7 +30,7 @@ void UnitState::unshard(const Fault& fault) {
   try {
     versions.publish(buffers);
     unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), fault) : memory.chunks->fill(buffers, versions.subject(), fault);
-    if (memory.turns) published_ = memory.turns->wait_for_writers(versions.subject());
+    published_ = memory.turns->wait_for_writers(versions.subject());
   } catch (...) {
     reshard();
     throw;
@@ -120,6 +120,19 @@ void UnitState::expect_own_values() const {
       unit_.name());
 }
 
+void UnitState::gather(const at::Tensor& own, const at::Tensor& whole) const {
+  const Piece piece{.whole = whole, .own = own};
+  unit_.mesh().shard().all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+}
+
+at::Tensor UnitState::gathered(const Unit::Group& group, const at::Tensor& own_flat) {
+  expect_equal_start();
+  const auto own = own_flat.to(unit_.device());
+  auto whole = at::empty({group.chunk * unit_.mesh().shard().size()}, own.options());
+  gather(own, whole);
+  return whole;
+}
+
 /// Gives the unsharded parameters of a group this dtype, and takes their memory away.
 void UnitState::show(const Unit::Group& group, at::ScalarType dtype) const {
   const auto unsharded = group.unsharded.lock();
@@ -154,8 +167,7 @@ void UnitState::show_stored() {
     const auto numel = group.chunk * shard.size();
     auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), unit_.device(), unit_.name());
     const auto own = group.own.to(unit_.device());
-    const Piece piece{.whole = at::from_blob(memory->get(), {numel}, own.options()), .own = own};
-    shard.all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+    gather(own, at::from_blob(memory->get(), {numel}, own.options()));
     gathered.emplace_back(&group, std::move(memory));
   }
   shows_stored = true;

@@ -9,26 +9,29 @@
 #include <vector>
 
 #include "tessera/base/event.h"
+#include "tessera/base/no_copy.h"
 #include "tessera/shard/gradients/gradient_reduction.h"
 #include "tessera/shard/memory/kept_part.h"
 #include "tessera/shard/unit/casts.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_settings.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
 
-///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+/// A unit is in one of four states. reshard() ends each of them.
 ///
-/// With an integer reshard_after_forward, an unsharded unit becomes partly resharded first: reshard_after_forward() keeps a part of it,
-/// from which a few ranks unshard it again among themselves.
-class UnitState {
+///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+///                                   ^                                    |
+///                                   |                        reshard_after_forward()
+///                                   |                                    v
+///                                   +-----------unshard()-------  partly resharded
+///
+/// The last one exists with an integer reshard_after_forward only: a few ranks together keep the whole, and unshard it among themselves.
+class UnitState : NoCopy {
   Unit& unit_;  // before the members that are made of it
 
  public:
   explicit UnitState(Unit& unit) : unit_(unit) {}
-  UnitState(const UnitState&) = delete;
-  UnitState& operator=(const UnitState&) = delete;
 
   /// Whether the unit is unsharding or unsharded.
   bool has_memory() const { return state_ == State::Unsharding || state_ == State::Unsharded; }
@@ -65,6 +68,9 @@ class UnitState {
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
 
+  /// All-gathers a flat tensor that has the layout of this rank's chunk, apart from the unit's own memory: a copy of parameters, gradients
+  /// or optimizer state. Collective.
+  at::Tensor gathered(const Unit::Group& group, const at::Tensor& own_flat);
   /// Gives the unsharded parameters the stored form: values and dtype of the shards, even if the unit computes in another dtype. The unit
   /// must be unsharded and pinned, and stays so. May be called several times. Collective.
   void show_stored();
@@ -99,6 +105,7 @@ class UnitState {
   void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
 
  private:
+  void gather(const at::Tensor& own, const at::Tensor& whole) const;
   void show(const Unit::Group& group, at::ScalarType dtype) const;
   void keep_for_others(const Unit::Group& group);
   void release_memory();
@@ -108,9 +115,9 @@ class UnitState {
   Works unsharding_;
   Event whole_;                         // on the stream that was current when the unit became whole
   c10::SmallVector<Event, 1> streams_;  // others on which it was used since
-  Work published_;  // done when all ranks have published the version that this one unshards
+  Work published_;                      // done when all ranks have published the version that this one unshards
   std::optional<KeptPart> kept_;
-  uint64_t held_bytes_ = 0;  // known even when the modules are gone
+  uint64_t held_bytes_ = 0;    // known even when the modules are gone
   uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients
   bool used_after_gradients_ = false;
   bool start_checked_ = false;

@@ -87,11 +87,20 @@ class TaggedStorage final : public c10::StorageImpl {
 };
 using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
 
+/// Null for a tensor that has none, such as a sparse one.
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+/// The storage of a tensor if it is exactly of this class, else null.
+template <class Storage>
+Storage* storage_as(const at::Tensor& tensor) {
+  auto* const storage = storage_of(tensor);
+  return storage != nullptr && typeid(*storage) == typeid(Storage) ? static_cast<Storage*>(storage) : nullptr;
+}
+
 /// Both return null if the tensor's storage belongs to no unit.
 inline TaggedStorage* tagged_storage(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return nullptr;
-  auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return typeid(storage) == typeid(TaggedStorage) ? static_cast<TaggedStorage*>(&storage) : nullptr;
+  return storage_as<TaggedStorage>(tensor);
 }
 inline StorageTag* tag_of(const at::Tensor& tensor) {
   auto* const storage = tagged_storage(tensor);

@@ -17,6 +17,7 @@
 
 #include "tessera/base/tensor_slice.h"
 #include "tessera/base/weak_tensor.h"
+#include "tessera/shard/custom_reduction.h"
 #include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/storage/paged_tensor.h"
@@ -31,6 +32,7 @@ class Module;
 namespace tessera {
 
 class Schedule;
+class Unit;
 class UnitState;
 class Starts;
 
@@ -57,6 +59,20 @@ struct UnitCounters {
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received from other ranks
   uint64_t cancelled = 0;       // prefetches that were resharded before they were used
+};
+
+/// What can be changed about a unit after it was made.
+struct UnitSettings {
+  ReshardAfterForward reshard_after_forward = {};
+  bool reshard_after_backward = true;
+  bool gradient_sync = true;  // whether backward reduces gradients
+  int no_sync = 0;            // how many guards of no_sync exist
+  bool all_reduce = true;     // whether backward takes the mean over replicas
+  std::optional<DivideFactors> divide = {};
+  ReductionHook reduction_hook = {};
+  bool syncs() const { return gradient_sync && no_sync == 0; }
+  /// The units that are prefetched when this one is used, in place of those that the learned order predicts.
+  std::vector<std::weak_ptr<Unit>> forward_prefetch = {}, backward_prefetch = {};
 };
 
 /// Facts about a unit that threads may read without the lock of its schedule.
@@ -109,6 +125,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
     SourceParameterPtr source = {};  // marks local values that are computed from the shard
     WeakTensor unsharded = {};
     mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
+
+    /// Its part of the unsharded form of its group, in its shape.
+    at::Tensor in(const at::Tensor& whole) const { return whole.as_strided(sizes, strides, span.offset); }
+    /// Its part of a flat tensor in the layout of a rank's chunk.
+    at::Tensor in_chunk(const at::Tensor& own) const { return own.narrow(0, span.shard_offset, span.shard_numel); }
   };
 
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
@@ -206,7 +227,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitMemory memory_;
   std::vector<NeededCall> needed_calls_;
   std::vector<Group> groups_;
-  std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
+  std::unordered_map<const c10::TensorImpl*, const Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
   UnitCounters counters_;
   mutable UnitFlags flags_;
   std::shared_ptr<Schedule> schedule_;
