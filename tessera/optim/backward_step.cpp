@@ -73,7 +73,7 @@ const std::string& Optimizer::BackwardStep::writer() {
 void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) {
   const c10::AutoGradMode no_grad(false);
   const WriteGuard guard(std::span(&unit, 1), optimizer().kind_of_write(), writer());
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   Shards with_gradient;
   for (const auto& shard : shards) with_gradient.insert(shard.unsafeGetTensorImpl());
   for (auto& group : optimizer().groups_) {

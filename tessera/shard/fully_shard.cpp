@@ -22,7 +22,7 @@
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/memory/kept_part.h"
+#include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"

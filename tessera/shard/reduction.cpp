@@ -137,7 +137,7 @@ void sync_gradients(ModuleRef model) {
     const LockedState state(*all[i]);
     auto& all_reduce = state->settings.all_reduce;
     const auto restore = c10::make_scope_exit([&, before = std::exchange(all_reduce, true)] { all_reduce = before; });
-    reduce_unsynced(*all[i], state.lock());
+    reduce_unsynced(*all[i]);
   }
 }
 

@@ -136,7 +136,7 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
 }
 
 void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, c10::Device device) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   if (deferred_storage(tensor) != nullptr) return;
   const auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
   storage->kind = kind;

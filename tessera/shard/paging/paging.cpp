@@ -13,7 +13,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
-#include "tessera/shard/access/replaced_operator.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -37,7 +36,7 @@ struct PagedOperand {
   const at::Tensor* tensor;  // on the stack
   StorageTag* tag;           // null for a local value, and for a weight whose operators are replaced
 };
-using PagedOperands = c10::SmallVector<PagedOperand, 4>;
+using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // as many as nearly all operators have, so without an allocation
 
 /// The one walk over the operands of an operator. Nearly all of them are of no interest to paging.
 PagedOperands paged_operands(const OperatorFacts& op, const Stack& stack) {

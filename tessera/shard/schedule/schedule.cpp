@@ -74,7 +74,7 @@ void Schedule::enter(Pass pass) {
 void Schedule::end_backward(uint64_t number, bool complete) {
   const auto held = lock();
   if (number != backward_) return;
-  if (complete && !ready_.empty()) reduce_next(held, /*all=*/true);
+  if (complete && !ready_.empty()) reduce_next(/*all=*/true);
   to_reduce_.clear();
   ready_.clear();
   enter(Pass::None);
@@ -293,7 +293,8 @@ void Schedule::release(std::span<Unit* const> units) {
   for (auto* unit : units) unit->flags().pins--;
 }
 
-void Schedule::gradients_complete(const ScheduleLock& /*held*/, Unit& unit) {
+void Schedule::gradients_complete(Unit& unit) {
+  const auto held = lock();
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   if (unit.flags().is_reducing) reducing_ = &unit;
   auto& state = state_of(unit);
@@ -310,9 +311,9 @@ void Schedule::gradients_complete(const ScheduleLock& /*held*/, Unit& unit) {
   if (!unit.mesh().shard().traits().traces) prefetch(predicted(), {});
 }
 
-void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce) {
+void Schedule::reduce_in_order(Unit& unit, std::function<void()> reduce) {
   const auto held = lock();
-  if (!settings_.is_model) return reduce(held);
+  if (!settings_.is_model) return reduce();
   if (ready_.empty()) {
     // Inner units are made first, and backward reaches the units that were made last first. The root's gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
@@ -322,11 +323,11 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock
   const bool comes_again = std::ranges::find(to_reduce_, &unit) == to_reduce_.end();
   ready_[&unit].push_back(std::move(reduce));
   if (comes_again) to_reduce_.push_back(&unit);
-  reduce_next(held, /*all=*/false);
+  reduce_next(/*all=*/false);
 }
 
 /// Reduces the units that are next in the order and ready, or all that are left.
-void Schedule::reduce_next(const ScheduleLock& held, bool all) {
+void Schedule::reduce_next(bool all) {
   const c10::AutoGradMode no_grad(false);
   while (!to_reduce_.empty()) {
     auto& unit = *to_reduce_.back();
@@ -334,9 +335,9 @@ void Schedule::reduce_next(const ScheduleLock& held, bool all) {
     if (ready == ready_.end() && !all) return;
     to_reduce_.pop_back();
     if (ready == ready_.end()) {
-      state_of(unit).reduce_unsynced(unit, held);
+      state_of(unit).reduce_unsynced(unit);
     } else {
-      for (const auto& reduce : std::exchange(ready->second, {})) reduce(held);
+      for (const auto& reduce : std::exchange(ready->second, {})) reduce();
     }
   }
 }

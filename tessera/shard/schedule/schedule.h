@@ -68,14 +68,17 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void release(std::span<Unit* const> units);
 
   /// Called in each graph of a backward pass before the gradients of a unit are reduced.
-  void look_at_graph(const ScheduleLock& /*held*/) { watch_->beside.look_at_graph(); }
+  void look_at_graph() {
+    const auto held = lock();
+    watch_->beside.look_at_graph();
+  }
   /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward
   /// is known to need it still.
-  void gradients_complete(const ScheduleLock& held, Unit& unit);
+  void gradients_complete(Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
   bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
   /// Runs the reduction of a unit when all units before it in the order have had theirs.
-  void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
+  void reduce_in_order(Unit& unit, std::function<void()> reduce);
   /// Waits for the reduction that was started last, if it has not finished, and for gradients that are on their way to host memory.
   void finish_reductions();
   /// Waits for the reduction alone.
@@ -136,7 +139,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   const UseOrder& order() const { return orders_[static_cast<size_t>(pass_)]; }
   void enter(Pass pass);
   void visit(Unit& unit);
-  void reduce_next(const ScheduleLock& held, bool all);
+  void reduce_next(bool all);
   void wait_and_pin(std::span<Unit* const> units);
   void tie_to_reduced(const Fault& fault);
 
@@ -183,7 +186,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and the reductions that are
   /// ready.
   std::vector<Unit*> to_reduce_;
-  std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
+  std::map<const Unit*, std::vector<std::function<void()>>> ready_;
 };
 
 /// The state of a unit, with the lock of its schedule as long as the object exists.
@@ -192,7 +195,6 @@ class LockedState : NoCopy {
   explicit LockedState(Unit& unit) : held_(unit.schedule()->lock()), state_(unit.state(held_)) {}
   UnitState* operator->() const { return &state_; }
   UnitState& operator*() const { return state_; }
-  const ScheduleLock& lock() const { return held_; }
 
  private:
   const ScheduleLock held_;

@@ -1,9 +1,11 @@
 #include "tessera/shard/schedule/unit_state.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -17,6 +19,21 @@
 namespace tessera {
 
 std::atomic<int> UnitState::showing_stored_ = 0;
+
+at::Tensor Casts::cast(const at::Tensor& operand, at::ScalarType dtype) {
+  // Only results of operators are remembered. A program may refill an input through a raw pointer, which does not change its version.
+  if (!c10::GradMode::is_enabled() || !operand.requires_grad() || operand.is_leaf()) return operand.to(dtype);
+  std::erase_if(known_, [](const Cast& known) { return known.operand.expired() || known.result.expired(); });
+  const auto version = static_cast<uint32_t>(operand._version());
+  for (const auto& known : known_) {
+    if (!known.operand.lock().is_same(operand) || known.version != version) continue;
+    const auto result = known.result.lock();
+    if (result.defined() && result.scalar_type() == dtype) return result;
+  }
+  auto result = operand.to(dtype);
+  known_.push_back({.operand = WeakTensor(operand), .version = version, .result = WeakTensor(result)});
+  return result;
+}
 
 void UnitState::unshard(const Fault& fault) {
   if (has_memory()) return;
@@ -209,7 +226,7 @@ void UnitState::make_readable() {
 }
 
 void UnitState::expect_equal_start() {
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   const auto& world = unit_.mesh().world();
   if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
     if (unit_.flags().unset > 0) expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));

@@ -10,13 +10,27 @@
 
 #include "tessera/base/event.h"
 #include "tessera/base/no_copy.h"
+#include "tessera/base/weak_tensor.h"
 #include "tessera/shard/gradients/gradient_reduction.h"
-#include "tessera/shard/memory/kept_part.h"
-#include "tessera/shard/unit/casts.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
+
+/// Casts activations to the dtype of a unit's parameters. An activation that meets several parameters of the unit is cast once.
+class Casts {
+ public:
+  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype);
+  void clear() { known_.clear(); }
+
+ private:
+  struct Cast {
+    WeakTensor operand;
+    uint32_t version;
+    WeakTensor result;  // weak, because its graph may own the unit
+  };
+  std::vector<Cast> known_;
+};
 
 /// A unit is in one of four states. reshard() ends each of them.
 ///
@@ -102,7 +116,7 @@ class UnitState : NoCopy {
   Versions versions{unit_};
   GradientReduction reduction{unit_, settings, versions};
   /// The function of this name in backward/unit_node.h, which this layer may not include.
-  void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
+  void (*reduce_unsynced)(Unit& unit) = nullptr;
 
  private:
   void gather(const at::Tensor& own, const at::Tensor& whole) const;

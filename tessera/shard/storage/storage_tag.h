@@ -36,6 +36,10 @@ using MemoryPtr = std::shared_ptr<at::DataPtr>;
 /// Throws IoError if a device has no room; the message names the unit, and says how many bytes of units are unsharded.
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit);
 
+/// Released memory of a device that queued work may still read is kept until that work has ended, or is used again in the order of the
+/// queue. Frees the memory for which it has ended. Returns how many pieces of memory are still kept.
+size_t free_retired();
+
 /// A storage of a unit. A request for its data pointer while it has no memory is an exception.
 ///
 /// The tag is a member of the storage and not in the context of its data pointer, so that other threads may read it while memory is

@@ -1,4 +1,3 @@
-// TrainedBeside: looks through the graph for leaves that are in no unit.
 #include "tessera/shard/gradients/gradient_watch.h"
 
 #include <ATen/ATen.h>
@@ -11,12 +10,87 @@
 #include <bit>
 #include <utility>
 
+#include "tessera/base/log.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/calling.h"
+#include "tessera/comm/groups/group_list.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/ignored_parameters.h"
+#include "tessera/shard/unit/unit.h"
 
 namespace tessera {
+namespace {
+
+// More passes than a short test or a tutorial takes.
+constexpr int kEnough = 20;
+
+/// Some values of a flat tensor, from all over it.
+at::Tensor sample(const at::Tensor& flat) {
+  constexpr int64_t kValues = 32;
+  const auto step = std::max<int64_t>(1, flat.numel() / kValues);
+  return flat.slice(0, 0, std::min(flat.numel(), kValues * step), step).to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+}
+
+}  // namespace
+
+void EqualBatches::keep(const Unit& unit, const at::Tensor& gradients) {
+  if (!world_.is_first() || !world_.traits().can_differ() || !gradients.is_cpu()) return close();
+  if (!same_ranks(unit.mesh().world(), world_)) return;
+  seen_[&unit].own = sample(gradients);
+}
+
+void EqualBatches::compare(const Unit& unit, const at::Tensor& mean) {
+  const auto found = seen_.find(&unit);
+  if (found == seen_.end() || !found->second.own.defined()) return;
+  auto& seen = found->second;
+  const auto own = std::exchange(seen.own, {}), all = sample(mean);
+  if (own.sizes() != all.sizes() || !own.any().item<bool>()) return;
+  // The sum of equal values may be rounded.
+  constexpr double kRounding = 1e-5;
+  if (!at::allclose(all, own, kRounding, 0)) return close();
+  if (++seen.times < kEnough) return;
+  log(LogLevel::Warning,
+      fmt::format("all {} ranks have had the same gradients in {} backward passes, so each gets the same batches, and together they learn "
+                  "no more than one: give each rank a part of its own, as tessera::data::Sampler does",
+                  unit.mesh().world().size(), kEnough));
+  close();
+}
+
+void EqualBatches::close() {
+  is_open_ = false;
+  seen_.clear();
+}
+
+EarlierGradients::Left EarlierGradients::left_in(const at::Tensor& shard) {
+  const auto& gradient = shard.grad();
+  if (!shard.requires_grad() || !gradient.defined() || gradient.is_inference()) return {};
+  return {.gradient = WeakTensor(gradient), .version = gradient._version()};
+}
+
+std::string EarlierGradients::note_reduction(const Unit& unit) {
+  auto& known = known_[&unit];
+  known.has_new = true;
+  size_t place = 0, kept = 0;
+  uint64_t which = 0;
+  for (const auto& parameter : parameters_of(unit)) {
+    if (place == known.left.size()) break;
+    const auto& left = known.left[place++];
+    const auto gradient = left.gradient.lock();
+    if (!gradient.defined() || !gradient.is_same(parameter.shard.grad()) || gradient._version() != left.version) continue;
+    kept++;
+    which = which * 31 + place;
+  }
+  return kept == 0 ? std::string() : fmt::format(", added to {} {} #{:x}", kept, kEarlierGradients, which & 0xffff);
+}
+
+void EarlierGradients::note_end_of_pass() {
+  for (auto& [unit, known] : known_) {
+    if (!std::exchange(known.has_new, false)) continue;
+    known.left.clear();
+    for (const auto& parameter : parameters_of(*unit)) known.left.push_back(left_in(parameter.shard));
+  }
+}
+
 namespace {
 
 namespace ag = torch::autograd;
