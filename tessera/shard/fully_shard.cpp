@@ -272,13 +272,10 @@ void materialize_rest(Module& module, const std::string& prefix, const ShardOpti
   if (std::ranges::none_of(module.buffers(), lacks_values) && std::ranges::none_of(options.ignored, lacks_values)) return;
   const c10::AutoGradMode no_grad(false);
   const auto device = options.mesh.world().traits().device;
-  for (const auto& item : module.named_parameters()) {
-    if (!is_in(options.ignored, item.value())) continue;
-    materialize(item.value(), DeferredStorage::Kind::Parameter, path_below(prefix, item.key()), options.param_init_fn, device);
-  }
-  for (const auto& item : module.named_buffers()) {
-    materialize(item.value(), DeferredStorage::Kind::Buffer, path_below(prefix, item.key()), options.param_init_fn, device);
-  }
+  for_each_named(module, [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name) {
+    if (kind == DeferredStorage::Kind::Parameter && !is_in(options.ignored, tensor)) return;
+    materialize(tensor, kind, path_below(prefix, name), options.param_init_fn, device);
+  });
 }
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {

@@ -104,9 +104,7 @@ void reset(Unit& unit) {
   state->reduction.abandon();
   state->versions.reset();
   unit.flags().recoveries++;
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
-  }
+  for (const auto& parameter : parameters_of(unit)) parameter.shard.mutable_grad() = at::Tensor();
 }
 
 }  // namespace

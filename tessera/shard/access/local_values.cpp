@@ -30,6 +30,10 @@ namespace {
       name);
 }
 
+const Unit::Parameter& parameter_of(const LocalPart& part) {
+  return part.unit->groups()[part.group].parameters[part.parameter];
+}
+
 /// "replicate 2 x shard 4"
 std::string words_of(const Mesh& mesh) {
   std::vector<std::string> axes;
@@ -101,23 +105,21 @@ void expect_shards_current(Unit& unit) {
 }
 
 bool LocalPart::has_member() const {
-  return !unit->groups()[group].parameters[parameter].unsharded.expired();
+  return !parameter_of(*this).unsharded.expired();
 }
 
 bool LocalPart::is_unset() const {
-  return unit->groups()[group].parameters[parameter].unset;
+  return parameter_of(*this).unset;
 }
 
 void LocalPart::note_values() const {
-  tessera::note_values(*unit, unit->groups()[group].parameters[parameter]);
+  tessera::note_values(*unit, parameter_of(*this));
 }
 
 void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded) {
   for (const auto& unit : values.units) {
-    size_t parameters = 0;
-    for (const auto& group : unit->groups()) parameters += group.parameters.size();
     const auto loaded = std::ranges::count_if(values.parts, [&](const LocalPart& part) { return part.unit == unit && is_loaded(part); });
-    if (static_cast<size_t>(loaded) == parameters) LockedState(*unit)->trust_start();
+    if (loaded == std::ranges::distance(parameters_of(*unit))) LockedState(*unit)->trust_start();
   }
 }
 
@@ -221,11 +223,11 @@ void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const Lo
         if (!values.defined()) continue;
         parts.push_back(&*next);
         if (!flat.defined()) flat = at::zeros({group.chunk}, values.options());
-        group.parameters[next->parameter].in_chunk(flat).copy_(values);
+        parameter_of(*next).in_chunk(flat).copy_(values);
       }
       if (parts.empty()) continue;
       const auto all = LockedState(*unit)->gathered(group, flat);
-      for (const auto* part : parts) visit(*part, group.parameters[part->parameter].in(all));
+      for (const auto* part : parts) visit(*part, parameter_of(*part).in(all));
     }
   }
 }

@@ -52,8 +52,7 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
 }
 
 void WriteGuard::outdate(const at::Tensor& shard) const {
-  const auto* tag = tag_of(shard);
-  if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->outdate(shard);
+  if (const auto unit = unit_of(shard)) unit->outdate(shard);
 }
 
 void WriteGuard::outdate_all() const {
@@ -61,10 +60,8 @@ void WriteGuard::outdate_all() const {
 }
 
 at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
-  const auto* tag = tag_of(flat);
-  const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
-  if (!unit) return {};  // an ordinary tensor, or a shard whose model is gone
-  return LockedState(*unit)->versions.cast_copy(flat);
+  const auto unit = unit_of(flat);
+  return unit ? LockedState(*unit)->versions.cast_copy(flat) : at::Tensor();
 }
 
 void WriteGuard::commit() const {

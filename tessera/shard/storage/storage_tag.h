@@ -110,5 +110,10 @@ inline StorageTag* tag_of(const at::Tensor& tensor) {
   auto* const storage = tagged_storage(tensor);
   return storage == nullptr ? nullptr : &storage->tag;
 }
+/// The unit to whose memory the tensor belongs. Null if there is none, or if it is gone.
+inline std::shared_ptr<Unit> unit_of(const at::Tensor& tensor) {
+  const auto* const tag = tag_of(tensor);
+  return tag == nullptr ? nullptr : tag->unit.lock();
+}
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
@@ -202,8 +203,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Parameter* find(const at::Tensor& tensor) const;
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   const Parameter* around(const at::Tensor& view) const;
-  /// The parameters that have values in a shard, or in a view of one: several only with Listing::Flat.
-  std::vector<const Parameter*> parameters_in(const at::Tensor& shard) const;
+  using Parameters = c10::SmallVector<const Parameter*, 2>;
+  /// The parameters that have values in a shard, in a view of one, or in a flat tensor over neighbours. Of an empty one, its parameter.
+  Parameters parameters_in(const at::Tensor& view) const;
   /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
   /// all.
   void outdate(const at::Tensor& written);
