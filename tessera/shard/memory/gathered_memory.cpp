@@ -112,7 +112,7 @@ class GatheredChunks final : public Chunks {
 
   bool in_place(const Buffer& buffer) const override { return is_alone(buffer) && !buffer.codec->encodes(buffer.own.scalar_type()); }
 
-  Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) override {
     Works works;
     if (std::ranges::all_of(buffers, [&](const Buffer& buffer) { return is_alone(buffer); })) {
       for (const auto& buffer : buffers) {
@@ -144,7 +144,7 @@ class GatheredChunks final : public Chunks {
         [&](std::span<const Buffer> run) {
           const auto pieces = std::span(all).subspan(static_cast<size_t>(run.data() - buffers.data()), run.size());
           for (size_t i = 0; i < run.size(); i++) pieces[i].own = encoded(*run[i].codec, pieces[i].own);
-          auto work = shard_.all_gather(pieces, subject, fault.operands);
+          auto work = shard_.all_gather(pieces, subject, operands);
           if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
           works.push_back(std::move(work));
         });

@@ -155,7 +155,7 @@ uint64_t KeptPart::bytes() const {
   return bytes;
 }
 
-Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const {
+Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) const {
   for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);
   Works works;
   size_t next = 0;
@@ -164,7 +164,7 @@ Works KeptPart::fill(std::span<const Buffer> buffers, const Subject& subject, co
       [&](std::span<const Buffer> run) {
         c10::SmallVector<Piece, 2> pieces;
         for (const auto& buffer : run) pieces.push_back({.whole = unsharded_values(buffer), .own = parts_[next++]});
-        works.push_back(few_.all_gather(pieces, subject, fault.operands));
+        works.push_back(few_.all_gather(pieces, subject, operands));
       });
   return works;
 }

@@ -23,11 +23,6 @@ namespace tessera {
 
 struct ShardOptions;
 
-/// The page fault for which a unit is unsharded. Only transports that trace look at it.
-struct Fault {
-  std::span<at::Tensor> operands = {};  // the operator's other operands
-};
-
 /// A unit nearly always has one or two works at a time, so a step allocates no memory for them.
 using Works = c10::SmallVector<Work, 2>;
 
@@ -75,7 +70,8 @@ class Chunks {
   /// The memory of this rank's chunk. Collective.
   virtual MemoryPtr add(const BufferPlan& plan) = 0;
   /// Gives the unsharded storages memory, and starts to fill it. It holds the chunks of all ranks when all returned work is done.
-  virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  /// `operands`: the other operands of the operator for which the unit is unsharded, for transports that trace.
+  virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) = 0;
   /// Whether the unsharded memory of a buffer is where the chunks lie, so that unsharding takes no memory.
   virtual bool in_place(const Buffer& buffer) const = 0;
 };
@@ -120,7 +116,7 @@ class KeptPart {
   /// Bytes that this rank receives in fill().
   uint64_t gathered_bytes() const { return bytes() * static_cast<uint64_t>(few_.size() - 1); }
   /// As Chunks::fill.
-  Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) const;
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) const;
 
  private:
   Communicator few_;

@@ -301,7 +301,7 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
 class Pins : NoCopy {
  public:
   /// If it throws, it releases the units that it has pinned.
-  Pins(std::span<Unit* const> units, const Fault& fault) : Pins() {
+  Pins(std::span<Unit* const> units, std::span<at::Tensor> operands) : Pins() {
     for (auto* unit : units) {
       auto* schedule = unit->schedule().get();
       auto known = std::ranges::find(used_, schedule, &Use::schedule);
@@ -311,7 +311,7 @@ class Pins : NoCopy {
       }
       known->units.push_back(unit);
     }
-    for (; pinned_ < used_.size(); pinned_++) used_[pinned_].schedule->use(used_[pinned_].units, fault);
+    for (; pinned_ < used_.size(); pinned_++) used_[pinned_].schedule->use(used_[pinned_].units, operands);
   }
   ~Pins() {
     for (size_t i = 0; i < pinned_; i++) used_[i].schedule->release(used_[i].units);
@@ -363,7 +363,7 @@ class TracedOperands {
     untied_ = tensors_;
   }
 
-  Fault fault() { return {.operands = tensors_}; }
+  std::span<at::Tensor> tensors() { return tensors_; }
 
   /// Puts tensors that the transport has replaced onto the stack.
   void put_back() {
@@ -475,7 +475,7 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   std::optional<TracedOperands> traced;
   if (TracedOperands::are_needed(operands.units)) traced.emplace(op, *stack, operands.units);
-  const Pins pins(operands.units, traced ? traced->fault() : Fault{});
+  const Pins pins(operands.units, traced ? traced->tensors() : std::span<at::Tensor>());
   if (traced) traced->put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);

@@ -115,10 +115,10 @@ void Schedule::change(const Unit& unit, const Change& change) {
   live_counters_.peak_bytes = std::max(live_counters_.peak_bytes, live_counters_.live_bytes);
 }
 
-void Schedule::unshard(Unit& unit, const Fault& fault) {
+void Schedule::unshard(Unit& unit, std::span<at::Tensor> operands) {
   std::erase(live_, &unit);
   std::erase(partly_, &unit);
-  change(unit, [&](UnitState& state) { state.unshard(fault); });
+  change(unit, [&](UnitState& state) { state.unshard(operands); });
   live_.push_back(&unit);
 }
 
@@ -192,7 +192,7 @@ Schedule::Units Schedule::predicted() const {
   return units;
 }
 
-void Schedule::prefetch_after_use(Unit& unit, const Fault& fault) {
+void Schedule::prefetch_after_use(Unit& unit, std::span<at::Tensor> operands) {
   const auto& settings = state_of(unit).settings;
   const auto& list = pass_ == Pass::Backward ? settings.backward_prefetch : settings.forward_prefetch;
   Units units;
@@ -201,14 +201,14 @@ void Schedule::prefetch_after_use(Unit& unit, const Fault& fault) {
     const auto next = weak.lock();
     if (next && next->schedule().get() == this && !state_of(*next).has_memory()) units.push_back(next.get());
   }
-  prefetch(units, fault);
+  prefetch(units, operands);
 }
 
-void Schedule::prefetch(std::span<Unit* const> units, const Fault& fault) {
+void Schedule::prefetch(std::span<Unit* const> units, std::span<at::Tensor> operands) {
   for (auto* unit : units) {
     if (settings_.limit_all_gathers && bounded() >= most()) return;
     try {
-      unshard(*unit, fault);
+      unshard(*unit, operands);
       state_of(*unit).note_early(UnitState::Early::Prefetched);
     } catch (const std::exception&) {
       // The unit is not needed yet. The use that does need it tries again and gets the error.
@@ -226,7 +226,7 @@ void Schedule::reshard_where(c10::function_ref<bool(Unit&)> chosen) {
   }
 }
 
-void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
+void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands) {
   const auto held = lock();
   enter(pass_now());
   // By far the most frequent case: the unit is unsharded and was the last one used.
@@ -259,8 +259,9 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   for (auto* unit : units) visit(*unit);
   make_room(units);
   const auto& tracing = settings_.tracing;
-  if (!reduced_.empty()) tie_to_reduced(fault);
-  const auto behind = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
+  if (!reduced_.empty()) tie_to_reduced(operands);
+  const auto behind =
+      (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? operands : std::span<at::Tensor>();
   for (auto* unit : units) unshard(*unit, behind);
   for (auto* unit : units) prefetch_after_use(*unit, behind);
   wait_and_pin(units);
@@ -268,10 +269,8 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
 
 /// Without this, a compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One reduction may
 /// still run beside the operators of the next unit.
-void Schedule::tie_to_reduced(const Fault& fault) {
-  if (fault.operands.empty()) return;
-  const auto operands = tied({fault.operands.begin(), fault.operands.end()}, std::exchange(reduced_, {}));
-  std::ranges::copy(operands, fault.operands.begin());
+void Schedule::tie_to_reduced(std::span<at::Tensor> operands) {
+  if (!operands.empty()) std::ranges::copy(tied({operands.begin(), operands.end()}, std::exchange(reduced_, {})), operands.begin());
 }
 
 void Schedule::wait_and_pin(std::span<Unit* const> units) {

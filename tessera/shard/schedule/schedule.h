@@ -63,7 +63,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
 
   /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
-  void use(std::span<Unit* const> units, const Fault& fault);
+  void use(std::span<Unit* const> units, std::span<at::Tensor> operands);
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
@@ -141,20 +141,20 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void visit(Unit& unit);
   void reduce_next(bool all);
   void wait_and_pin(std::span<Unit* const> units);
-  void tie_to_reduced(const Fault& fault);
+  void tie_to_reduced(std::span<at::Tensor> operands);
 
   template <class Change>
   void change(const Unit& unit, const Change& change);
   /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
-  void unshard(Unit& unit, const Fault& fault);
+  void unshard(Unit& unit, std::span<at::Tensor> operands);
   /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
   void make_room(std::span<Unit* const> wanted);
   /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted() const;
   bool prefetches_on_use() const;
   /// Starts to unshard the units of this one's own list or, without one, those that the order predicts.
-  void prefetch_after_use(Unit& unit, const Fault& fault);
-  void prefetch(std::span<Unit* const> units, const Fault& fault);
+  void prefetch_after_use(Unit& unit, std::span<at::Tensor> operands);
+  void prefetch(std::span<Unit* const> units, std::span<at::Tensor> operands);
   /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
   bool stays(const Unit& unit) const;
   int64_t bounded() const;

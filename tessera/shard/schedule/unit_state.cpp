@@ -35,7 +35,7 @@ at::Tensor Casts::cast(const at::Tensor& operand, at::ScalarType dtype) {
   return result;
 }
 
-void UnitState::unshard(const Fault& fault) {
+void UnitState::unshard(std::span<at::Tensor> operands) {
   if (has_memory()) return;
   const BelowPaging below;
   const auto buffers = unit_.buffers();
@@ -46,7 +46,7 @@ void UnitState::unshard(const Fault& fault) {
   held_bytes_ = memory.unsharded_bytes(buffers);
   try {
     versions.publish(buffers);
-    unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), fault) : memory.chunks->fill(buffers, versions.subject(), fault);
+    unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), operands) : memory.chunks->fill(buffers, versions.subject(), operands);
     published_ = memory.turns->wait_for_writers(versions.subject());
   } catch (...) {
     reshard();

@@ -51,7 +51,7 @@ class UnitState : NoCopy {
   bool has_memory() const { return state_ == State::Unsharding || state_ == State::Unsharded; }
   bool is_unsharded() const { return state_ == State::Unsharded; }
   /// Starts to unshard the unit if it is sharded.
-  void unshard(const Fault& fault);
+  void unshard(std::span<at::Tensor> operands);
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
