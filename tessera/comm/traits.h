@@ -27,6 +27,9 @@ struct GroupTraits {
   Packing packing = Packing::OneBuffer;
   SumOrder sums = SumOrder::Defined;
   bool traces = false;  // operations are recorded and not run, so there is nothing to prefetch
+
+  /// Whether there are other ranks whose values may differ from those of this process.
+  bool can_differ() const { return size > 1 && !simulated && !traces; }
 };
 
 /// The numbers of all ranks of a world.

@@ -52,7 +52,7 @@ Average::Average(std::shared_ptr<torch::nn::Module> model, AverageOptions option
   for (const auto& [name, parameter] : named_parameters(*model_)) {
     const auto dtype = parameter.scalar_type();
     if (!at::isFloatingType(dtype) && !at::isComplexType(dtype)) continue;
-    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+    const BelowPaging below;
     // TensorOptions do not carry the paging key: the average is not a shard.
     const auto wide = parameter.options().dtype(at::isComplexType(dtype) ? dtype : at::promoteTypes(dtype, at::kFloat));
     members_.push_back({.parameter = parameter, .average = at::zeros_like(parameter, wide)});
@@ -119,8 +119,7 @@ void Average::expect_savable() {
 
 void Average::update() {
   expect_usable("Average::update");
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   updates_++;
   for (auto& [parameter, average, own] : members_) average.lerp_(parameter.to(average.scalar_type()), 1 - options_.decay);
 }
@@ -132,8 +131,7 @@ void Average::assign() {
 
 void Average::copy_parameters() {
   updates_ = 0;
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (auto& [parameter, average, own] : members_) average.copy_(parameter);
 }
 
@@ -178,12 +176,12 @@ void Average::put_in() {
   const auto units = local_values(*model_).units;
   const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (auto& [parameter, average, own] : members_) {
     own = at::empty_like(parameter, parameter.options()).copy_(parameter);
     at::Tensor(parameter).copy_(average);
   }
-  begin_swap(units);
+  set_swapped(units, true);
   is_swapped_ = true;
   auto& known = in_place();
   const std::lock_guard lock(known.mutex);
@@ -195,10 +193,10 @@ void Average::restore() {
   if (!is_swapped()) return;
   const c10::AutoGradMode no_grad(false);
   const auto units = local_values(*model_).units;
-  end_swap(units);
+  set_swapped(units, false);
   const WriteGuard guard(units, WriteKind::Operators);
   guard.outdate_all();
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (auto& [parameter, average, own] : members_) at::Tensor(parameter).copy_(std::exchange(own, at::Tensor()));
   forget_own();
 }

@@ -11,7 +11,7 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/update_range.h"
-#include "tessera/shard/access/gradient_sink.h"
+#include "tessera/shard/access/gradients.h"
 #include "tessera/shard/access/shard_place.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/forward_phase.h"
@@ -73,7 +73,7 @@ const std::string& Optimizer::BackwardStep::writer() {
 void Optimizer::BackwardStep::take(const std::shared_ptr<Unit>& unit, std::span<const at::Tensor> shards, const Mean& mean) {
   const c10::AutoGradMode no_grad(false);
   const WriteGuard guard(std::span(&unit, 1), optimizer().kind_of_write(), writer());
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   Shards with_gradient;
   for (const auto& shard : shards) with_gradient.insert(shard.unsafeGetTensorImpl());
   for (auto& group : optimizer().groups_) {

@@ -36,8 +36,7 @@ void expect_sense(const GradScalerOptions& options) {
 // Overloads for optimizers of Tessera and of torch::optim.
 
 void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double factor) {
-  const c10::AutoGradMode no_grad(false);
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   for (const auto& parameter : parameters) {
     auto gradient = parameter.grad();
     if (!gradient.defined()) continue;

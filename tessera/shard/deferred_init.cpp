@@ -27,26 +27,21 @@ detail::DeferredInit::~DeferredInit() = default;
 
 void detail::DeferredInit::finish(const torch::nn::Module& module) {
   recording_.reset();
-  const auto name = [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& path) {
+  for_each_named(module, [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& path) {
     auto* const storage = deferred_storage(tensor);
     if (storage == nullptr || storage->kind != DeferredStorage::Kind::Free) return;
     storage->kind = kind;
     storage->name = path;
     if (storage->tape == tape_) tape_->name(storage->number, path);
-  };
-  for (const auto& item : module.named_parameters()) name(item.value(), DeferredStorage::Kind::Parameter, item.key());
-  for (const auto& item : module.named_buffers()) name(item.value(), DeferredStorage::Kind::Buffer, item.key());
+  });
 }
 
 void materialize(ModuleRef module, const InitFunction& init) {
   const c10::AutoGradMode no_grad(false);
   std::vector<std::string> unknown;
-  for (const auto& item : module->named_parameters()) {
-    if (!materialize(item.value(), DeferredStorage::Kind::Parameter, item.key(), init, c10::kCPU)) unknown.push_back(item.key());
-  }
-  for (const auto& item : module->named_buffers()) {
-    if (!materialize(item.value(), DeferredStorage::Kind::Buffer, item.key(), init, c10::kCPU)) unknown.push_back(item.key());
-  }
+  for_each_named(module, [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name) {
+    if (!materialize(tensor, kind, name, init, c10::kCPU)) unknown.push_back(name);
+  });
   if (unknown.empty()) return;
   throw UsageError(
       "nobody knows the values of {}: make the module inside deferred_init, give materialize a function that "

@@ -16,8 +16,8 @@
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/whole_gradients.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/gathered.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -48,10 +48,30 @@ bool wanted_here(const std::optional<Communicator>& world, Ranks ranks) {
   return ranks == Ranks::All || !world || world->is_first();
 }
 
+/// Copies of the chosen parameters and buffers, by name, on the ranks that want them.
+std::map<std::string, at::Tensor> copies_of(const LocalValues& model, const std::optional<Communicator>& world, Ranks ranks,
+                                            BufferSync buffers, CopyTo to, c10::function_ref<bool(const std::string& name)> chosen) {
+  const bool wanted = wanted_here(world, ranks);
+  std::map<std::string, at::Tensor> result;
+  const auto keep = [&](const LocalPart& part, const at::Tensor& whole) {
+    if (wanted) result[part.name] = copied(whole, to);
+  };
+  gather_like(
+      model, [&](const LocalPart& part) { return chosen(part.name) ? part.values : at::Tensor(); }, keep);
+  for (const auto& [name, tensor] : model.outside) {
+    if (chosen(name)) result[name] = copied(tensor, to);
+  }
+  for (const auto& [name, buffer] : model.buffers) {
+    if (chosen(name)) result[name] = copy_of_buffer(name, buffer, world, buffers, to);
+  }
+  if (!wanted) result.clear();
+  return result;
+}
+
 /// The full parameter, or a full tensor of the same layout (such as its gradient), on the ranks that want it.
 at::Tensor full_tensor(const Located& found, const at::Tensor& own_flat, Ranks ranks) {
-  const auto all = gathered(*found.unit, *found.group, own_flat);
-  return wanted_here(found.unit->mesh().world(), ranks) ? unsharded_view(all, *found.parameter).clone() : at::Tensor();
+  const auto all = LockedState(*found.unit)->gathered(*found.group, own_flat);
+  return wanted_here(found.unit->mesh().world(), ranks) ? found.parameter->in(all).clone() : at::Tensor();
 }
 
 void report_loss(const Unit& unit, const std::exception& error) {
@@ -63,7 +83,7 @@ void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();
   unit.flags().pins--;
-  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->evict(unit);
+  if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
 }
 
 /// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, which needs all ranks.
@@ -85,14 +105,12 @@ FullParams full_params(ModuleRef module, Access access, WithGradients gradients)
   FullParams guard;
   guard.access_ = access;
   for (auto& unit : all) {
-    const auto schedule = unit->schedule();
-    const auto held = schedule->lock();
+    const LockedState state(*unit);
     Unit* const wanted[] = {unit.get()};
-    schedule->use(wanted, {});
-    auto& state = unit->state(held);
+    unit->schedule()->use(wanted, {});
     try {
-      if (access == Access::Write) state.begin_unsharded_writes();
-      if (access == Access::ReadStored) state.show_stored();
+      if (access == Access::Write) state->begin_unsharded_writes();
+      if (access == Access::ReadStored) state->show_stored();
     } catch (...) {
       let_go(*unit);
       throw;
@@ -108,7 +126,7 @@ FullParams full_params(ModuleRef module, Access access, WithGradients gradients)
 FullParams::~FullParams() {
   for (size_t i = 0; i < gradients_.size() && access_ == Access::Write; i++) {
     try {
-      std::uncaught_exceptions() == 0 ? gradients_[i]->write_back() : gradients_[i]->write_back_alone();
+      gradients_[i]->write_back(/*alone=*/std::uncaught_exceptions() > 0);
     } catch (const std::exception& error) {
       log(LogLevel::Error, "changes of the gradients of unit '{}' are lost: {}", units_[i]->name(), error.what());
       try {
@@ -130,18 +148,16 @@ FullParams::~FullParams() {
     for (const auto& unit : units_) report_loss(*unit, error);
   }
   for (const auto& unit : units_) {
-    const auto schedule = unit->schedule();
-    const auto held = schedule->lock();
-    auto& state = unit->state(held);
+    const LockedState state(*unit);
     try {
       if (guard) {
         unit->outdate({});
-        state.keep_own_part();
+        state->keep_own_part();
       }
     } catch (const std::exception& error) {
       report_loss(*unit, error);
     }
-    state.end_unsharded_writes();
+    state->end_unsharded_writes();
     let_go(*unit);
   }
 }
@@ -149,8 +165,7 @@ FullParams::~FullParams() {
 at::Tensor full_grad(const at::Tensor& parameter, Ranks ranks) {
   const Calling calling("tessera::full_grad");
   const auto found = located(parameter);
-  const auto& listed = found.group->flat ? *found.group->flat : *found.parameter;  // the shard that has the gradient
-  if (!listed.shard.grad().defined()) return {};
+  if (!found.parameter->shard.grad().defined()) return {};
   const BelowPaging below;
   return full_tensor(found, own_gradients(*found.unit, *found.group), ranks);
 }
@@ -173,22 +188,13 @@ std::map<std::string, at::Tensor> full_state(ConstModuleRef module, Ranks ranks,
   const BelowPaging below;
   const auto model = local_values(module);
   const auto world = world_of(module);
-  const bool wanted = wanted_here(world, ranks);
   if (std::ranges::any_of(model.units, [](const auto& unit) { return unit->schedule()->is_divided(); }))
     expect_all_on_each(model, *world, "a full state");
-  std::map<std::string, at::Tensor> result;
-  const auto keep = [&](const LocalPart& part, const at::Tensor& whole) {
-    if (wanted) result[part.name] = copied(whole, to);
-  };
-  const auto is_left_out = [&](const std::string& name) { return frozen == Frozen::LeftOut && model.frozen.contains(name); };
-  gather_like(model, [&](const LocalPart& part) { return is_left_out(part.name) ? at::Tensor() : part.values; }, keep);
-  for (const auto& [name, tensor] : model.outside) {
-    if (!is_left_out(name)) result[name] = copied(tensor, to);
-  }
-  for (const auto& [name, buffer] : model.buffers) result[name] = copy_of_buffer(name, buffer, world, buffers, to);
-  if (!wanted) return {};
+  const auto chosen = [&](const std::string& name) { return frozen == Frozen::Included || !model.frozen.contains(name); };
+  auto result = copies_of(model, world, ranks, buffers, to, chosen);
+  if (result.empty()) return result;
   for (const auto& [alias, name] : model.aliases) {
-    if (!is_left_out(name)) result[alias] = result.at(name);
+    if (chosen(name)) result[alias] = result.at(name);
   }
   return result;
 }
@@ -199,21 +205,15 @@ at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ran
   const auto model = local_values(module, name);
   const auto alias = model.aliases.find(name);
   const auto& own_name = alias == model.aliases.end() ? name : alias->second;
+  auto world = world_of(module);
   if (const auto part = std::ranges::find(model.parts, own_name, &LocalPart::name); part != model.parts.end()) {
     expect_shards_current(*part->unit);
-    const auto& group = part->unit->groups()[part->group];
-    return full_tensor({part->unit, &group, &group.parameters[part->parameter]}, group.own, ranks);
-  }
-  const auto world = world_of(module);
-  at::Tensor copy;
-  if (const auto outside = model.outside.find(own_name); outside != model.outside.end()) {
-    copy = outside->second.clone();
-  } else if (const auto buffer = model.buffers.find(name); buffer != model.buffers.end()) {
-    copy = copy_of_buffer(name, buffer->second, world, buffers, CopyTo::Device);
-  } else {
+    world = part->unit->mesh().world();
+  } else if (!model.outside.contains(own_name) && !model.buffers.contains(own_name)) {
     throw UsageError("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name);
   }
-  return wanted_here(world, ranks) ? copy : at::Tensor();
+  const auto copies = copies_of(model, world, ranks, buffers, CopyTo::Device, [&](const std::string& each) { return each == own_name; });
+  return copies.empty() ? at::Tensor() : copies.begin()->second;
 }
 
 }  // namespace tessera

@@ -22,7 +22,7 @@
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/recording.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/memory/kept_part.h"
+#include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
@@ -47,9 +47,8 @@ bool reads_table_in_forward(const Module& module) {
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
-  return all.get(options.mesh.world(), [&] {
-    return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false));
-  });
+  return all.get(options.mesh.world(),
+                 [&] { return std::make_shared<Schedule>(ScheduleSettings(options, /*is_model=*/false, /*is_divided=*/false)); });
 }
 
 /// Where a parameter is registered.
@@ -126,8 +125,7 @@ class Adoption {
           remember_ignored(entry.value(), path_below(path, entry.key()), schedule_);
         continue;
       }
-      if (named_.insert(parameter).second)
-        parameter->name = path_below(path, entry.key());  // a tied parameter keeps its first name
+      if (named_.insert(parameter).second) parameter->name = path_below(path, entry.key());  // a tied parameter keeps its first name
       schedule_->take_over(*unit);
     }
     for (const auto& child : module.named_children()) {
@@ -135,8 +133,7 @@ class Adoption {
       for (const auto& unit : units_of(*child.value())) {
         const auto name = unit->name().ends_with(kReplicated) ? path_below(below, std::string(kReplicated)) : below;
         unit->rename(named_.insert(unit.get()).second ? name : unit->name() + "+" + name);
-        const auto held = unit->schedule()->lock();
-        unit->state(held).reduction.forget_memory();
+        LockedState(*unit)->reduction.forget_memory();
       }
       adopt(*child.value(), below);
     }
@@ -212,10 +209,9 @@ void watch(Schedule& schedule, const Module& module) {
 /// Connects a new unit with its schedule, its reductions and autograd.
 void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Schedule>& schedule) {
   schedule->add(*unit);
-  const auto held = schedule->lock();
-  auto& state = unit->state(held);
-  state.reduce_unsynced = &reduce_unsynced;
-  state.set_reshard_after_forward(unit->options().reshard_after_forward);
+  const LockedState state(*unit);
+  state->reduce_unsynced = &reduce_unsynced;
+  state->set_reshard_after_forward(unit->options().reshard_after_forward);
   for (const auto& group : unit->groups()) group.own_storage().watch_raw_writes();
   attach_unit_node(unit);
 }
@@ -276,13 +272,10 @@ void materialize_rest(Module& module, const std::string& prefix, const ShardOpti
   if (std::ranges::none_of(module.buffers(), lacks_values) && std::ranges::none_of(options.ignored, lacks_values)) return;
   const c10::AutoGradMode no_grad(false);
   const auto device = options.mesh.world().traits().device;
-  for (const auto& item : module.named_parameters()) {
-    if (!is_in(options.ignored, item.value())) continue;
-    materialize(item.value(), DeferredStorage::Kind::Parameter, path_below(prefix, item.key()), options.param_init_fn, device);
-  }
-  for (const auto& item : module.named_buffers()) {
-    materialize(item.value(), DeferredStorage::Kind::Buffer, path_below(prefix, item.key()), options.param_init_fn, device);
-  }
+  for_each_named(module, [&](const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name) {
+    if (kind == DeferredStorage::Kind::Parameter && !is_in(options.ignored, tensor)) return;
+    materialize(tensor, kind, path_below(prefix, name), options.param_init_fn, device);
+  });
 }
 
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
@@ -333,8 +326,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   std::shared_ptr<Unit> unit;
   if (!collected.sharded.managed.empty()) {
     unit = make_unit(collected.sharded, name, options);
-    const auto held = schedule->lock();
-    unit->state(held).is_root = is_model;
+    LockedState(*unit)->is_root = is_model;
   }
   if (!collected.replicated.managed.empty()) {
     make_unit(collected.replicated, path_below(name, std::string(kReplicated)), replicated(options));

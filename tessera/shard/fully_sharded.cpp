@@ -282,9 +282,7 @@ void FullySharded::refuse_dummy_forward() {
 
 bool FullySharded::reshards_after_forward() const {
   const auto own = units_of(*base_);
-  if (own.empty()) return options_.reshard_after_forward;
-  const auto held = own.front()->schedule()->lock();
-  return !own.front()->state(held).stays_after_forward();
+  return own.empty() ? options_.reshard_after_forward : !LockedState(*own.front())->stays_after_forward();
 }
 
 std::ostream& operator<<(std::ostream& out, const FullySharded& sharded) {

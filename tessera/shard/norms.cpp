@@ -13,10 +13,10 @@
 #include "tessera/base/words.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/groups/group_list.h"
-#include "tessera/shard/access/gradient_sink.h"
 #include "tessera/shard/access/gradients.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
@@ -46,9 +46,8 @@ struct PartialSum {
 };
 
 std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
-  const auto* tag = tag_of(shard);
-  const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
-  if (!unit || tag->role != Role::Sharded) {
+  auto unit = unit_of(shard);
+  if (!unit || tag_of(shard)->role != Role::Sharded) {
     throw UsageError(
         "the norm of gradients was asked of an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that "
         "is gone; pass tessera::parameters(model)");
@@ -91,9 +90,9 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
     const auto unit = unit_of_shard(parameter);
     expect_gradient_kept(*unit, parameter, "the norm of the gradients");
     unit->schedule()->finish_reductions();
-    expect_synced(*unit);
-    if (!squares) continue;
-    LockedState(*unit)->reduction.compute_squares();
+    const LockedState state(*unit);
+    state->reduction.expect_synced();
+    if (squares) state->reduction.compute_squares();
   }
 }
 

@@ -15,7 +15,8 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -103,9 +104,7 @@ void reset(Unit& unit) {
   state->reduction.abandon();
   state->versions.reset();
   unit.flags().recoveries++;
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) parameter.shard.mutable_grad() = at::Tensor();
-  }
+  for (const auto& parameter : parameters_of(unit)) parameter.shard.mutable_grad() = at::Tensor();
 }
 
 }  // namespace

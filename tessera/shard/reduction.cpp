@@ -16,7 +16,8 @@
 #include "tessera/shard/access/local_values.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -136,7 +137,7 @@ void sync_gradients(ModuleRef model) {
     const LockedState state(*all[i]);
     auto& all_reduce = state->settings.all_reduce;
     const auto restore = c10::make_scope_exit([&, before = std::exchange(all_reduce, true)] { all_reduce = before; });
-    reduce_unsynced(*all[i], state.lock());
+    reduce_unsynced(*all[i]);
   }
 }
 

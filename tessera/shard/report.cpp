@@ -37,9 +37,7 @@ std::string shown_name(const std::string& name, size_t depth) {
 
 int64_t numel_of(const Unit& unit) {
   int64_t numel = 0;
-  for (const auto& group : unit.groups()) {
-    for (const auto& parameter : group.parameters) numel += parameter.span.numel;
-  }
+  for (const auto& parameter : parameters_of(unit)) numel += parameter.span.numel;
   return numel;
 }
 

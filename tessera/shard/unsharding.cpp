@@ -4,7 +4,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/shard/forward_phase.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/unit.h"
 #include "tessera/shard/unit/units.h"
 
@@ -53,7 +54,7 @@ void reshard(ModuleRef module) {
         unit->name());
   }
   unit->schedule()->expect_writable(*unit);
-  unit->schedule()->evict(*unit);
+  unit->schedule()->reshard(*unit);
 }
 
 void reshard_all(ModuleRef module) {
@@ -67,7 +68,7 @@ void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recur
     const bool is_whole_anyway = unit->name().ends_with(kReplicated);
     if (is_whole_anyway) continue;
     const LockedState state(*unit);
-    if (state->is_partly_resharded()) unit->schedule()->evict(*unit);
+    if (state->is_partly_resharded()) unit->schedule()->reshard(*unit);
     state->set_reshard_after_forward(rule);
   }
 }

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "tessera/base/compat.h"
-#include "tessera/shard/access/replaced_operator.h"
 #include "tessera/shard/deferred/values.h"
 #include "tessera/shard/paging/paging.h"
 #include "tessera/shard/storage/paged_tensor.h"

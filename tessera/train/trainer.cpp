@@ -44,7 +44,7 @@ config::Settings settings_of(const TrainerOptions& options) {
 
 /// Settings that launch passes on must be the same on all ranks: launchers of several hosts may have been given different flags.
 void expect_same_settings(const config::Settings& settings, const Communicator& world) {
-  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  if (!world.traits().can_differ()) return;
   std::string lines;
   for (const auto& key : config::keys()) {
     if (!key.variable.empty() && has_effect(key)) lines += fmt::format("{}\t{}\n", key.name, settings.text(key.name));

@@ -25,7 +25,7 @@ class NotingChunks final : public Chunks {
   NotingChunks(std::string unit, Notes& notes) : unit_(std::move(unit)), notes_(notes) {}
 
   MemoryPtr add(const BufferPlan& plan) override { return allocate_memory(static_cast<size_t>(plan.chunk) * 4, plan.device, plan.unit); }
-  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, std::span<at::Tensor> /*operands*/) override {
     notes_.push_back("unshard " + unit_);
     if (fails) throw CommError("no memory for " + unit_);
     for (const auto& buffer : buffers) buffer.unsharded->allocate("fake");

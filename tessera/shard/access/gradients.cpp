@@ -9,7 +9,8 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/ignored_parameters.h"
@@ -77,8 +78,7 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
     if (gradient.count_nonzero().item<int64_t>() > 0) with_gradient.push_back(parameter);
   }
   for (size_t i = 0; i < worlds.size(); i++) {
-    const auto& traits = worlds[i].traits();
-    if (worlds[i].size() == 1 || traits.simulated || traits.traces) continue;
+    if (!worlds[i].traits().can_differ()) continue;
     const auto different = difference_on_ranks(worlds[i], lines[i], {.unit = "ignored parameters"});
     if (different.empty()) continue;
     throw DisagreementError(
@@ -139,6 +139,30 @@ uint64_t recoveries_of(std::span<const at::Tensor> parameters) {
     last = unit.get();
   }
   return sum;
+}
+
+void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink) {
+  const LockedState state(unit);
+  auto& reduction = state->reduction;
+  if (const auto other = reduction.sink(); other && other != sink) {
+    throw UsageError(
+        "unit '{}': another optimizer steps in backward already; give one optimizer all parameters of the unit, "
+        "in groups, or shard them as units of their own",
+        unit.name());
+  }
+  reduction.set_sink(sink);
+}
+
+bool end_step(Unit& unit) {
+  return LockedState(unit)->reduction.end_step();
+}
+
+void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what) {
+  const LockedState state(unit);
+  const auto sink = state->reduction.sink();
+  if (!sink || !sink->takes(shard)) return;
+  throw UsageError("{}: the optimizer of unit '{}' steps in backward, which leaves no gradients; call its step_after_backward() first",
+                   what, unit.name());
 }
 
 void expect_max_norm(double max_norm) {

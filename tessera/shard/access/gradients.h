@@ -1,11 +1,14 @@
-// Checks that norms and optimizers share: whose gradients they accept. Also the factor of clipping.
+// What norms and optimizers share: whose gradients they accept, who takes them, and the factor of clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+
+#include "tessera/shard/gradient_sink.h"
 
 namespace tessera {
 
@@ -37,6 +40,14 @@ void drop_unsynced(Unit& unit, const at::Tensor& shard);
 void expect_gradients(std::span<const at::Tensor> parameters);
 /// How often tessera::recover has dropped the gradients of these parameters. When it grows, callers forget what they know of gradients.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
+
+/// From the unit's next backward pass on, `sink` takes the gradients that it wants, once in every step. The unit does not keep it alive.
+/// Throws UsageError if the unit has another sink.
+void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink);
+/// Ends a step: the sink may take gradients of the unit again. Returns whether it has taken any since the last call.
+bool end_step(Unit& unit);
+/// Throws UsageError if a sink takes the gradient of this shard, which `what` needs.
+void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what);
 
 /// The factor by which clip_grad_norm multiplies gradients that have this norm.
 void expect_max_norm(double max_norm);

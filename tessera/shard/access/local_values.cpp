@@ -12,8 +12,8 @@
 #include "tessera/comm/groups/group_list.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/deferred/values.h"
-#include "tessera/shard/schedule/gathered.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/fingerprint.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -28,6 +28,10 @@ namespace {
       "'{}' is a shard whose unsharded parameter no module holds any more, so its unit is gone and only this rank's part is left; keep the "
       "parameter in a member of its module",
       name);
+}
+
+const Unit::Parameter& parameter_of(const LocalPart& part) {
+  return part.unit->groups()[part.group].parameters[part.parameter];
 }
 
 /// "replicate 2 x shard 4"
@@ -101,23 +105,21 @@ void expect_shards_current(Unit& unit) {
 }
 
 bool LocalPart::has_member() const {
-  return !unit->groups()[group].parameters[parameter].unsharded.expired();
+  return !parameter_of(*this).unsharded.expired();
 }
 
 bool LocalPart::is_unset() const {
-  return unit->groups()[group].parameters[parameter].unset;
+  return parameter_of(*this).unset;
 }
 
 void LocalPart::note_values() const {
-  tessera::note_values(*unit, unit->groups()[group].parameters[parameter]);
+  tessera::note_values(*unit, parameter_of(*this));
 }
 
 void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPart&)> is_loaded) {
   for (const auto& unit : values.units) {
-    size_t parameters = 0;
-    for (const auto& group : unit->groups()) parameters += group.parameters.size();
     const auto loaded = std::ranges::count_if(values.parts, [&](const LocalPart& part) { return part.unit == unit && is_loaded(part); });
-    if (static_cast<size_t>(loaded) == parameters) LockedState(*unit)->trust_start();
+    if (loaded == std::ranges::distance(parameters_of(*unit))) LockedState(*unit)->trust_start();
   }
 }
 
@@ -161,7 +163,8 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     const auto* parameter = found.parameter;
     const bool is_checked = !only || item.key() == *only;
     // A paged tensor without a tag was never sharded: its operators are replaced.
-    if (is_checked && is_paged(tensor) && parameter == nullptr && tag_of(tensor) != nullptr && !lacks_values(tensor)) refuse_orphan(item.key());
+    if (is_checked && is_paged(tensor) && parameter == nullptr && tag_of(tensor) != nullptr && !lacks_values(tensor))
+      refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
       // The module lists a flat shard in place of the group's parameters.
       const auto prefix = item.key().substr(0, item.key().size() - parameter->local_name.size());
@@ -192,7 +195,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
         result.parts.push_back({.name = name->second,
                                 .shape = parameter.sizes,
                                 .strides = parameter.strides,
-                                .values = group.own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel),
+                                .values = parameter.in_chunk(group.own),
                                 .ranges = parameter.ranges,
                                 .shard = parameter.shard,
                                 .offset = group.flat ? parameter.span.shard_offset : 0,
@@ -220,12 +223,11 @@ void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const Lo
         if (!values.defined()) continue;
         parts.push_back(&*next);
         if (!flat.defined()) flat = at::zeros({group.chunk}, values.options());
-        const auto& span = group.parameters[next->parameter].span;
-        flat.narrow(0, span.shard_offset, span.shard_numel).copy_(values);
+        parameter_of(*next).in_chunk(flat).copy_(values);
       }
       if (parts.empty()) continue;
-      const auto all = gathered(*unit, group, flat);
-      for (const auto* part : parts) visit(*part, unsharded_view(all, group.parameters[part->parameter]));
+      const auto all = LockedState(*unit)->gathered(group, flat);
+      for (const auto* part : parts) visit(*part, parameter_of(*part).in(all));
     }
   }
 }
@@ -267,7 +269,7 @@ std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, co
           what, some_of(several));
     }
   }
-  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return all;
+  if (!world.traits().can_differ()) return all;
   std::string lines;
   for (const auto& [name, tensor] : model.outside) {
     const auto dense = tensor.is_sparse() ? tensor.to_dense() : tensor;

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "tessera/shard/access/gradients.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -21,48 +22,37 @@ c10::SmallVector<Schedule*, 4> schedules_of(std::span<const std::shared_ptr<Unit
   return schedules;
 }
 
-/// Waits until this rank may write.
-void begin(Unit& unit, WriteKind how, std::string_view writer) {
-  const LockedState state(unit);
-  if (how == WriteKind::Load) state->end_swap();
-  state->versions.set_writer(how, writer);
-  if (how == WriteKind::Skip) {
-    state->versions.skip();
-  } else {
-    state->versions.wait_to_write(how);
-  }
-  // commit() publishes an update, unless other ranks may still read the version before.
-  if (!is_update(how) || state->versions.publishes_later()) unit.schedule()->note_written(unit);
-}
-
 }  // namespace
 
 WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind how, std::string_view writer) : units_(units) {
-  const bool steps = how == WriteKind::Operators || is_update(how);
+  const bool is_load = how == WriteKind::Load, is_skip = how == WriteKind::Skip, by_operators = how == WriteKind::Operators;
   for (auto* schedule : schedules_of(units)) {
     locks_.push_back(schedule->exclusive());
-    if (steps) expect_averaged(*schedule);
-  }
-  if (how != WriteKind::Unsharded) expect_writable(units);
-  if (how != WriteKind::Unsharded && how != WriteKind::Load) {
-    for (const auto& unit : units) expect_synced(*unit);
+    if (by_operators || is_update(how)) expect_averaged(*schedule);
   }
   for (const auto& unit : units) {
-    if (how == WriteKind::Load || how == WriteKind::Skip) break;
-    LockedState(*unit)->expect_own_values();
-  }
-  // An optimizer of torch::optim writes only parameters with gradients, so it may leave out units whose gradients wait for a reduction.
-  for (const auto& unit : units) {
-    if (how == WriteKind::Operators) unit->schedule()->expect_synced();
+    const LockedState state(*unit);
+    if (how != WriteKind::Unsharded) unit->schedule()->expect_writable(*unit);
+    if (how != WriteKind::Unsharded && !is_load) state->reduction.expect_synced();
+    if (!is_load && !is_skip) state->expect_own_values();
+    // An optimizer of torch::optim writes only parameters with gradients, so it may leave out units whose gradients wait for a reduction.
+    if (by_operators) unit->schedule()->expect_synced();
   }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
-  for (const auto& unit : units) begin(*unit, how, writer);
-  if (how == WriteKind::Load) outdate_all();
+  for (const auto& unit : units) {
+    const LockedState state(*unit);
+    auto& versions = state->versions;
+    if (is_load) state->is_swapped = false;
+    versions.set_writer(how, writer);
+    is_skip ? versions.skip() : versions.wait_to_write(how);
+    // commit() publishes an update, unless other ranks may still read the version before.
+    if (!is_update(how) || versions.publishes_later()) unit->schedule()->note_written(*unit);
+  }
+  if (is_load) outdate_all();
 }
 
 void WriteGuard::outdate(const at::Tensor& shard) const {
-  const auto* tag = tag_of(shard);
-  if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) unit->outdate(shard);
+  if (const auto unit = unit_of(shard)) unit->outdate(shard);
 }
 
 void WriteGuard::outdate_all() const {
@@ -70,10 +60,8 @@ void WriteGuard::outdate_all() const {
 }
 
 at::Tensor WriteGuard::cast_copy(const at::Tensor& flat) const {
-  const auto* tag = tag_of(flat);
-  const auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
-  if (!unit) return {};  // an ordinary tensor, or a shard whose model is gone
-  return LockedState(*unit)->versions.cast_copy(flat);
+  const auto unit = unit_of(flat);
+  return unit ? LockedState(*unit)->versions.cast_copy(flat) : at::Tensor();
 }
 
 void WriteGuard::commit() const {
@@ -87,16 +75,12 @@ void expect_writable(std::span<const std::shared_ptr<Unit>> units) {
   for (const auto& unit : units) unit->schedule()->expect_writable(*unit);
 }
 
-void begin_swap(std::span<const std::shared_ptr<Unit>> units) {
-  for (const auto& unit : units) LockedState(*unit)->begin_swap();
-}
-
-void end_swap(std::span<const std::shared_ptr<Unit>> units) {
-  for (const auto& unit : units) LockedState(*unit)->end_swap();
+void set_swapped(std::span<const std::shared_ptr<Unit>> units, bool swapped) {
+  for (const auto& unit : units) LockedState(*unit)->is_swapped = swapped;
 }
 
 bool are_swapped(std::span<const std::shared_ptr<Unit>> units) {
-  return std::ranges::all_of(units, [](const auto& unit) { return LockedState(*unit)->is_swapped(); });
+  return std::ranges::all_of(units, [](const auto& unit) { return LockedState(*unit)->is_swapped; });
 }
 
 void hand_out_pointer(const std::shared_ptr<Unit>& unit) {

@@ -47,10 +47,9 @@ class WriteGuard : NoCopy {
 /// Throws UsageError if one of the units is pinned, as a guard for them would. Lets ranks find that out together.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
 
-/// Marks that the shards hold other values until the model's own come back: writing the shards is an error until end_swap, or until the
-/// model is loaded.
-void begin_swap(std::span<const std::shared_ptr<Unit>> units);
-void end_swap(std::span<const std::shared_ptr<Unit>> units);
+/// Marks whether the shards hold other values until the model's own come back: writing the shards is an error meanwhile. Loading the model
+/// ends it as well.
+void set_swapped(std::span<const std::shared_ptr<Unit>> units, bool swapped);
 /// Whether all units are still swapped.
 bool are_swapped(std::span<const std::shared_ptr<Unit>> units);
 

@@ -92,13 +92,7 @@ void SegmentRecompute::run(const c10::OperatorHandle& handle, const OperatorFact
   if (op.writes_no_values) return handle.redispatchBoxed(below, &stack);
   const auto* const kept = is_of_program(op) ? kept_at(check_.next(op, stack, compared(stack, stack.size() - op.arguments))) : nullptr;
   for (size_t i = stack.size() - op.arguments; i < stack.size() && has_copies(); i++) {
-    if (stack[i].isTensor()) {
-      stack[i] = instead_of(stack[i].toTensor());
-    } else if (stack[i].isTensorList()) {
-      auto tensors = stack[i].toTensorVector();
-      for (auto& tensor : tensors) tensor = instead_of(tensor);
-      stack[i] = std::move(tensors);
-    }
+    change_operands(stack[i], [&](const at::Tensor& operand) { return instead_of(operand); });
   }
   expect_own_writes(op, stack);
   if (kept != nullptr) return repeat_kept(*kept, handle, op, below, stack);

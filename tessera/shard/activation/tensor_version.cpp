@@ -24,10 +24,6 @@ uint64_t digest_of_bytes(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-}
-
 WeakStorage weak_storage_of(const at::Tensor& tensor) {
   return WeakStorage(tensor.storage().getWeakStorageImpl());
 }

@@ -9,13 +9,12 @@
 #include <string_view>
 
 #include "tessera/base/paging_key.h"
+#include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera::activation {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Null for a tensor that has none, such as a sparse one.
-c10::StorageImpl* storage_of(const at::Tensor& tensor);
 WeakStorage weak_storage_of(const at::Tensor& tensor);
 
 /// 0 for an inference tensor, which counts no changes.

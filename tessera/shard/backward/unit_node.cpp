@@ -1,14 +1,13 @@
 #include "tessera/shard/backward/unit_node.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
-#include "tessera/shard/gradients/unsynced.h"
+#include "tessera/shard/gradients/gradient_reduction.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/paged_tensor.h"
@@ -40,19 +39,19 @@ class UnitBackward {
   /// The trained parameters. All lists of gradients have one for each of them.
   std::span<const Unit::Parameter* const> parameters() const { return parameters_; }
 
-  void keep_for_later(const ScheduleLock& held, ag::variable_list& gradients) {
-    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    unit_->state(held).reduction.unsynced.add(parameters_, gradients);
+  void keep_for_later(ag::variable_list& gradients) {
+    const BelowPaging below;
+    LockedState(*unit_)->reduction.unsynced.add(parameters_, gradients);
   }
 
   /// Reduces gradients outside of a call by the autograd engine, and treats the results as the engine does: runs hooks and accumulates.
-  void reduce_and_accumulate(const ScheduleLock& held, ag::variable_list gradients) {
+  void reduce_and_accumulate(ag::variable_list gradients) {
     gradients.resize(parameters_.size());
     for (size_t i = 0; unit_->schedule()->reduces_in_order() && i < gradients.size(); i++) {
       if (!gradients[i].defined()) gradients[i] = zeros_like(*parameters_[i], unit_->device());
     }
-    auto results = reduce(held, gradients);
-    unit_->state(held).reduction.finish();
+    auto results = reduce(gradients);
+    LockedState(*unit_)->reduction.finish();
     for (size_t i = 0; i < results.size(); i++) {
       if (!results[i].defined()) continue;
       const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);  // without a graph, nothing else owns its function
@@ -65,10 +64,11 @@ class UnitBackward {
   }
 
   /// Starts to reduce the gradients, together with those that earlier passes have left. Returns the gradients of the shards.
-  ag::variable_list reduce(const ScheduleLock& held, ag::variable_list& gradients) {
+  ag::variable_list reduce(ag::variable_list& gradients) {
     const auto& schedule = unit_->schedule();
-    const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
-    auto& reduction = unit_->state(held).reduction;
+    const BelowPaging below;
+    const LockedState state(*unit_);
+    auto& reduction = state->reduction;
     const auto sink = reduction.sink();
     if (sink) schedule->expect_writable(*unit_);
     reduction.finish();
@@ -84,7 +84,6 @@ class UnitBackward {
     schedule->finish_sum();  // of the unit before, whose errors are to appear before this unit communicates
     const bool all = std::ranges::all_of(gradients, [](const at::Tensor& gradient) { return gradient.defined(); });
     const auto partial = all ? std::string() : name_of_used(gradients);
-    unit_->memory().gradients->note_evaluations(schedule->evaluations(held));
     packing.start(all ? std::string_view(unit_->name()) : partial, used(gradients));
     ag::variable_list results;
     results.reserve(gradients.size());
@@ -209,31 +208,30 @@ class UnitNode final : public ag::Node {
     const auto& schedule = unit.schedule();
     backward_->run_hooks(gradients);
     const c10::AutoGradMode no_grad(false);
-    const auto held = schedule->lock();
-    const bool is_postponed = !unit.state(held).settings.syncs() || schedule->reduces_in_order();
-    if (makes_graph && is_postponed) refuse_second_derivative(unit.name());
-    if (!unit.state(held).settings.syncs()) {
-      backward_->keep_for_later(held, gradients);
-      schedule->gradients_complete(held, unit);
+    const LockedState state(unit);
+    const bool syncs = state->settings.syncs();
+    if (makes_graph && (!syncs || schedule->reduces_in_order())) refuse_second_derivative(unit.name());
+    if (!syncs) {
+      backward_->keep_for_later(gradients);
+      schedule->gradients_complete(unit);
       return ag::variable_list(num_inputs());
     }
-    schedule->look_at_graph(held);  // a change that it finds is compared in a reduction, so a pass without one must not use it up
+    schedule->look_at_graph();  // a change that it finds is compared in a reduction, so a pass without one must not use it up
     if (schedule->reduces_in_order()) {
-      const auto* const chosen = ag::get_current_graph_task_exec_info();
-      if (chosen != nullptr && !chosen->empty()) {
+      if (asks_for_chosen_gradients()) {
         throw UsageError(
             "unit '{}': with UnusedParameters::Zeros, gradients are accumulated in the shards; they can't be asked for by "
             "autograd::grad or by backward with inputs",
             unit.name());
       }
-      schedule->gradients_complete(held, unit);
-      schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)](const ScheduleLock& lock) mutable {
-        backward->reduce_and_accumulate(lock, std::move(gradients));
+      schedule->gradients_complete(unit);
+      schedule->reduce_in_order(unit, [backward = backward_, gradients = std::move(gradients)]() mutable {
+        backward->reduce_and_accumulate(std::move(gradients));
       });
       return ag::variable_list(num_inputs());
     }
-    auto results = backward_->reduce(held, gradients);
-    schedule->gradients_complete(held, unit);
+    auto results = backward_->reduce(gradients);
+    schedule->gradients_complete(unit);
     if (makes_graph) refuse_to_differentiate(results, unit.name());
     return results;
   }
@@ -251,9 +249,10 @@ class UnitNode final : public ag::Node {
 
 }  // namespace
 
-void reduce_unsynced(Unit& unit, const ScheduleLock& held) {
+void reduce_unsynced(Unit& unit) {
   UnitBackward backward(unit.shared_from_this());
-  if (!backward.parameters().empty() || !unit.state(held).reduction.unsynced.empty()) backward.reduce_and_accumulate(held, {});
+  const LockedState state(unit);
+  if (!backward.parameters().empty() || !state->reduction.unsynced.empty()) backward.reduce_and_accumulate({});
 }
 
 void follow_training(Unit& unit, const at::Tensor& used) {

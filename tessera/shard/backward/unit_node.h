@@ -7,7 +7,6 @@
 
 namespace tessera {
 
-class ScheduleLock;
 class Unit;
 
 /// Makes a new node whose next edges lead to the shards, and gives every trainable parameter of the unit a gradient edge to it. Frozen
@@ -20,6 +19,6 @@ void follow_training(Unit& unit, const at::Tensor& used);
 
 /// Reduces the unit's unsynced gradients, outside of backward, and accumulates them in the gradients of the shards. Where unused parameters
 /// count as zero, those without a gradient take part with zeros.
-void reduce_unsynced(Unit& unit, const ScheduleLock& held);
+void reduce_unsynced(Unit& unit);
 
 }  // namespace tessera

@@ -12,7 +12,6 @@
 #include "tessera/base/paging_key.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/schedule/gathered.h"
 #include "tessera/shard/schedule/schedule.h"
 #include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -38,7 +37,7 @@ at::Tensor own_gradients(Unit& unit, const Unit::Group& group) {
     const auto& gradient = parameter.shard.grad();
     if (!gradient.defined()) continue;
     if (!own.defined()) own = at::zeros({group.chunk}, gradient.options());
-    own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).copy_(gradient.reshape({-1}));
+    parameter.in_chunk(own).copy_(gradient.reshape({-1}));
   }
   return own;
 }
@@ -47,7 +46,7 @@ WholeGradients::WholeGradients(std::shared_ptr<Unit> unit) : unit_(std::move(uni
   const c10::AutoGradMode no_grad(false);
   for (const auto& group : unit_->groups()) {
     const auto own = own_gradients(*unit_, group);
-    all_.push_back(own.defined() ? gathered(*unit_, group, own) : own);
+    all_.push_back(own.defined() ? LockedState(*unit_)->gathered(group, own) : own);
   }
   for (size_t i = 0; i < all_.size(); i++) {
     for (const auto& parameter : unit_->groups()[i].listed()) {
@@ -55,7 +54,7 @@ WholeGradients::WholeGradients(std::shared_ptr<Unit> unit) : unit_(std::move(uni
       seen_.emplace_back(gradient, gradient.defined() ? gradient._version() : 0);
     }
     for_each_member(unit_->groups()[i], [&](const Unit::Parameter& parameter, UnshardedMeta& meta) {
-      meta.whole_gradient = parameter.shard.grad().defined() ? unsharded_view(all_[i], parameter) : at::Tensor();
+      meta.whole_gradient = parameter.shard.grad().defined() ? parameter.in(all_[i]) : at::Tensor();
     });
   }
 }
@@ -82,10 +81,14 @@ void WholeGradients::expect_sound() const {
   }
 }
 
-void WholeGradients::write_back() {
+void WholeGradients::write_back(bool alone) {
+  if (alone) {
+    expect_sound();
+    return hand_over();
+  }
   const auto& world = unit_->mesh().world();
   all_or_none(world, {.unit = "gradients that are written back"}, "can't take what its program has made of them", [&] { expect_sound(); });
-  if (!world.traits().simulated && !world.traits().traces) {
+  if (world.traits().can_differ()) {
     std::string lines;
     for (const auto& group : unit_->groups()) {
       for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
@@ -98,11 +101,6 @@ void WholeGradients::write_back() {
   hand_over();
 }
 
-void WholeGradients::write_back_alone() {
-  expect_sound();
-  hand_over();
-}
-
 void WholeGradients::hand_over() {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < all_.size(); i++) {
@@ -112,7 +110,7 @@ void WholeGradients::hand_over() {
       const auto& gradient = *meta.whole_gradient;
       if (!gradient.defined()) return;
       if (!all.defined()) all = at::zeros({group.chunk * unit_->mesh().shard().size()}, gradient.options().dtype(group.gradient_dtype));
-      const auto place = unsharded_view(all, parameter);
+      const auto place = parameter.in(all);
       if (gradient.const_data_ptr() != place.const_data_ptr()) place.copy_(gradient);
     });
     const auto own = all.defined() ? unit_->mesh().shard().own_chunk(all) : all;
@@ -123,14 +121,13 @@ void WholeGradients::hand_over() {
         return;
       }
       if (!gradient.defined()) gradient = at::zeros_like(parameter.shard, at::TensorOptions().dtype(group.gradient_dtype));
-      gradient.copy_(own.narrow(0, parameter.span.shard_offset, parameter.span.shard_numel).view(gradient.sizes()));
+      gradient.copy_(parameter.in_chunk(own).view(gradient.sizes()));
     };
     if (group.flat) {
       hand(*group.flat, own.defined());
     } else {
-      for_each_member(group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) {
-        hand(parameter, meta.whole_gradient->defined());
-      });
+      for_each_member(
+          group, [&](const Unit::Parameter& parameter, const UnshardedMeta& meta) { hand(parameter, meta.whole_gradient->defined()); });
     }
   }
 }
@@ -152,8 +149,7 @@ void WholeGradients::lose(const std::string& why) {
       lost.push_back(gradient);
     }
   }
-  const auto held = unit_->schedule()->lock();
-  unit_->state(held).reduction.lose(lost, why);
+  LockedState(*unit_)->reduction.lose(lost, why);
 }
 
 }  // namespace tessera

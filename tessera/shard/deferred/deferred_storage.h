@@ -6,7 +6,8 @@
 #include <atomic>
 #include <memory>
 #include <string>
-#include <typeinfo>
+
+#include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
 
@@ -39,9 +40,7 @@ using DeferredStoragePtr = c10::intrusive_ptr<DeferredStorage>;
 
 /// Null if the tensor is not deferred.
 inline DeferredStorage* deferred_storage(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  auto* const storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return storage != nullptr && typeid(*storage) == typeid(DeferredStorage) ? static_cast<DeferredStorage*>(storage) : nullptr;
+  return tensor.defined() ? storage_as<DeferredStorage>(tensor) : nullptr;
 }
 
 namespace detail {

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/ranges.h>
+#include <torch/nn/module.h>
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
@@ -21,6 +22,12 @@ void take_memory(const at::Tensor& tensor, const at::Tensor& values) {
 }
 
 }  // namespace
+
+void for_each_named(const torch::nn::Module& module,
+                    c10::function_ref<void(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name)> visit) {
+  for (const auto& item : module.named_parameters()) visit(item.value(), DeferredStorage::Kind::Parameter, item.key());
+  for (const auto& item : module.named_buffers()) visit(item.value(), DeferredStorage::Kind::Buffer, item.key());
+}
 
 TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage) {
   return {tensor, storage.number, storage.nbytes(), storage.device_of_values};
@@ -136,7 +143,7 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
 }
 
 void expect_values_later(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name, c10::Device device) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   if (deferred_storage(tensor) != nullptr) return;
   const auto storage = c10::make_intrusive<DeferredStorage>(*tensor.storage().unsafeGetStorageImpl(), nullptr, device);
   storage->kind = kind;

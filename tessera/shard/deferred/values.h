@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 #include <string>
@@ -10,7 +11,15 @@
 #include "tessera/shard/deferred/tape.h"
 #include "tessera/shard/options.h"
 
+namespace torch::nn {
+class Module;
+}
+
 namespace tessera {
+
+/// Visits the parameters and buffers of a module.
+void for_each_named(const torch::nn::Module& module,
+                    c10::function_ref<void(const at::Tensor& tensor, DeferredStorage::Kind kind, const std::string& name)> visit);
 
 TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage);
 /// Gives the tensor this storage in place of its own.

@@ -65,7 +65,7 @@ struct OperatorFacts {
 
 /// Operators whose schemas and tags do not tell a fact.
 struct OperatorException {
-  bool OperatorFacts::* fact;
+  bool OperatorFacts::*fact;
   std::vector<std::string_view> names;  // with an overload after a point; without one, all overloads of the name
   std::string_view reason;
 };
@@ -88,6 +88,18 @@ void for_each_operand(const Stack& stack, size_t base, Visit&& visit) {
         element++;
       }
     }
+  }
+}
+
+/// Puts what `change` returns for it in the place of the tensor in an argument, or of each one in a list.
+template <class Change>
+void change_operands(c10::IValue& value, const Change& change) {
+  if (value.isTensor()) {
+    value = change(value.toTensor());
+  } else if (value.isTensorList()) {
+    auto tensors = value.toTensorVector();
+    for (auto& tensor : tensors) tensor = change(tensor);
+    value = std::move(tensors);
   }
 }
 

@@ -1,13 +1,117 @@
 // GradientWatch: checks of the gradients of all units of a model that span several backward passes.
 #pragma once
 
-#include <cstdint>
+#include <ATen/core/Tensor.h>
 
-#include "tessera/shard/gradients/earlier_gradients.h"
-#include "tessera/shard/gradients/equal_batches.h"
-#include "tessera/shard/gradients/trained_beside.h"
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tessera/base/weak_tensor.h"
+#include "tessera/comm/communicator.h"
 
 namespace tessera {
+
+class Unit;
+
+/// Whether the backward pass of this thread was asked for the gradients of chosen tensors (autograd::grad, or backward with inputs), which
+/// are accumulated nowhere.
+bool asks_for_chosen_gradients();
+
+/// Notices that all ranks of a model learn from the same batches, as they do under a sampler that does not know ranks.
+/// Equal batches give equal gradients, and then a rank's own gradients are their mean over all ranks. Rank 0 compares a few values of the
+/// two, without any exchange, until they differ for the first time. It warns once if they are equal in many passes in a row.
+class EqualBatches {
+ public:
+  /// `world`: the ranks of the model.
+  explicit EqualBatches(Communicator world) : world_(std::move(world)) {}
+
+  /// Takes this rank's gradients in a unit's buffer before the mean is taken; `count` values from `begin` on belong to its own shards.
+  void note_own(const Unit& unit, const at::Tensor& gradients, int64_t begin, int64_t count) {
+    if (is_open_) keep(unit, gradients.narrow(0, begin, count));
+  }
+  /// To be called when a unit leaves the model, because units are known by address.
+  void forget(const Unit& unit) { seen_.erase(&unit); }
+  /// Takes the mean over all ranks of those values.
+  void note_mean(const Unit& unit, const at::Tensor& mean) {
+    if (is_open_) compare(unit, mean);
+  }
+
+ private:
+  struct Seen {
+    at::Tensor own = {};  // a few values
+    int times = 0;        // passes in a row in which the mean was equal
+  };
+
+  void keep(const Unit& unit, const at::Tensor& gradients);
+  void compare(const Unit& unit, const at::Tensor& mean);
+  void close();
+
+  const Communicator world_;
+  bool is_open_ = true;  // whether there is anything left to find out
+  std::map<const Unit*, Seen> seen_;
+};
+
+/// Which shards a reduction adds to, because they have kept their gradients since an earlier backward pass.
+/// If only some ranks clear gradients between two passes, the others step with the sum of both, unnoticed. A gradient that the program has
+/// written since its pass does not count as kept: it may be zeros, which are as good as none.
+class EarlierGradients {
+ public:
+  /// To be called when a pass reduces gradients of the unit. Returns a text for ranks to compare: empty if no shard has kept an earlier
+  /// gradient.
+  std::string note_reduction(const Unit& unit);
+  /// To be called when the pass has ended and the shards have its gradients.
+  void note_end_of_pass();
+  void forget(const Unit& unit) { known_.erase(&unit); }
+
+ private:
+  /// Undefined if there is none. Weak, because another gradient could come to lie at the address of one that is gone.
+  struct Left {
+    WeakTensor gradient;
+    int64_t version = 0;
+  };
+  struct Known {
+    bool has_new = false;         // gradients of a pass that has not ended
+    std::vector<Left> left = {};  // by the last pass, in the order of parameters_of()
+  };
+  static Left left_in(const at::Tensor& shard);
+
+  std::map<const Unit*, Known> known_;
+};
+
+/// Notices tensors in no unit that are trained along with the units of a model, though nobody averages their gradients.
+/// A parameter of an outer module that was not sharded, or of a loss with weights of its own, gets only this rank's gradient, so an
+/// optimizer moves it apart on each rank. A hash of its values travels with the texts that ranks compare anyway. So there is no exchange
+/// for it, and nothing to compare if all trained parameters are in units.
+class TrainedBeside {
+ public:
+  /// `world`: the ranks of the model.
+  explicit TrainedBeside(Communicator world);
+
+  /// Looks through the graph of the backward pass that this thread runs, once for each graph.
+  void look_at_graph();
+  /// A text for ranks to compare in the reductions of that graph: empty if none of the tensors has changed. Reading a tensor takes time, so
+  /// it is read in the pass that finds it, in the first after that, the second, the fourth and so on.
+  const std::string& words() const { return words_; }
+
+ private:
+  struct Leaf {
+    WeakTensor tensor;
+    uint64_t values = 0;  // a hash of them when it was last read
+    uint64_t passes = 0;  // since it was found
+  };
+
+  std::string describe_changes();
+
+  const Communicator world_;
+  const bool is_open_;  // whether there are other ranks to compare with
+  int graph_ = -1;      // the graph that was looked at last
+  size_t nodes_ = 0;    // of that graph
+  std::string words_;
+  std::vector<Leaf> leaves_;
+};
 
 struct GradientWatch {
   /// `world`: the ranks of the model.

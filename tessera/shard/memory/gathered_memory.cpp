@@ -82,16 +82,10 @@ class DeviceReads final : public Turns {
     last_ = Event::record(device_);
   }
 
-  Work wait_for_writers(const Subject& /*subject*/) override { return {}; }
-  void done_reading(const Subject& /*subject*/) override {}
   bool wait_for_readers(const Subject& /*subject*/) override {
     last_.synchronize();
     return true;
   }
-  bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) override { return false; }
-  void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) override {}
-  at::Tensor published_copy(size_t /*buffer*/) const override { return {}; }
-  void reset(const Subject& /*subject*/, bool /*again*/) override {}
 
  private:
   const c10::Device device_;
@@ -118,7 +112,7 @@ class GatheredChunks final : public Chunks {
 
   bool in_place(const Buffer& buffer) const override { return is_alone(buffer) && !buffer.codec->encodes(buffer.own.scalar_type()); }
 
-  Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) override {
     Works works;
     if (std::ranges::all_of(buffers, [&](const Buffer& buffer) { return is_alone(buffer); })) {
       for (const auto& buffer : buffers) {
@@ -150,7 +144,7 @@ class GatheredChunks final : public Chunks {
         [&](std::span<const Buffer> run) {
           const auto pieces = std::span(all).subspan(static_cast<size_t>(run.data() - buffers.data()), run.size());
           for (size_t i = 0; i < run.size(); i++) pieces[i].own = encoded(*run[i].codec, pieces[i].own);
-          auto work = shard_.all_gather(pieces, subject, fault.operands);
+          auto work = shard_.all_gather(pieces, subject, operands);
           if (run.front().decodes()) work = Work(std::make_shared<Decoding>(std::move(work), run, pieces, shard_.size()));
           works.push_back(std::move(work));
         });
@@ -236,7 +230,7 @@ UnitMemory gathered_memory(const Communicator& shard, std::optional<DiskMemoryOp
   return {.residence = copied_to ? "gathered, host" : "gathered",
           .disk = disk,
           .chunks = std::make_unique<GatheredChunks>(shard, disk, reads.get()),
-          .turns = std::move(reads),
+          .turns = reads ? std::move(reads) : std::make_unique<Turns>(),
           .gradients = std::make_unique<ScatteredGradients>(shard)};
 }
 

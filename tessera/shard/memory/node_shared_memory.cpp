@@ -70,7 +70,7 @@ class SharedChunks final : public Chunks {
     return allocate_memory(static_cast<size_t>(plan.chunk) * c10::elementSize(plan.dtype), plan.device, plan.unit);
   }
 
-  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, const Fault& /*fault*/) override {
+  Works fill(std::span<const Buffer> buffers, const Subject& /*subject*/, std::span<at::Tensor> /*operands*/) override {
     shared_->control->expect_in_step();
     for (const auto& buffer : buffers) buffer.unsharded->attach(shared_->places[buffer.number].all);
     return {};

@@ -23,11 +23,6 @@ namespace tessera {
 
 struct ShardOptions;
 
-/// The page fault for which a unit is unsharded. Only transports that trace look at it.
-struct Fault {
-  std::span<at::Tensor> operands = {};  // the operator's other operands
-};
-
 /// A unit nearly always has one or two works at a time, so a step allocates no memory for them.
 using Works = c10::SmallVector<Work, 2>;
 
@@ -75,33 +70,57 @@ class Chunks {
   /// The memory of this rank's chunk. Collective.
   virtual MemoryPtr add(const BufferPlan& plan) = 0;
   /// Gives the unsharded storages memory, and starts to fill it. It holds the chunks of all ranks when all returned work is done.
-  virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, const Fault& fault) = 0;
+  /// `operands`: the other operands of the operator for which the unit is unsharded, for transports that trace.
+  virtual Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) = 0;
   /// Whether the unsharded memory of a buffer is where the chunks lie, so that unsharding takes no memory.
   virtual bool in_place(const Buffer& buffer) const = 0;
 };
 
 /// How ranks take turns where others, or a device, read this rank's chunk in place: nobody may write what another still reads, or read what
-/// another has not written yet.
+/// another has not written yet. This class is for chunks that nobody else reads.
 class Turns {
  public:
   virtual ~Turns() = default;
 
   /// Work that is done when all ranks have published this version.
-  virtual Work wait_for_writers(const Subject& subject) = 0;
+  virtual Work wait_for_writers(const Subject& /*subject*/) { return {}; }
   /// Says that this rank will not read this version again.
-  virtual void done_reading(const Subject& subject) = 0;
+  virtual void done_reading(const Subject& /*subject*/) {}
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
   /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
-  virtual bool wait_for_readers(const Subject& subject) = 0;
+  virtual bool wait_for_readers(const Subject& /*subject*/) { return true; }
   /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
-  virtual bool keep_copy(size_t buffer, const at::Tensor& own) = 0;
+  virtual bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) { return false; }
   /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
-  virtual void done_writing(std::span<const Buffer> buffers, const Subject& subject, bool make_copy) = 0;
+  virtual void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) {}
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
-  virtual at::Tensor published_copy(size_t buffer) const = 0;
+  virtual at::Tensor published_copy(size_t /*buffer*/) const { return {}; }
   /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
   /// version.
-  virtual void reset(const Subject& subject, bool again) = 0;
+  virtual void reset(const Subject& /*subject*/, bool /*again*/) {}
+};
+
+/// Returns this rank's group when a shard group is divided into groups of `ranks` consecutive ranks. Only the first call is collective.
+Communicator consecutive_ranks(const Communicator& shard, int ranks);
+
+/// This rank's part of a partly resharded unit (an integer reshard_after_forward). A few ranks together keep the unsharded form, and
+/// all-gather it among themselves.
+class KeptPart {
+ public:
+  /// Divides the unsharded form among `ranks` consecutive ranks. Collective.
+  KeptPart(const Communicator& shard, int ranks);
+
+  void keep(std::span<const Buffer> buffers);
+  void drop() { parts_.clear(); }
+  uint64_t bytes() const;
+  /// Bytes that this rank receives in fill().
+  uint64_t gathered_bytes() const { return bytes() * static_cast<uint64_t>(few_.size() - 1); }
+  /// As Chunks::fill.
+  Works fill(std::span<const Buffer> buffers, const Subject& subject, std::span<at::Tensor> operands) const;
+
+ private:
+  Communicator few_;
+  c10::SmallVector<at::Tensor, 2> parts_;  // one for each buffer
 };
 
 /// A buffer of packed gradients to be made.
@@ -146,7 +165,7 @@ struct UnitMemory {
   std::string_view residence;
   std::optional<DiskMemoryOptions> disk = {};  // where this rank's chunk lies, if not in memory
   std::unique_ptr<Chunks> chunks;
-  std::unique_ptr<Turns> turns;  // null if nobody reads this rank's chunk in place
+  std::unique_ptr<Turns> turns;
   std::unique_ptr<GradientPacking> gradients;
 
   /// Whether unsharding makes a copy of the chunks, which takes memory until the unit is resharded.

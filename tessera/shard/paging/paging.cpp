@@ -13,7 +13,6 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/no_copy.h"
-#include "tessera/shard/access/replaced_operator.h"
 #include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/backward/unit_node.h"
 #include "tessera/shard/deferred/deferred_storage.h"
@@ -22,7 +21,8 @@
 #include "tessera/shard/dispatch/watcher.h"
 #include "tessera/shard/forward_phase.h"
 #include "tessera/shard/paging/locality.h"
-#include "tessera/shard/schedule/locked_state.h"
+#include "tessera/shard/schedule/schedule.h"
+#include "tessera/shard/schedule/unit_state.h"
 #include "tessera/shard/storage/paged_tensor.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tessera/shard/unit/parameter_meta.h"
@@ -30,6 +30,22 @@
 
 namespace tessera {
 namespace {
+
+struct PagedOperand {
+  size_t argument, element;
+  const at::Tensor* tensor;  // on the stack
+  StorageTag* tag;           // null for a local value, and for a weight whose operators are replaced
+};
+using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // as many as nearly all operators have, so without an allocation
+
+/// The one walk over the operands of an operator. Nearly all of them are of no interest to paging.
+PagedOperands paged_operands(const OperatorFacts& op, const Stack& stack) {
+  PagedOperands result;
+  for_each_operand(stack, stack.size() - op.arguments, [&](size_t argument, size_t element, const at::Tensor& tensor) {
+    if (is_paged(tensor)) result.push_back({argument, element, &tensor, tag_of(tensor)});
+  });
+  return result;
+}
 
 /// The units of one operator's paged operands, by how it uses them.
 struct Operands {
@@ -79,7 +95,8 @@ void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
 void expect_current(const at::Tensor& tensor, const StorageTag& tag, const OperatorFacts& op) {
   const auto& unit = *tag.owner;
   const auto& group = unit.groups()[tag.group];
-  if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.flags().shows_stored ? group.unsharded_dtype : group.dtype)) return;
+  if (group.dtype == group.unsharded_dtype || tensor.scalar_type() != (unit.flags().shows_stored ? group.unsharded_dtype : group.dtype))
+    return;
   throw UsageError(
       "{} uses a view of {} from {} tessera::full_params(module, Access::Write) or ReadStored, where parameters have the dtype of their "
       "shards, {} and not {}; take it from the module again",
@@ -87,9 +104,10 @@ void expect_current(const at::Tensor& tensor, const StorageTag& tag, const Opera
       c10::toString(group.unsharded_dtype));
 }
 
-void note(Operands& operands, const at::Tensor& tensor, bool writes, const OperatorFacts& op) {
-  if (!is_paged(tensor)) return;
-  auto* tag = tag_of(tensor);
+void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& op) {
+  const auto& tensor = *operand.tensor;
+  const auto* const tag = operand.tag;
+  const bool writes = op.writes[operand.argument];
   if (tag == nullptr) {
     refuse_stranger(tensor, op);
     if (!operands.source) operands.source = source_of(tensor, nullptr);
@@ -174,7 +192,6 @@ void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
 void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
   const auto& self = stack[stack.size() - op.arguments].toTensor();
   const auto& other = stack[stack.size() - op.arguments + 1].toTensor();
-  const auto storage_of = [](const at::Tensor& tensor) { return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(); };
   if (!is_paged(self) || (other.has_storage() && storage_of(other) == storage_of(self))) return;
   if (is_only_replaced(self)) return keep_replaced(other);
   throw UsageError(
@@ -183,25 +200,23 @@ void refuse_other_memory(const OperatorFacts& op, const Stack& stack) {
 }
 
 /// The dtype of the first unsharded parameter that the operator uses.
-std::optional<at::ScalarType> dtype_of_parameters(const OperatorFacts& op, const Stack& stack) {
-  std::optional<at::ScalarType> result;
-  for_each_operand(stack, stack.size() - op.arguments, [&](size_t, size_t, const at::Tensor& tensor) {
-    const auto* const tag = is_paged(tensor) ? tag_of(tensor) : nullptr;
-    const bool is_parameter = tag != nullptr && tag->role == Role::Unsharded && at::isFloatingType(tensor.scalar_type());
-    if (!result && is_parameter) result = tensor.scalar_type();
-  });
-  return result;
+std::optional<at::ScalarType> dtype_of_parameters(const PagedOperands& paged) {
+  for (const auto& [argument, element, tensor, tag] : paged) {
+    const bool is_parameter = tag != nullptr && tag->role == Role::Unsharded && at::isFloatingType(tensor->scalar_type());
+    if (is_parameter) return tensor->scalar_type();
+  }
+  return std::nullopt;
 }
 
 /// Casts the operator's floating-point operands to the dtype in which the unit computes. While the unit shows its stored form, casts
 /// operands of that dtype to the dtype of the shards instead. For operators that update running statistics, casts parameters to float32
 /// instead.
-void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
+void cast_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& paged, Unit& unit) {
   // Backward operators need their operands exactly as the forward operators saw them.
   if (!unit.compute_dtype() || op.backward) return;
   const bool stored = unit.flags().shows_stored;
   if (stored && op.updates_statistics) return;  // its weight may be wider than its input
-  const auto dtype = stored ? dtype_of_parameters(op, stack) : unit.compute_dtype();
+  const auto dtype = stored ? dtype_of_parameters(paged) : unit.compute_dtype();
   if (!dtype) return;
   const size_t base = stack.size() - op.arguments;
   const auto cast = [&](const at::Tensor& tensor) -> at::Tensor {
@@ -216,15 +231,7 @@ void cast_operands(const OperatorFacts& op, Stack& stack, Unit& unit) {
     return result;
   };
   for (size_t i = 0; i < op.arguments; i++) {
-    if (op.writes[i]) continue;
-    auto& value = stack[base + i];
-    if (value.isTensor()) {
-      value = cast(value.toTensor());
-    } else if (value.isTensorList()) {
-      auto tensors = value.toTensorVector();
-      for (auto& tensor : tensors) tensor = cast(tensor);
-      value = std::move(tensors);
-    }
+    if (!op.writes[i]) change_operands(stack[base + i], cast);
   }
 }
 
@@ -266,22 +273,18 @@ bool ran_replacement(const OperatorFacts& op, Stack& stack) {
 }
 
 /// Puts values in the place of weights that are held in another form. Returns false if there are none among the operands.
-bool decode_operands(const OperatorFacts& op, Stack& stack) {
-  struct Found {
-    size_t argument, element;
-    at::Tensor values;
-  };
-  c10::SmallVector<Found, 1> found;
-  const size_t base = stack.size() - op.arguments;
-  for_each_operand(stack, base, [&](size_t argument, size_t element, const at::Tensor& tensor) {
-    auto values = is_paged(tensor) && tag_of(tensor) == nullptr ? decoded(tensor) : at::Tensor();
-    if (!values.defined()) return;
-    if (op.writes[argument]) {
+bool decode_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& paged) {
+  c10::SmallVector<std::pair<const PagedOperand*, at::Tensor>, 1> found;
+  for (const auto& operand : paged) {
+    auto values = operand.tag == nullptr ? decoded(*operand.tensor) : at::Tensor();
+    if (!values.defined()) continue;
+    if (op.writes[operand.argument]) {
       throw UsageError("{} would write a weight that is held in another form and frozen; write it before, or load weights", op.name());
     }
-    found.push_back({argument, element, std::move(values)});
-  });
-  for (auto& each : found) put_operand(stack[base + each.argument], each.element, std::move(each.values));
+    found.emplace_back(&operand, std::move(values));
+  }
+  const size_t base = stack.size() - op.arguments;
+  for (auto& [operand, values] : found) put_operand(stack[base + operand->argument], operand->element, std::move(values));
   return !found.empty();
 }
 
@@ -298,7 +301,7 @@ void expect_one_dtype(const OperatorFacts& op, std::span<Unit* const> units) {
 class Pins : NoCopy {
  public:
   /// If it throws, it releases the units that it has pinned.
-  Pins(std::span<Unit* const> units, const Fault& fault) : Pins() {
+  Pins(std::span<Unit* const> units, std::span<at::Tensor> operands) : Pins() {
     for (auto* unit : units) {
       auto* schedule = unit->schedule().get();
       auto known = std::ranges::find(used_, schedule, &Use::schedule);
@@ -308,7 +311,7 @@ class Pins : NoCopy {
       }
       known->units.push_back(unit);
     }
-    for (; pinned_ < used_.size(); pinned_++) used_[pinned_].schedule->use(used_[pinned_].units, fault);
+    for (; pinned_ < used_.size(); pinned_++) used_[pinned_].schedule->use(used_[pinned_].units, operands);
   }
   ~Pins() {
     for (size_t i = 0; i < pinned_; i++) used_[i].schedule->release(used_[i].units);
@@ -360,7 +363,7 @@ class TracedOperands {
     untied_ = tensors_;
   }
 
-  Fault fault() { return {.operands = tensors_}; }
+  std::span<at::Tensor> tensors() { return tensors_; }
 
   /// Puts tensors that the transport has replaced onto the stack.
   void put_back() {
@@ -414,13 +417,6 @@ void page_view(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::
   mark_results(*stack, base, source);
 }
 
-bool has_paged_operand(const OperatorFacts& op, const Stack& stack) {
-  bool found = false;
-  const auto look = [&](size_t, size_t, const at::Tensor& tensor) { found = found || is_paged(tensor); };
-  for_each_operand(stack, stack.size() - op.arguments, look);
-  return found;
-}
-
 /// Runs the operator itself. Operators that it or its kernel calls are not paged again.
 void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack* stack) {
   const Watcher::Turn watcher;
@@ -442,11 +438,11 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagingKey);
   if (may_be_deferred() && record(handle, op, below, stack)) return;
   if (op.weight && ran_replacement(op, *stack)) return;
-  if (c10::impl::tls_is_dispatch_key_included(kPagingKey)) {
-    // A task that a watched thread has started inherits its keys, but is not watched.
-    if (opens(op, below)) return handle.redispatchBoxed(below, stack);
-    if (!has_paged_operand(op, *stack)) return run(handle, op, below, stack);
-  }
+  // A task that a watched thread has started inherits its keys, but is not watched.
+  const bool sees_all = c10::impl::tls_is_dispatch_key_included(kPagingKey);
+  if (sees_all && opens(op, below)) return handle.redispatchBoxed(below, stack);
+  const auto paged = paged_operands(op, *stack);
+  if (sees_all && paged.empty()) return run(handle, op, below, stack);
   if (op.sets_storage && loads_shard(*stack)) return;
   if (op.rebinds) {
     if (is_only_replaced((*stack)[stack->size() - op.arguments].toTensor())) return handle.redispatchBoxed(below, stack);
@@ -458,11 +454,11 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
     return;
   }
   if (op.clones) refuse_cloning(op, *stack);
-  if (!op.transposes && decode_operands(op, *stack)) return handle.callBoxed(stack);
+  if (!op.transposes && decode_operands(op, *stack, paged)) return handle.callBoxed(stack);
   if (op.views) return page_view(handle, op, below, stack);
   Operands operands;
   const size_t base = stack->size() - op.arguments;
-  for_each_operand(*stack, base, [&](size_t i, size_t, const at::Tensor& tensor) { note(operands, tensor, op.writes[i], op); });
+  for (const auto& operand : paged) note(operands, operand, op);
   if (operands.source) {
     const auto kind = op.kind(below);
     expect_no_mixing(op, kind, *operands.source);
@@ -479,11 +475,11 @@ void page(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Stack* st
   }
   std::optional<TracedOperands> traced;
   if (TracedOperands::are_needed(operands.units)) traced.emplace(op, *stack, operands.units);
-  const Pins pins(operands.units, traced ? traced->fault() : Fault{});
+  const Pins pins(operands.units, traced ? traced->tensors() : std::span<at::Tensor>());
   if (traced) traced->put_back();
   if (!operands.units.empty()) {
     expect_one_dtype(op, operands.units);
-    cast_operands(op, *stack, *operands.units.front());
+    cast_operands(op, *stack, paged, *operands.units.front());
   }
   std::optional<WideStatistics> statistics;
   if (op.updates_statistics) statistics.emplace(op, *stack);

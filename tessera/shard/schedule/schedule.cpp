@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <ranges>
 #include <utility>
@@ -73,32 +74,164 @@ void Schedule::enter(Pass pass) {
 void Schedule::end_backward(uint64_t number, bool complete) {
   const auto held = lock();
   if (number != backward_) return;
-  if (complete && !ready_.empty()) reduce_next(held, /*all=*/true);
+  if (complete && !ready_.empty()) reduce_next(/*all=*/true);
   to_reduce_.clear();
   ready_.clear();
   enter(Pass::None);
   settings_.world.enter({});
-  live_.end_backward(held);
+  // Units whose rule keeps them unsharded after backward stay.
+  reshard_where([](Unit& unit) {
+    auto& state = state_of(unit);
+    if (!state.settings.reshard_after_backward) state.keep_for_next_use();
+    return state.settings.reshard_after_backward;
+  });
   finish_reductions();
   watch_->earlier.note_end_of_pass();
   if (complete && settings_.tracing.cuts_after_backward) settings_.world.step_done();
 }
 
-void Schedule::visit(const ScheduleLock& held, Unit& unit) {
-  if (visited_ != nullptr && visited_ != &unit) visited_->state(held).casts.clear();
+void Schedule::visit(Unit& unit) {
+  if (visited_ != nullptr && visited_ != &unit) state_of(*visited_).casts.clear();
   visited_ = &unit;
   unit.mesh().world().enter(kPassNames[static_cast<size_t>(pass_)], unit.name());
-  unit.state(held).note_early(UnitState::Early::No);
-  unit.state(held).note_use(pass_number_);
+  state_of(unit).note_early(UnitState::Early::No);
+  state_of(unit).note_use(pass_number_);
   if (!order(pass_).record(&unit)) misses_++;
 }
 
-void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
+/// Runs a change of the unit's state and counts the memory that it takes or frees.
+template <class Change>
+void Schedule::change(const Unit& unit, const Change& change) {
+  auto& state = state_of(unit);
+  live_counters_.live_bytes -= state.held_bytes();
+  const auto count = [&] { live_counters_.live_bytes += state.held_bytes(); };
+  try {
+    change(state);
+  } catch (...) {
+    count();
+    throw;
+  }
+  count();
+  live_counters_.peak_bytes = std::max(live_counters_.peak_bytes, live_counters_.live_bytes);
+}
+
+void Schedule::unshard(Unit& unit, std::span<at::Tensor> operands) {
+  std::erase(live_, &unit);
+  std::erase(partly_, &unit);
+  change(unit, [&](UnitState& state) { state.unshard(operands); });
+  live_.push_back(&unit);
+}
+
+void Schedule::reshard(Unit& unit) {
+  const auto held = lock();
+  change(unit, [](UnitState& state) { state.reshard(); });
+  std::erase(live_, &unit);
+  std::erase(partly_, &unit);
+}
+
+void Schedule::make_room(std::span<Unit* const> wanted) {
+  idle_.clear();
+  std::ranges::copy_if(live_, std::back_inserter(idle_), [&](Unit* unit) {
+    return !unit->flags().is_pinned() && std::ranges::find(wanted, unit) == wanted.end() && !stays(*unit);
+  });
+  const auto to_come = order().to_come();
+  const auto next_use = [&](Unit* unit) { return std::ranges::find(to_come, unit) - to_come.begin(); };
+  const auto reshard_idle = [&](Unit* unit) {
+    if (pass_ != Pass::Training) return reshard(*unit);
+    change(*unit, [](UnitState& state) { state.reshard_after_forward(); });
+    std::erase(live_, unit);
+    if (state_of(*unit).is_partly_resharded()) partly_.push_back(unit);
+  };
+  // While a pass follows the prediction, each unit is resharded after its last use in the pass. One unit beyond the bound may stay for a
+  // later use.
+  if (order().is_predicted()) {
+    const auto is_over = [&](Unit* unit) { return next_use(unit) == std::ssize(to_come); };
+    for (auto* unit : idle_) {
+      if (is_over(unit)) reshard_idle(unit);
+    }
+    std::erase_if(idle_, is_over);
+  }
+  // The bound holds for the rest. The first to be resharded is the unit whose next use is farthest away or, without a prediction, whose
+  // last use is longest ago.
+  const auto to_unshard = std::ranges::count_if(wanted, [](Unit* unit) { return !state_of(*unit).has_memory(); }) +
+                          (settings_.limit_all_gathers && prefetches_on_use() ? std::ssize(predicted()) : 0);
+  while (!idle_.empty() && bounded() + to_unshard > most()) {
+    const auto last = std::ranges::max_element(idle_, {}, next_use);
+    reshard_idle(*last);
+    idle_.erase(last);
+  }
+}
+
+bool Schedule::stays(const Unit& unit) const {
+  // Backward may then need different units on different ranks, and an all-gather needs all ranks.
+  if (reduces_in_order() && pass_ != Pass::Evaluation) return true;
+  const auto& state = state_of(unit);
+  if (state.waits_for_use() || (pass_ == Pass::Backward && !state.settings.reshard_after_backward)) return true;
+  if (!state.stays_after_forward()) return false;
+  if (pass_ != Pass::Backward || !order().is_predicted()) return true;
+  const auto to_come = order().to_come();
+  return std::ranges::find(to_come, &unit) != to_come.end();
+}
+
+int64_t Schedule::bounded() const {
+  return std::ranges::count_if(live_, [&](Unit* unit) { return !stays(*unit); });
+}
+
+bool Schedule::prefetches_on_use() const {
+  return pass_ == Pass::Backward ? settings_.backward_prefetch == BackwardPrefetch::Pre : settings_.forward_prefetch;
+}
+
+Schedule::Units Schedule::predicted() const {
+  Units units;
+  if (settings_.limit_all_gathers && settings_.max_live_units < 2) return units;
+  const auto to_come = order().to_come();
+  const auto ahead = static_cast<size_t>(settings_.prefetch_depth.value_or(world().traits().traces ? 0 : 1));
+  for (auto* unit : to_come.first(std::min(to_come.size(), ahead))) {
+    if (!state_of(*unit).has_memory() && std::ranges::find(units, unit) == units.end()) units.push_back(unit);
+  }
+  return units;
+}
+
+void Schedule::prefetch_after_use(Unit& unit, std::span<at::Tensor> operands) {
+  const auto& settings = state_of(unit).settings;
+  const auto& list = pass_ == Pass::Backward ? settings.backward_prefetch : settings.forward_prefetch;
+  Units units;
+  if (list.empty() && prefetches_on_use()) units = predicted();
+  for (const auto& weak : list) {
+    const auto next = weak.lock();
+    if (next && next->schedule().get() == this && !state_of(*next).has_memory()) units.push_back(next.get());
+  }
+  prefetch(units, operands);
+}
+
+void Schedule::prefetch(std::span<Unit* const> units, std::span<at::Tensor> operands) {
+  for (auto* unit : units) {
+    if (settings_.limit_all_gathers && bounded() >= most()) return;
+    try {
+      unshard(*unit, operands);
+      state_of(*unit).note_early(UnitState::Early::Prefetched);
+    } catch (const std::exception&) {
+      // The unit is not needed yet. The use that does need it tries again and gets the error.
+    }
+  }
+}
+
+void Schedule::reshard_where(c10::function_ref<bool(Unit&)> chosen) {
+  // Backwards, because reshard() removes units from the lists.
+  for (auto* list : {&live_, &partly_}) {
+    for (size_t i = list->size(); i-- > 0;) {
+      auto& unit = *(*list)[i];
+      if (!unit.flags().is_pinned() && chosen(unit)) reshard(unit);
+    }
+  }
+}
+
+void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands) {
   const auto held = lock();
   enter(pass_now());
   // By far the most frequent case: the unit is unsharded and was the last one used.
-  if (units.size() == 1 && units.front() == visited_ && visited_->state(held).is_unsharded() && order(pass_).used_last(visited_)) {
-    visited_->state(held).note_stream();
+  if (units.size() == 1 && units.front() == visited_ && state_of(*visited_).is_unsharded() && order(pass_).used_last(visited_)) {
+    state_of(*visited_).note_stream();
     visited_->flags().pins++;
     return;
   }
@@ -106,7 +239,7 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   // threads in any order.
   if (std::ranges::all_of(units, [](const Unit* unit) { return unit->flags().is_pinned(); })) {
     for (auto* unit : units) {
-      unit->state(held).note_stream();
+      state_of(*unit).note_stream();
       unit->flags().pins++;
     }
     return;
@@ -117,37 +250,36 @@ void Schedule::use(std::span<Unit* const> units, const Fault& fault) {
   while (!written_.empty()) flush(*written_.back());
   // Ranks may use different units where that is allowed, so each makes all of them readable for the others.
   if (reduces_in_order() && settings_.is_model) {
-    for (auto* unit : members_) unit->state(held).make_readable();
+    for (auto* unit : members_) state_of(*unit).make_readable();
   }
-  for (auto* unit : units) unit->state(held).versions.expect_untouched();
+  for (auto* unit : units) state_of(*unit).versions.expect_untouched();
   // An operator that reads a unit between its backward and its step in backward gets the new version.
-  const bool steps = reducing_ != nullptr && reducing_->state(held).reduction.writes_shards();
+  const bool steps = reducing_ != nullptr && state_of(*reducing_).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
-  for (auto* unit : units) visit(held, *unit);
-  live_.make_room(held, units, order(pass_));
+  for (auto* unit : units) visit(*unit);
+  make_room(units);
   const auto& tracing = settings_.tracing;
-  if (!reduced_.empty()) tie_to_reduced(held, fault);
-  const auto behind = (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? fault : Fault{};
-  for (auto* unit : units) live_.add(held, *unit, behind);
-  for (auto* unit : units) live_.prefetch(held, *unit, behind, order(pass_));
-  wait_and_pin(held, units);
+  if (!reduced_.empty()) tie_to_reduced(operands);
+  const auto behind =
+      (pass_ == Pass::Backward ? tracing.barrier_in_backward : tracing.barrier_in_forward) ? operands : std::span<at::Tensor>();
+  for (auto* unit : units) unshard(*unit, behind);
+  for (auto* unit : units) prefetch_after_use(*unit, behind);
+  wait_and_pin(units);
 }
 
 /// Without this, a compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One reduction may
 /// still run beside the operators of the next unit.
-void Schedule::tie_to_reduced(const ScheduleLock& /*held*/, const Fault& fault) {
-  if (fault.operands.empty()) return;
-  const auto operands = tied({fault.operands.begin(), fault.operands.end()}, std::exchange(reduced_, {}));
-  std::ranges::copy(operands, fault.operands.begin());
+void Schedule::tie_to_reduced(std::span<at::Tensor> operands) {
+  if (!operands.empty()) std::ranges::copy(tied({operands.begin(), operands.end()}, std::exchange(reduced_, {})), operands.begin());
 }
 
-void Schedule::wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units) {
+void Schedule::wait_and_pin(std::span<Unit* const> units) {
   for (size_t i = 0; i < units.size(); i++) {
     try {
-      units[i]->state(held).wait_for_unshard();
+      state_of(*units[i]).wait_for_unshard();
     } catch (...) {
       for (auto* failed : units.subspan(i)) {
-        if (!failed->flags().is_pinned()) live_.remove(held, *failed);
+        if (!failed->flags().is_pinned()) reshard(*failed);
       }
       release(units.first(i));
       throw;
@@ -160,38 +292,41 @@ void Schedule::release(std::span<Unit* const> units) {
   for (auto* unit : units) unit->flags().pins--;
 }
 
-void Schedule::gradients_complete(const ScheduleLock& held, Unit& unit) {
+void Schedule::gradients_complete(Unit& unit) {
+  const auto held = lock();
   enter(pass_now());  // registers the callback for the end of the pass, in case no operator of this pass has done so
   if (unit.flags().is_reducing) reducing_ = &unit;
-  auto& state = unit.state(held);
+  auto& state = state_of(unit);
   state.note_gradients(pass_number_);
   // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
   if (!state.settings.reshard_after_backward) {
     state.keep_for_next_use();
   } else if (is_over && !unit.flags().is_pinned()) {
-    live_.remove(held, unit);
+    reshard(unit);
   }
-  live_.prefetch_after(held, unit, order(pass_));
+  if (settings_.backward_prefetch != BackwardPrefetch::Post || !state.settings.backward_prefetch.empty()) return;
+  // In a trace there is no operator yet to tie it to. The first operator of the next unit will do, which also comes after this reshard.
+  if (!unit.mesh().shard().traits().traces) prefetch(predicted(), {});
 }
 
-void Schedule::reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce) {
+void Schedule::reduce_in_order(Unit& unit, std::function<void()> reduce) {
   const auto held = lock();
-  if (!settings_.is_model) return reduce(held);
+  if (!settings_.is_model) return reduce();
   if (ready_.empty()) {
     // Inner units are made first, and backward reaches the units that were made last first. The root's gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
-                         [&](Unit* member) { return member->state(held).settings.syncs() && is_trained(*member); });
-    std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!member->state(held).is_root, member->number()); });
+                         [&](Unit* member) { return state_of(*member).settings.syncs() && is_trained(*member); });
+    std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!state_of(*member).is_root, member->number()); });
   }
   const bool comes_again = std::ranges::find(to_reduce_, &unit) == to_reduce_.end();
   ready_[&unit].push_back(std::move(reduce));
   if (comes_again) to_reduce_.push_back(&unit);
-  reduce_next(held, /*all=*/false);
+  reduce_next(/*all=*/false);
 }
 
 /// Reduces the units that are next in the order and ready, or all that are left.
-void Schedule::reduce_next(const ScheduleLock& held, bool all) {
+void Schedule::reduce_next(bool all) {
   const c10::AutoGradMode no_grad(false);
   while (!to_reduce_.empty()) {
     auto& unit = *to_reduce_.back();
@@ -199,9 +334,9 @@ void Schedule::reduce_next(const ScheduleLock& held, bool all) {
     if (ready == ready_.end() && !all) return;
     to_reduce_.pop_back();
     if (ready == ready_.end()) {
-      unit.state(held).reduce_unsynced(unit, held);
+      state_of(unit).reduce_unsynced(unit);
     } else {
-      for (const auto& reduce : std::exchange(ready->second, {})) reduce(held);
+      for (const auto& reduce : std::exchange(ready->second, {})) reduce();
     }
   }
 }
@@ -214,7 +349,7 @@ void Schedule::finish_reductions() {
   while (!arriving_.empty()) {
     auto* const unit = arriving_.back();
     arriving_.pop_back();
-    unit->state(held).reduction.finish();
+    state_of(*unit).reduction.finish();
   }
 }
 
@@ -223,7 +358,7 @@ void Schedule::finish_sum() {
   const auto held = lock();
   auto* const unit = std::exchange(reducing_, nullptr);
   if (unit == nullptr) return;
-  auto& reduction = unit->state(held).reduction;
+  auto& reduction = state_of(*unit).reduction;
   if (pass_ == Pass::Backward && settings_.tracing.barrier_in_backward && settings_.world.traits().traces) reduced_ = reduction.results();
   reduction.finish_sum();
   if (unit->flags().is_reducing) arriving_.push_back(unit);
@@ -245,7 +380,7 @@ std::span<const WeakModule> Schedule::watched_once() {
 void Schedule::expect_synced() {
   const auto held = lock();
   if (!settings_.is_model) return;
-  for (auto* unit : members_) unit->state(held).reduction.expect_synced();
+  for (auto* unit : members_) state_of(*unit).reduction.expect_synced();
 }
 
 void Schedule::expect_writable(const Unit& unit) const {
@@ -260,8 +395,8 @@ void Schedule::done_reading(Unit& unit) {
   const auto held = lock();
   unit.mesh().world().enter("a write to the shards", unit.name());
   finish_reductions();
-  if (!unit.flags().is_pinned()) live_.remove(held, unit);
-  unit.state(held).versions.done_reading();
+  if (!unit.flags().is_pinned()) reshard(unit);
+  state_of(unit).versions.done_reading();
 }
 
 void Schedule::note_written(Unit& unit) {
@@ -272,7 +407,7 @@ void Schedule::note_written(Unit& unit) {
 void Schedule::flush(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
-  if (!unit.flags().is_pinned()) unit.state(held).versions.publish();
+  if (!unit.flags().is_pinned()) state_of(unit).versions.publish();
   std::erase(written_, &unit);
 }
 
@@ -285,37 +420,34 @@ void Schedule::abandon_pass() {
   to_reduce_.clear();
   ready_.clear();
   visited_ = nullptr;
-  if (auto* unit = std::exchange(reducing_, nullptr)) unit->state(held).reduction.abandon();
-  for (auto* unit : std::exchange(arriving_, {})) unit->state(held).reduction.abandon();
+  if (auto* unit = std::exchange(reducing_, nullptr)) state_of(*unit).reduction.abandon();
+  for (auto* unit : std::exchange(arriving_, {})) state_of(*unit).reduction.abandon();
   reduced_.clear();
-  live_.remove_all(held);
+  reshard_where([](Unit&) { return true; });
 }
 
 void Schedule::prefetch(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
-  if (!unit.state(held).has_memory()) {
+  if (!state_of(unit).has_memory()) {
     while (!written_.empty()) flush(*written_.back());
-    live_.add(held, unit, {});
+    unshard(unit, {});
   }
-  unit.state(held).note_early(UnitState::Early::AskedFor);
+  state_of(unit).note_early(UnitState::Early::AskedFor);
 }
 
 void Schedule::wait_for(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
-  if (!unit.state(held).has_memory()) return;  // it was resharded meanwhile
+  if (!state_of(unit).has_memory()) return;  // it was resharded meanwhile
   Unit* const units[] = {&unit};
-  wait_and_pin(held, units);
+  wait_and_pin(units);
   release(units);
 }
 
-void Schedule::evict(Unit& unit) {
-  live_.remove(lock(), unit);
-}
-
 void Schedule::reshard_all() {
-  if (!reduces_in_order()) live_.remove_all(lock());
+  const auto held = lock();
+  if (!reduces_in_order()) reshard_where([](Unit&) { return true; });
 }
 
 void Schedule::add(Unit& unit) {
@@ -329,7 +461,7 @@ void Schedule::add(Unit& unit) {
 void Schedule::join(Unit& unit, std::shared_ptr<UnitState> state) {
   const auto held = lock();
   unit.attach(shared_from_this(), std::move(state));
-  unit.state(held).reduction.watch(watch_);
+  state_of(unit).reduction.watch(watch_);
   members_.push_back(&unit);
 }
 
@@ -347,9 +479,9 @@ void Schedule::take_over(Unit& unit) {
   if (before.get() == this) return;
   const auto held = before->lock();
   if (unit.flags().is_pinned()) throw UsageError("unit '{}' can't become part of a larger one while it is in use", unit.name());
-  auto& state = unit.state(held);
+  auto& state = state_of(unit);
   state.reduction.finish();
-  before->live_.remove(held, unit);
+  before->reshard(unit);
   before->forget(unit, 0);
   state.is_root = false;
   join(unit, nullptr);
@@ -357,7 +489,7 @@ void Schedule::take_over(Unit& unit) {
 
 void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
   const auto held = lock();
-  live_.forget(unit, held_bytes);
+  if (std::erase(live_, &unit) + std::erase(partly_, &unit) > 0) live_counters_.live_bytes -= held_bytes;
   if (reducing_ == &unit) reducing_ = nullptr;
   std::erase(arriving_, &unit);
   std::erase(written_, &unit);
@@ -371,7 +503,7 @@ void Schedule::forget(const Unit& unit, uint64_t held_bytes) {
 
 void Schedule::reset_counters() {
   const auto held = lock();
-  live_.reset_counters();
+  live_counters_.peak_bytes = live_counters_.live_bytes;
   misses_ = 0;
 }
 

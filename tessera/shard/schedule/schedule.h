@@ -1,6 +1,9 @@
 // Decides when the units of a model are unsharded and resharded, and when their reductions finish and their new versions are published.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -10,10 +13,10 @@
 #include <span>
 #include <vector>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/base/sweep.h"
 #include "tessera/shard/gradients/gradient_watch.h"
-#include "tessera/shard/schedule/live_set.h"
-#include "tessera/shard/schedule/schedule_settings.h"
+#include "tessera/shard/options.h"
 #include "tessera/shard/schedule/use_order.h"
 #include "tessera/shard/unit/unit.h"
 
@@ -25,13 +28,29 @@ namespace tessera {
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
+/// Settings of the outermost fully_shard call for all units of a model.
+struct ScheduleSettings : ScheduleOptions {
+  /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world. `is_divided`:
+  /// whether some of them lie on a part of its ranks.
+  ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
+      : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
+
+  Communicator world;
+  bool is_model, is_divided;
+};
+
+/// The memory of all unsharded units of a model together.
+struct LiveCounters {
+  uint64_t live_bytes = 0;  // at the moment
+  uint64_t peak_bytes = 0;  // the most since the last reset
+};
+
 /// A model of several units has one of its own; all units of a world that belong to no model share one. It records the order in which units
 /// are used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes
-/// a result.
+/// a result. It bounds the number of unsharded units, chooses which one to reshard, and prefetches the next ones.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  explicit Schedule(const ScheduleSettings& settings)
-      : settings_(settings), live_(settings_), watch_(std::make_shared<GradientWatch>(settings.world)) {}
+  explicit Schedule(const ScheduleSettings& settings) : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
@@ -44,19 +63,22 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
 
   /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
-  void use(std::span<Unit* const> units, const Fault& fault);
+  void use(std::span<Unit* const> units, std::span<at::Tensor> operands);
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
   /// Called in each graph of a backward pass before the gradients of a unit are reduced.
-  void look_at_graph(const ScheduleLock& /*held*/) { watch_->beside.look_at_graph(); }
+  void look_at_graph() {
+    const auto held = lock();
+    watch_->beside.look_at_graph();
+  }
   /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward
   /// is known to need it still.
-  void gradients_complete(const ScheduleLock& held, Unit& unit);
+  void gradients_complete(Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
   bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
   /// Runs the reduction of a unit when all units before it in the order have had theirs.
-  void reduce_in_order(Unit& unit, std::function<void(const ScheduleLock&)> reduce);
+  void reduce_in_order(Unit& unit, std::function<void()> reduce);
   /// Waits for the reduction that was started last, if it has not finished, and for gradients that are on their way to host memory.
   void finish_reductions();
   /// Waits for the reduction alone.
@@ -85,8 +107,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
   void prefetch(Unit& unit);
   void wait_for(Unit& unit);
-  /// Reshards a unit.
-  void evict(Unit& unit);
+  void reshard(Unit& unit);
   /// Reshards all units that are not pinned, unless they have to stay for reductions in order.
   void reshard_all();
   /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
@@ -94,12 +115,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Adds a unit of another schedule. Throws UsageError if it is pinned.
   void take_over(Unit& unit);
 
-  /// How many times passes without gradients have begun.
-  uint64_t evaluations(const ScheduleLock& /*held*/) const { return watch_->evaluations; }
   /// A number that changes whenever a pass begins or ends. Needs no lock.
   uint64_t pass_number() const { return pass_number_; }
 
-  const LiveCounters& live_counters() const { return live_.counters(); }
+  const LiveCounters& live_counters() const { return live_counters_; }
   /// A unit of the same model that is not among these. Null if there is none.
   const Unit* member_outside(std::span<const std::shared_ptr<Unit>> units) const;
   /// Uses that the recorded order did not predict.
@@ -107,29 +126,57 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void reset_counters();
 
  private:
+  using Units = c10::SmallVector<Unit*, 4>;
+
+  // The caller of any of them holds the lock.
+  static UnitState& state_of(const Unit& unit) { return *unit.state_; }
   void join(Unit& unit, std::shared_ptr<UnitState> state);
   /// `held_bytes`: the memory that the unit has beyond its shards.
   void forget(const Unit& unit, uint64_t held_bytes);
   Pass pass_now() const;
   UseOrder& order(Pass pass) { return orders_[static_cast<size_t>(pass)]; }
+  /// The order of this pass.
+  const UseOrder& order() const { return orders_[static_cast<size_t>(pass_)]; }
   void enter(Pass pass);
-  void visit(const ScheduleLock& held, Unit& unit);
-  void reduce_next(const ScheduleLock& held, bool all);
-  void wait_and_pin(const ScheduleLock& held, std::span<Unit* const> units);
-  void tie_to_reduced(const ScheduleLock& held, const Fault& fault);
+  void visit(Unit& unit);
+  void reduce_next(bool all);
+  void wait_and_pin(std::span<Unit* const> units);
+  void tie_to_reduced(std::span<at::Tensor> operands);
+
+  template <class Change>
+  void change(const Unit& unit, const Change& change);
+  /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
+  void unshard(Unit& unit, std::span<at::Tensor> operands);
+  /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
+  void make_room(std::span<Unit* const> wanted);
+  /// Units to prefetch that have no memory yet, in the recorded order.
+  Units predicted() const;
+  bool prefetches_on_use() const;
+  /// Starts to unshard the units of this one's own list or, without one, those that the order predicts.
+  void prefetch_after_use(Unit& unit, std::span<at::Tensor> operands);
+  void prefetch(std::span<Unit* const> units, std::span<at::Tensor> operands);
+  /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
+  bool stays(const Unit& unit) const;
+  int64_t bounded() const;
+  int64_t most() const { return settings_.max_live_units + (order().is_predicted() ? 1 : 0); }
+  /// Reshards the chosen ones among the units that are not pinned.
+  void reshard_where(c10::function_ref<bool(Unit&)> chosen);
 
   const ScheduleSettings settings_;
   std::recursive_mutex mutex_;
-  LiveSet live_;
+  std::vector<Unit*> live_;    // unsharded, the least recently used first
+  std::vector<Unit*> partly_;  // partly resharded
+  std::vector<Unit*> idle_;    // used inside make_room() only; a member so that its memory is reused
+  LiveCounters live_counters_;
   UseOrder orders_[4] = {UseOrder(Pass::None), UseOrder(Pass::Training), UseOrder(Pass::Evaluation), UseOrder(Pass::Backward)};
   Pass pass_ = Pass::None;
   std::atomic<uint64_t> pass_number_ = 1;
-  uint64_t backward_ = 0;        // the number of the last backward pass
-  Unit* visited_ = nullptr;      // the last unit used
-  Unit* reducing_ = nullptr;     // the unit whose reduction was started last and has not finished
+  uint64_t backward_ = 0;            // the number of the last backward pass
+  Unit* visited_ = nullptr;          // the last unit used
+  Unit* reducing_ = nullptr;         // the unit whose reduction was started last and has not finished
   std::vector<at::Tensor> reduced_;  // in a trace: the results of the last reduction, until an operator is tied to them
-  std::vector<Unit*> arriving_;  // units whose gradients are on their way to host memory
-  std::vector<Unit*> written_;   // units with a new version that is not published yet
+  std::vector<Unit*> arriving_;      // units whose gradients are on their way to host memory
+  std::vector<Unit*> written_;       // units with a new version that is not published yet
   uint64_t misses_ = 0;
   const std::shared_ptr<GradientWatch> watch_;
   std::vector<Unit*> members_;
@@ -139,7 +186,19 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and the reductions that are
   /// ready.
   std::vector<Unit*> to_reduce_;
-  std::map<const Unit*, std::vector<std::function<void(const ScheduleLock&)>>> ready_;
+  std::map<const Unit*, std::vector<std::function<void()>>> ready_;
+};
+
+/// The state of a unit, with the lock of its schedule as long as the object exists.
+class LockedState : NoCopy {
+ public:
+  explicit LockedState(Unit& unit) : held_(unit.schedule()->lock()), state_(unit.state(held_)) {}
+  UnitState* operator->() const { return &state_; }
+  UnitState& operator*() const { return state_; }
+
+ private:
+  const ScheduleLock held_;
+  UnitState& state_;
 };
 
 }  // namespace tessera

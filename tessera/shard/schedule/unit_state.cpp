@@ -1,9 +1,11 @@
 #include "tessera/shard/schedule/unit_state.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -18,7 +20,22 @@ namespace tessera {
 
 std::atomic<int> UnitState::showing_stored_ = 0;
 
-void UnitState::unshard(const Fault& fault) {
+at::Tensor Casts::cast(const at::Tensor& operand, at::ScalarType dtype) {
+  // Only results of operators are remembered. A program may refill an input through a raw pointer, which does not change its version.
+  if (!c10::GradMode::is_enabled() || !operand.requires_grad() || operand.is_leaf()) return operand.to(dtype);
+  std::erase_if(known_, [](const Cast& known) { return known.operand.expired() || known.result.expired(); });
+  const auto version = static_cast<uint32_t>(operand._version());
+  for (const auto& known : known_) {
+    if (!known.operand.lock().is_same(operand) || known.version != version) continue;
+    const auto result = known.result.lock();
+    if (result.defined() && result.scalar_type() == dtype) return result;
+  }
+  auto result = operand.to(dtype);
+  known_.push_back({.operand = WeakTensor(operand), .version = version, .result = WeakTensor(result)});
+  return result;
+}
+
+void UnitState::unshard(std::span<at::Tensor> operands) {
   if (has_memory()) return;
   const BelowPaging below;
   const auto buffers = unit_.buffers();
@@ -29,8 +46,8 @@ void UnitState::unshard(const Fault& fault) {
   held_bytes_ = memory.unsharded_bytes(buffers);
   try {
     versions.publish(buffers);
-    unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), fault) : memory.chunks->fill(buffers, versions.subject(), fault);
-    if (memory.turns) published_ = memory.turns->wait_for_writers(versions.subject());
+    unsharding_ = is_kept ? kept_->fill(buffers, versions.subject(), operands) : memory.chunks->fill(buffers, versions.subject(), operands);
+    published_ = memory.turns->wait_for_writers(versions.subject());
   } catch (...) {
     reshard();
     throw;
@@ -113,11 +130,24 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
 }
 
 void UnitState::expect_own_values() const {
-  if (!swapped_) return;
+  if (!is_swapped) return;
   throw UsageError(
       "unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
       "swapped() has ended, or if an exception ended it, after Average::restore()",
       unit_.name());
+}
+
+void UnitState::gather(const at::Tensor& own, const at::Tensor& whole) const {
+  const Piece piece{.whole = whole, .own = own};
+  unit_.mesh().shard().all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+}
+
+at::Tensor UnitState::gathered(const Unit::Group& group, const at::Tensor& own_flat) {
+  expect_equal_start();
+  const auto own = own_flat.to(unit_.device());
+  auto whole = at::empty({group.chunk * unit_.mesh().shard().size()}, own.options());
+  gather(own, whole);
+  return whole;
 }
 
 /// Gives the unsharded parameters of a group this dtype, and takes their memory away.
@@ -154,8 +184,7 @@ void UnitState::show_stored() {
     const auto numel = group.chunk * shard.size();
     auto memory = allocate_memory(static_cast<size_t>(numel) * c10::elementSize(group.dtype), unit_.device(), unit_.name());
     const auto own = group.own.to(unit_.device());
-    const Piece piece{.whole = at::from_blob(memory->get(), {numel}, own.options()), .own = own};
-    shard.all_gather(std::span(&piece, 1), {.unit = unit_.name(), .number = unit_.number()}).wait();
+    gather(own, at::from_blob(memory->get(), {numel}, own.options()));
     gathered.emplace_back(&group, std::move(memory));
   }
   shows_stored = true;
@@ -197,7 +226,7 @@ void UnitState::make_readable() {
 }
 
 void UnitState::expect_equal_start() {
-  const c10::impl::ExcludeDispatchKeyGuard below(kPagingKey);
+  const BelowPaging below;
   const auto& world = unit_.mesh().world();
   if (start_checked_ || world.traits().traces) {  // in a trace, one process provides the parameters of all ranks
     if (unit_.flags().unset > 0) expect_values(unit_, fmt::format("the use of unit '{}'", unit_.name()));

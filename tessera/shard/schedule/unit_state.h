@@ -9,32 +9,49 @@
 #include <vector>
 
 #include "tessera/base/event.h"
+#include "tessera/base/no_copy.h"
+#include "tessera/base/weak_tensor.h"
 #include "tessera/shard/gradients/gradient_reduction.h"
-#include "tessera/shard/memory/kept_part.h"
-#include "tessera/shard/unit/casts.h"
 #include "tessera/shard/unit/unit.h"
-#include "tessera/shard/unit/unit_settings.h"
 #include "tessera/shard/unit/versions.h"
 
 namespace tessera {
 
-///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+/// Casts activations to the dtype of a unit's parameters. An activation that meets several parameters of the unit is cast once.
+class Casts {
+ public:
+  at::Tensor cast(const at::Tensor& operand, at::ScalarType dtype);
+  void clear() { known_.clear(); }
+
+ private:
+  struct Cast {
+    WeakTensor operand;
+    uint32_t version;
+    WeakTensor result;  // weak, because its graph may own the unit
+  };
+  std::vector<Cast> known_;
+};
+
+/// A unit is in one of four states. reshard() ends each of them.
 ///
-/// With an integer reshard_after_forward, an unsharded unit becomes partly resharded first: reshard_after_forward() keeps a part of it,
-/// from which a few ranks unshard it again among themselves.
-class UnitState {
+///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
+///                                   ^                                    |
+///                                   |                        reshard_after_forward()
+///                                   |                                    v
+///                                   +-----------unshard()-------  partly resharded
+///
+/// The last one exists with an integer reshard_after_forward only: a few ranks together keep the whole, and unshard it among themselves.
+class UnitState : NoCopy {
   Unit& unit_;  // before the members that are made of it
 
  public:
   explicit UnitState(Unit& unit) : unit_(unit) {}
-  UnitState(const UnitState&) = delete;
-  UnitState& operator=(const UnitState&) = delete;
 
   /// Whether the unit is unsharding or unsharded.
   bool has_memory() const { return state_ == State::Unsharding || state_ == State::Unsharded; }
   bool is_unsharded() const { return state_ == State::Unsharded; }
   /// Starts to unshard the unit if it is sharded.
-  void unshard(const Fault& fault);
+  void unshard(std::span<at::Tensor> operands);
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
@@ -65,6 +82,9 @@ class UnitState {
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
 
+  /// All-gathers a flat tensor that has the layout of this rank's chunk, apart from the unit's own memory: a copy of parameters, gradients
+  /// or optimizer state. Collective.
+  at::Tensor gathered(const Unit::Group& group, const at::Tensor& own_flat);
   /// Gives the unsharded parameters the stored form: values and dtype of the shards, even if the unit computes in another dtype. The unit
   /// must be unsharded and pinned, and stays so. May be called several times. Collective.
   void show_stored();
@@ -74,11 +94,9 @@ class UnitState {
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
   /// Whether the unsharded parameters of any unit of this process show the stored form.
   static bool some_show_stored() { return showing_stored_ > 0; }
-  /// While the shards hold values that are not the model's own, which come back later, writing them is an error, because it would be lost.
-  void begin_swap() { swapped_ = true; }
-  void end_swap() { swapped_ = false; }
-  bool is_swapped() const { return swapped_; }
-  /// Throws UsageError if the shards are swapped.
+  /// Whether the shards hold values that are not the model's own, which come back later: what is written to them would be lost.
+  bool is_swapped = false;
+  /// Throws UsageError if it is.
   void expect_own_values() const;
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
@@ -98,9 +116,10 @@ class UnitState {
   Versions versions{unit_};
   GradientReduction reduction{unit_, settings, versions};
   /// The function of this name in backward/unit_node.h, which this layer may not include.
-  void (*reduce_unsynced)(Unit& unit, const ScheduleLock& held) = nullptr;
+  void (*reduce_unsynced)(Unit& unit) = nullptr;
 
  private:
+  void gather(const at::Tensor& own, const at::Tensor& whole) const;
   void show(const Unit::Group& group, at::ScalarType dtype) const;
   void keep_for_others(const Unit::Group& group);
   void release_memory();
@@ -110,15 +129,14 @@ class UnitState {
   Works unsharding_;
   Event whole_;                         // on the stream that was current when the unit became whole
   c10::SmallVector<Event, 1> streams_;  // others on which it was used since
-  Work published_;  // done when all ranks have published the version that this one unshards
+  Work published_;                      // done when all ranks have published the version that this one unshards
   std::optional<KeptPart> kept_;
-  uint64_t held_bytes_ = 0;  // known even when the modules are gone
+  uint64_t held_bytes_ = 0;    // known even when the modules are gone
   uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients
   bool used_after_gradients_ = false;
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
   std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
-  bool swapped_ = false;
   static std::atomic<int> showing_stored_;  // how many units show it
 };
 

@@ -13,7 +13,6 @@
 #include "tessera/base/event.h"
 #include "tessera/comm/control/group.h"
 #include "tessera/shard/memory/unit_memory.h"
-#include "tessera/shard/storage/retired_memory.h"
 #include "tessera/shard/storage/storage_tag.h"
 #include "tests/testing/delayed_device.h"
 

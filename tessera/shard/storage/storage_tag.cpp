@@ -4,16 +4,20 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "tessera/base/compat.h"
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
+#include "tessera/base/event.h"
 #include "tessera/base/paging_key.h"
 #include "tessera/shard/storage/paged_tensor.h"
-#include "tessera/shard/storage/retired_memory.h"
 
 namespace tessera {
 
@@ -33,6 +37,49 @@ struct UnshardedMemory : at::DataPtr {
   const size_t bytes;
 };
 
+struct Retired {
+  Event last_use;
+  size_t bytes;
+  MemoryPtr memory;
+};
+
+struct RetiredMemory {
+  std::mutex mutex;
+  std::vector<Retired> entries;
+};
+
+/// Never destroyed, because tensors in static storage may be released at any time after main.
+RetiredMemory& retired() {
+  static auto* const all = new RetiredMemory;
+  return *all;
+}
+
+/// Keeps the memory until the event has passed.
+void retire(MemoryPtr memory, size_t bytes, Event last_use) {
+  if (last_use.passed()) return;
+  {
+    const std::lock_guard lock(retired().mutex);
+    retired().entries.push_back({.last_use = std::move(last_use), .bytes = bytes, .memory = std::move(memory)});
+  }
+  free_retired();
+}
+
+/// Returns retired memory of this size, or null. Work that the calling thread queues next on its current stream runs after the last use of
+/// the memory; the host waits for nothing. So the memory of whole units does not grow however far the host runs ahead of its device.
+MemoryPtr reuse_retired(size_t bytes, c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  const std::lock_guard lock(retired().mutex);
+  auto& entries = retired().entries;
+  // A view may still keep the memory that its storage has released.
+  const auto found = std::ranges::find_if(
+      entries, [&](const Retired& each) { return each.bytes == bytes && each.memory->device() == device && each.memory.use_count() == 1; });
+  if (found == entries.end()) return nullptr;
+  found->last_use.block();
+  auto memory = std::move(found->memory);
+  entries.erase(found);
+  return memory;
+}
+
 at::DataPtr allocate_or_explain(size_t bytes, c10::Device device, std::string_view unit) {
   try {
     return c10::GetAllocator(device.type())->allocate(bytes);
@@ -45,6 +92,17 @@ at::DataPtr allocate_or_explain(size_t bytes, c10::Device device, std::string_vi
 }
 
 }  // namespace
+
+size_t free_retired() {
+  std::vector<Retired> passed;  // declared before the lock, so that it is freed after the unlock: allocators may take locks of their own
+  const std::lock_guard lock(retired().mutex);
+  auto& entries = retired().entries;
+  const auto first_passed =
+      std::stable_partition(entries.begin(), entries.end(), [](const Retired& each) { return !each.last_use.passed(); });
+  passed.assign(std::make_move_iterator(first_passed), std::make_move_iterator(entries.end()));
+  entries.erase(first_passed, entries.end());
+  return entries.size();
+}
 
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit) {
   return std::make_shared<at::DataPtr>(allocate_or_explain(bytes, device, unit));
@@ -128,7 +186,8 @@ void TaggedStorage::remember_squares(double squares) {
 at::Tensor TaggedStorage::memory_view(at::ScalarType dtype) const {
   auto keeper = std::make_unique<MemoryPtr>(memory_);
   auto* const memory = (*keeper)->get();
-  at::DataPtr data(memory, keeper.release(), [](void* kept) { delete static_cast<MemoryPtr*>(kept); }, device());
+  at::DataPtr data(
+      memory, keeper.release(), [](void* kept) { delete static_cast<MemoryPtr*>(kept); }, device());
   return flat_view(c10::Storage(c10::make_intrusive<c10::StorageImpl>(use_byte_size_t(), nbytes(), std::move(data), /*allocator=*/nullptr,
                                                                       /*resizable=*/false)),
                    dtype);

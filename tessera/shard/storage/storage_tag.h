@@ -36,6 +36,10 @@ using MemoryPtr = std::shared_ptr<at::DataPtr>;
 /// Throws IoError if a device has no room; the message names the unit, and says how many bytes of units are unsharded.
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit);
 
+/// Released memory of a device that queued work may still read is kept until that work has ended, or is used again in the order of the
+/// queue. Frees the memory for which it has ended. Returns how many pieces of memory are still kept.
+size_t free_retired();
+
 /// A storage of a unit. A request for its data pointer while it has no memory is an exception.
 ///
 /// The tag is a member of the storage and not in the context of its data pointer, so that other threads may read it while memory is
@@ -87,15 +91,29 @@ class TaggedStorage final : public c10::StorageImpl {
 };
 using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
 
+/// Null for a tensor that has none, such as a sparse one.
+inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+/// The storage of a tensor if it is exactly of this class, else null.
+template <class Storage>
+Storage* storage_as(const at::Tensor& tensor) {
+  auto* const storage = storage_of(tensor);
+  return storage != nullptr && typeid(*storage) == typeid(Storage) ? static_cast<Storage*>(storage) : nullptr;
+}
+
 /// Both return null if the tensor's storage belongs to no unit.
 inline TaggedStorage* tagged_storage(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return nullptr;
-  auto& storage = *tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-  return typeid(storage) == typeid(TaggedStorage) ? static_cast<TaggedStorage*>(&storage) : nullptr;
+  return storage_as<TaggedStorage>(tensor);
 }
 inline StorageTag* tag_of(const at::Tensor& tensor) {
   auto* const storage = tagged_storage(tensor);
   return storage == nullptr ? nullptr : &storage->tag;
+}
+/// The unit to whose memory the tensor belongs. Null if there is none, or if it is gone.
+inline std::shared_ptr<Unit> unit_of(const at::Tensor& tensor) {
+  const auto* const tag = tag_of(tensor);
+  return tag == nullptr ? nullptr : tag->unit.lock();
 }
 
 }  // namespace tessera

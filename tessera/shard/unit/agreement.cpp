@@ -78,7 +78,7 @@ std::string description_of(const std::string& name, std::span<const ManagedParam
 void expect_same_unit(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                       const ShardOptions& options) {
   const auto& world = options.mesh.world();
-  if (world.size() == 1 || world.traits().simulated || world.traits().traces) return;
+  if (!world.traits().can_differ()) return;
   const auto different = difference_on_ranks(world, description_of(name, sharded, replicated, options), {.unit = name});
   if (different.empty()) return;
   throw DisagreementError(

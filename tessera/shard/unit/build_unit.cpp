@@ -260,12 +260,9 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   starts.expect_all();
   for (auto& group : prepared) unit->add_group(std::move(group));
   former.abandon();
-  for (auto& group : unit->groups_) {
-    if (group.flat) unit->parameters_[group.flat->shard.unsafeGetTensorImpl()] = &*group.flat;
-    for (auto& parameter : group.parameters) {
-      unit->parameters_[parameter.unsharded.lock().unsafeGetTensorImpl()] = &parameter;
-      if (!group.flat) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
-    }
+  for (const auto& group : unit->groups_) {
+    for (const auto& parameter : group.parameters) unit->parameters_[parameter.unsharded.lock().unsafeGetTensorImpl()] = &parameter;
+    for (const auto& parameter : group.listed()) unit->parameters_[parameter.shard.unsafeGetTensorImpl()] = &parameter;
   }
   return unit;
 }

@@ -11,6 +11,7 @@
 #include "tessera/base/compat.h"
 #include "tessera/base/error.h"
 #include "tessera/base/sweep.h"
+#include "tessera/shard/storage/storage_tag.h"
 
 namespace tessera {
 
@@ -68,10 +69,6 @@ struct ClosedMemory {
 ClosedMemory& closed_memory() {
   static auto* const instance = new ClosedMemory;
   return *instance;
-}
-
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 /// Where parameters that were sharded earlier lay in this storage.

@@ -3,12 +3,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <torch/csrc/autograd/cpp_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
+#include <string_view>
 
 #include "tessera/shard/options.h"
 #include "tessera/shard/unit/unit.h"
@@ -87,5 +90,21 @@ UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
 bool trains(const Unit::Parameter& parameter);
 /// Whether some of the unit's parameters are trained at the moment.
 bool is_trained(const Unit& unit);
+
+// The function that replaces an operator of a weight (shard/weight_operator.h).
+
+/// Returns the result of the function that replaces the operator, if one does. `weight`: its weight, or a view that note_transposed has
+/// seen.
+std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::string_view name, std::span<const c10::IValue> arguments);
+/// Marks `view` as weight.t().
+void note_transposed(const at::Tensor& weight, const at::Tensor& view);
+/// Whether operators of the weight are replaced, but it is neither sharded nor held in another form.
+bool is_only_replaced(const at::Tensor& weight);
+/// Lets paging see the operators of such a weight also with `values`, which set_data gives it.
+void keep_replaced(const at::Tensor& values);
+/// The values of a weight that is held in another form, or of a view that note_transposed has seen. Undefined for any other tensor.
+at::Tensor decoded(const at::Tensor& weight);
+/// Whether operators of this thread are not replaced.
+bool& runs_plainly();
 
 }  // namespace tessera

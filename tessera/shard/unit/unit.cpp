@@ -54,15 +54,19 @@ void Unit::make_chunk_private(size_t group) {
   own = storage.memory_view(groups_[group].dtype).copy_(before);
 }
 
-std::vector<const Unit::Parameter*> Unit::parameters_in(const at::Tensor& shard) const {
-  const auto& group = groups_[tag_of(shard)->group];
-  if (!group.flat) return {around(shard)};
-  std::vector<const Parameter*> result;
-  const bool is_all = shard.numel() == group.chunk;  // then also parameters that are empty here and have values on other ranks
-  const auto begin = shard.storage_offset(), end = begin + shard.numel();
-  for (const auto& parameter : group.parameters) {
-    const auto& span = parameter.span;
-    if (is_all || (span.shard_offset < end && begin < span.shard_offset + span.shard_numel)) result.push_back(&parameter);
+Unit::Parameters Unit::parameters_in(const at::Tensor& view) const {
+  const auto& group = groups_[tag_of(view)->group];
+  if (!group.flat && view.numel() == 0) return {around(view)};
+  const bool is_all = group.flat && view.numel() == group.chunk;  // then also parameters that are empty here and have values on other ranks
+  auto end = view.storage_offset() + (view.numel() == 0 ? 0 : 1);
+  for (int64_t i = 0; i < view.dim(); i++) end += (view.size(i) - 1) * view.stride(i);
+  const auto lies_before = [&](const Parameter& parameter) {
+    return !is_all && parameter.span.shard_offset + parameter.span.shard_numel <= view.storage_offset();
+  };
+  Parameters result;
+  auto each = std::ranges::partition_point(group.parameters, lies_before);
+  for (; each != group.parameters.end() && (is_all || each->span.shard_offset < end); ++each) {
+    if (is_all || each->span.shard_numel > 0) result.push_back(&*each);
   }
   return result;
 }
@@ -71,22 +75,12 @@ void Unit::outdate(const at::Tensor& written) {
   const auto outdate_one = [](const Parameter& parameter) {
     if (const auto unsharded = parameter.unsharded.lock(); unsharded.defined()) unsharded.unsafeGetTensorImpl()->bump_version();
   };
-  const auto outdate_all = [&](const Group& group) { std::ranges::for_each(group.parameters, outdate_one); };
-  if (!written.defined()) return std::ranges::for_each(groups_, outdate_all), void();
-  const auto& group = groups_[tag_of(written)->group];
-  if (group.flat) return outdate_all(group);
-  if (written.numel() == 0) {  // empty on this rank, but other ranks write their part of the parameter
-    outdate_one(*around(written));
-    return;
-  }
-  auto end = written.storage_offset() + 1;
-  for (int64_t i = 0; i < written.dim(); i++) end += (written.size(i) - 1) * written.stride(i);
-  const auto lies_before = [&](const Parameter& parameter) {
-    return parameter.span.shard_offset + parameter.span.shard_numel <= written.storage_offset();
-  };
-  auto each = std::ranges::partition_point(group.parameters, lies_before);
-  for (; each != group.parameters.end() && each->span.shard_offset < end; ++each) {
-    if (each->span.shard_numel > 0) outdate_one(*each);
+  if (!written.defined()) {
+    std::ranges::for_each(parameters_of(*this), outdate_one);
+  } else if (const auto& group = groups_[tag_of(written)->group]; group.flat) {
+    std::ranges::for_each(group.parameters, outdate_one);  // also those that have their values on other ranks, which write them
+  } else {
+    for (const auto* parameter : parameters_in(written)) outdate_one(*parameter);
   }
 }
 
@@ -115,12 +109,11 @@ const Unit::Parameter* Unit::around(const at::Tensor& view) const {
 
 Located locate(const at::Tensor& tensor) {
   if (!is_paged(tensor)) return {};
-  const auto* tag = tag_of(tensor);
-  auto unit = tag != nullptr ? tag->unit.lock() : nullptr;
+  auto unit = unit_of(tensor);
   if (!unit) return {};
   const auto* const parameter = unit->find(tensor);
   if (parameter == nullptr) return {};
-  const auto& group = unit->groups()[tag->group];
+  const auto& group = unit->groups()[tag_of(tensor)->group];
   return {std::move(unit), &group, parameter};
 }
 

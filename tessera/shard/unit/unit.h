@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <memory>
@@ -17,6 +18,7 @@
 
 #include "tessera/base/tensor_slice.h"
 #include "tessera/base/weak_tensor.h"
+#include "tessera/shard/custom_reduction.h"
 #include "tessera/shard/memory/unit_memory.h"
 #include "tessera/shard/options.h"
 #include "tessera/shard/storage/paged_tensor.h"
@@ -31,6 +33,7 @@ class Module;
 namespace tessera {
 
 class Schedule;
+class Unit;
 class UnitState;
 class Starts;
 
@@ -57,6 +60,20 @@ struct UnitCounters {
   uint64_t reductions = 0;
   uint64_t gathered_bytes = 0;  // received from other ranks
   uint64_t cancelled = 0;       // prefetches that were resharded before they were used
+};
+
+/// What can be changed about a unit after it was made.
+struct UnitSettings {
+  ReshardAfterForward reshard_after_forward = {};
+  bool reshard_after_backward = true;
+  bool gradient_sync = true;  // whether backward reduces gradients
+  int no_sync = 0;            // how many guards of no_sync exist
+  bool all_reduce = true;     // whether backward takes the mean over replicas
+  std::optional<DivideFactors> divide = {};
+  ReductionHook reduction_hook = {};
+  bool syncs() const { return gradient_sync && no_sync == 0; }
+  /// The units that are prefetched when this one is used, in place of those that the learned order predicts.
+  std::vector<std::weak_ptr<Unit>> forward_prefetch = {}, backward_prefetch = {};
 };
 
 /// Facts about a unit that threads may read without the lock of its schedule.
@@ -109,6 +126,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
     SourceParameterPtr source = {};  // marks local values that are computed from the shard
     WeakTensor unsharded = {};
     mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
+
+    /// Its part of the unsharded form of its group, in its shape.
+    at::Tensor in(const at::Tensor& whole) const { return whole.as_strided(sizes, strides, span.offset); }
+    /// Its part of a flat tensor in the layout of a rank's chunk.
+    at::Tensor in_chunk(const at::Tensor& own) const { return own.narrow(0, span.shard_offset, span.shard_numel); }
   };
 
   /// Parameters of one dtype that were all trainable or all frozen when the unit was made. They share one flat buffer.
@@ -181,8 +203,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const Parameter* find(const at::Tensor& tensor) const;
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   const Parameter* around(const at::Tensor& view) const;
-  /// The parameters that have values in a shard, or in a view of one: several only with Listing::Flat.
-  std::vector<const Parameter*> parameters_in(const at::Tensor& shard) const;
+  using Parameters = c10::SmallVector<const Parameter*, 2>;
+  /// The parameters that have values in a shard, in a view of one, or in a flat tensor over neighbours. Of an empty one, its parameter.
+  Parameters parameters_in(const at::Tensor& view) const;
   /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
   /// all.
   void outdate(const at::Tensor& written);
@@ -206,11 +229,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitMemory memory_;
   std::vector<NeededCall> needed_calls_;
   std::vector<Group> groups_;
-  std::unordered_map<const c10::TensorImpl*, Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
+  std::unordered_map<const c10::TensorImpl*, const Parameter*> parameters_;  // keyed by every unsharded parameter and every shard
   UnitCounters counters_;
   mutable UnitFlags flags_;
   std::shared_ptr<Schedule> schedule_;
   std::shared_ptr<UnitState> state_;  // shared, so that this header need not know it
+  friend class Schedule;              // which uses the state under its own lock
 };
 
 /// The unit, group and parameter whose unsharded form or shard a tensor is. All null if it is neither.

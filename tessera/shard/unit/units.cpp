@@ -93,8 +93,7 @@ std::vector<std::shared_ptr<Unit>> units(const Module& module) {
   std::vector<std::shared_ptr<Unit>> result;
   std::unordered_set<const Unit*> known;
   for (const auto& entry : module.parameters()) {
-    const auto* tag = is_paged(entry) ? tag_of(entry) : nullptr;
-    auto unit = tag != nullptr ? tag->unit.lock() : locate(entry).unit;
+    auto unit = is_paged(entry) ? unit_of(entry) : nullptr;
     if (unit && known.insert(unit.get()).second) result.push_back(std::move(unit));
   }
   return result;

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -16,7 +17,7 @@ Subject Versions::subject() const {
 }
 
 void Versions::done_reading() {
-  if (!writable_ && unit_.memory().turns) unit_.memory().turns->done_reading(subject());
+  if (!writable_) turns().done_reading(subject());
 }
 
 void Versions::wait_to_write(WriteKind how) {
@@ -31,23 +32,20 @@ void Versions::wait_to_write(WriteKind how) {
 
 /// Whether our optimizers write all cast copies of the unit along with the shards.
 bool Versions::all_casts_by_optimizers() const {
-  for (size_t i = 0; i < unit_.groups().size(); i++) {
-    if (unit_.memory().turns && unit_.memory().turns->published_copy(i).defined() && !unit_.groups()[i].optimizers_cast) return false;
-  }
-  return true;
+  return std::ranges::none_of(
+      unit_.groups(), [&](const Unit::Group& group) { return turns().published_copy(group.number).defined() && !group.optimizers_cast; });
 }
 
 void Versions::make_writable() {
-  const auto& turns = unit_.memory().turns;
-  if (writable_ || !turns) return;
+  if (writable_) return;
   if (detached_) {
     done_reading();
     publishes_later_ = true;
-  } else if (!turns->wait_for_readers(subject())) {
+  } else if (!turns().wait_for_readers(subject())) {
     // The shards move into private memory for good. Other ranks then read a copy.
     const BelowPaging below;
     for (const auto& group : unit_.groups()) {
-      if (turns->keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
+      if (turns().keep_copy(group.number, group.own)) unit_.make_chunk_private(group.number);
     }
     detached_ = publishes_later_ = true;
   }
@@ -67,9 +65,8 @@ void Versions::skip() {
 
 at::Tensor Versions::cast_copy(const at::Tensor& flat) const {
   const auto number = tag_of(flat)->group;
-  const auto& turns = unit_.memory().turns;
-  if (!turns || !unit_.groups()[number].optimizers_cast || must_copy_) return {};
-  const auto published = turns->published_copy(number);
+  if (!unit_.groups()[number].optimizers_cast || must_copy_) return {};
+  const auto published = turns().published_copy(number);
   return published.defined() ? published.narrow(0, flat.storage_offset(), flat.numel()) : published;
 }
 
@@ -82,7 +79,7 @@ void Versions::publish() {
 void Versions::publish(std::span<const Buffer> buffers) {
   auto next = subject();
   if (written_) next.version++;
-  if (const auto& turns = unit_.memory().turns) turns->done_writing(buffers, next, must_copy_);
+  turns().done_writing(buffers, next, must_copy_);
   unit_.memory().evict(buffers);
   if (written_ && pointed_at_) pointed_at_ = fingerprint_of_shards();
   version_ = next.version;
@@ -109,7 +106,7 @@ void Versions::expect_untouched() {
 
 void Versions::reset() {
   if (!written_) writable_ = publishes_later_ = false;
-  if (const auto& turns = unit_.memory().turns) turns->reset(subject(), !written_);
+  turns().reset(subject(), !written_);
 }
 
 }  // namespace tessera

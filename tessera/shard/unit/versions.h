@@ -60,6 +60,7 @@ class Versions {
   void reset();
 
  private:
+  Turns& turns() const { return *unit_.memory().turns; }
   void make_writable();
   bool all_casts_by_optimizers() const;
   uint64_t fingerprint_of_shards() const;
@@ -67,11 +68,11 @@ class Versions {
   Unit& unit_;
   uint64_t version_ = 0;
   std::string writer_;
-  bool written_ = false;   // the shards were written since the last publication
-  bool writable_ = false;  // no other rank reads the memory that a write would change
-  bool must_copy_ = true;  // publish() has to make the copy that other ranks read, because it was not written along with the shards
-  bool publishes_later_ = false;      // see publishes_later()
-  bool detached_ = false;  // the shards have moved into private memory for good
+  bool written_ = false;          // the shards were written since the last publication
+  bool writable_ = false;         // no other rank reads the memory that a write would change
+  bool must_copy_ = true;         // publish() has to make the copy that other ranks read, because it was not written along with the shards
+  bool publishes_later_ = false;  // see publishes_later()
+  bool detached_ = false;         // the shards have moved into private memory for good
   bool write_broke_off_ = false;
   std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them is out
 };

@@ -79,7 +79,7 @@ TEST_F(VersionsOfAUnit, SeeWritesThroughAnOldPointer) {
 }
 
 TEST_F(VersionsOfAUnit, AskNobodyWhereNobodyReadsInPlace) {
-  fake_.unit->memory().turns.reset();
+  fake_.unit->memory().turns = std::make_unique<Turns>();
   versions_.done_reading();
   versions_.wait_to_write(WriteKind::Update);
   versions_.publish();
