@@ -17,6 +17,9 @@
 #include "tessera/comm/host/rendezvous.h"
 
 namespace tessera::cli {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Ending, status, failed, noticed, interrupted, ranks, report, again, why_last)
+
 namespace {
 
 using Json = nlohmann::json;
@@ -57,20 +60,6 @@ StorePtr connect(const NodesOptions& options) {
   } catch (const ConfigError& error) {
     throw ConfigError("node {}, at the store {}: {}", options.node, place, error.what());
   }
-}
-
-Json to_json(const NodeEnd& end) {
-  return {{"failed", end.failed},         {"interrupted", end.interrupted}, {"status", end.status},
-          {"ranks_left", end.ranks_left}, {"noticed", end.noticed},         {"report", end.report}};
-}
-
-NodeEnd end_from(const Json& json) {
-  return {.failed = json.at("failed"),
-          .interrupted = json.at("interrupted"),
-          .status = json.at("status"),
-          .ranks_left = json.at("ranks_left"),
-          .noticed = json.at("noticed"),
-          .report = json.at("report")};
 }
 
 /// Any text as JSON, also what is not UTF-8.
@@ -309,20 +298,16 @@ bool Nodes::is_lost(int node) {
   return lost_.contains(node);
 }
 
-Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
-  asking_node_0([&] { store_->set(key("end", options_.node), dump(to_json(end))); });
-  if (decides()) {
-    const auto verdict = decide(may_restart);
-    store_->set(key("verdict"),
-                dump({{"status", verdict.status}, {"again", verdict.again}, {"words", verdict.words}, {"why_last", verdict.why_last}}));
-  }
-  const auto verdict = Json::parse(await(key("verdict")));
+Ending Nodes::agree(const Ending& own, bool may_restart) {
+  asking_node_0([&] { store_->set(key("end", options_.node), dump(own)); });
+  if (decides()) store_->set(key("verdict"), dump(decide(may_restart)));
+  const auto all = Json::parse(await(key("verdict"))).get<Ending>();
   asking_node_0([&] { store_->add(key("read"), 1); });
   {
     const std::lock_guard lock(mutex_);
     runs_ = false;
   }
-  if (decides() && !verdict.at("again").get<bool>()) {
+  if (decides() && !all.again) {
     const auto last = Clock::now() + kFarewell;
     const auto present = static_cast<int64_t>(members_.size() - lost_.size());
     while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
@@ -330,50 +315,48 @@ Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
   char rest = 0;  // what came when all was over
   while (::read(news_.read.get(), &rest, 1) == 1) {
   }
-  return {.status = verdict.at("status"), .again = verdict.at("again"), .words = verdict.at("words"), .why_last = verdict.at("why_last")};
+  return all;
 }
 
 /// Node 0's part: it waits for the others, unless they are lost.
-Verdict Nodes::decide(bool may_restart) {
-  std::map<int, NodeEnd> ends;
+Ending Nodes::decide(bool may_restart) {
+  std::map<int, Ending> ends;
   std::set<int> lost;
   for (const auto& [node, member] : members_) {
     while (!is_there(key("end", node)) && !is_lost(node)) pause();
     if (is_lost(node)) {  // perhaps it was only held up, and now says how the ranks ended that were stopped because of it
       lost.insert(node);
     } else {
-      ends[node] = end_from(Json::parse(read(key("end", node))));
+      ends[node] = Json::parse(read(key("end", node))).get<Ending>();
     }
   }
-  Verdict verdict;
-  bool interrupted = false;
+  Ending all;
   std::optional<int> blamed;
   for (const auto& [node, end] : ends) {
-    interrupted |= end.interrupted;
-    if (end.status != 0 && verdict.status == 0) verdict.status = end.status;
+    all.interrupted |= end.interrupted;
+    if (end.status != 0 && all.status == 0) all.status = end.status;
     // A node whose rank failed by itself comes before one that only noticed it.
     if (end.failed && (!blamed || (ends[*blamed].noticed && !end.noticed))) blamed = node;
   }
   if (!lost.empty()) {
     std::vector<std::string> hosts;
     for (const int node : lost) hosts.push_back(members_[node].host);
-    verdict.words =
-        fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), options_.timeout.count());
-    if (verdict.status == 0) verdict.status = 1;
+    all.report = fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), options_.timeout.count());
+    if (all.status == 0) all.status = 1;
   } else if (blamed) {
-    verdict.status = ends[*blamed].status;
-    verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
+    all.status = ends[*blamed].status;
+    all.report = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
-  verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
-  if (verdict.again && lost.empty()) {  // nodes that are lost may come back
+  all.again = may_restart && !all.interrupted && (blamed || !lost.empty());
+  if (all.again && lost.empty()) {  // nodes that are lost may come back
     int left = 0;
-    for (const auto& [node, end] : ends) left += end.ranks_left;
+    for (const auto& [node, end] : ends) left += end.ranks;
     if (left < options_.min_ranks) {
-      verdict.again = false;
-      verdict.why_last = too_few_ranks(left, options_.min_ranks);
+      all.again = false;
+      all.why_last = too_few_ranks(left, options_.min_ranks);
     }
   }
-  return verdict;
+  return all;
 }
 
 }  // namespace tessera::cli

@@ -17,6 +17,7 @@
 
 #include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
+#include "tessera/cli/launch/ending.h"
 #include "tessera/cli/launch/ranks_here.h"
 
 namespace c10d {
@@ -46,23 +47,6 @@ struct NodesOptions {
   std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
 };
 
-/// The report of a launcher to the others on the end of an attempt.
-struct NodeEnd {
-  bool failed = false, interrupted = false;
-  int status = 0;
-  int ranks_left = 0;       // that could take part in a further attempt here
-  bool noticed = false;     // its rank failed because of one of another node
-  std::string report = {};  // what this launcher has printed of it
-};
-
-/// The decision about the job.
-struct Verdict {
-  int status = 0;
-  bool again = false;         // there is another attempt
-  std::string words = {};     // what happened on other nodes; empty if there is nothing to say
-  std::string why_last = {};  // why there is no other attempt although one was allowed; empty if there is nothing to say
-};
-
 /// Why a job ends: it has fewer ranks than --min-ranks.
 std::string too_few_ranks(int left, int least);
 
@@ -87,7 +71,7 @@ class Nodes {
   void tell(int signal);
 
   /// Waits until all nodes have said how their ranks ended. `may_restart`: whether another attempt is allowed after a failure.
-  Verdict agree(const NodeEnd& end, bool may_restart);
+  Ending agree(const Ending& own, bool may_restart);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -101,7 +85,7 @@ class Nodes {
   std::string await(const std::string& key);
   void find_attempt();
   void invite();
-  Verdict decide(bool may_restart);
+  Ending decide(bool may_restart);
   void keep_in_touch();
   void look(c10d::Store& store);
   void watch_others(c10d::Store& store);
@@ -126,7 +110,7 @@ class Nodes {
   std::atomic<int> to_tell_ = kNothing;
   std::string why_alone_;               // written before is_alone_
   std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
-  std::mutex mutex_;  // guards the members below, which the watcher works with while an attempt runs
+  std::mutex mutex_;                    // guards the members below, which the watcher works with while an attempt runs
   std::condition_variable wake_;
   bool stop_ = false, runs_ = false, told_ = false;
   std::set<int> lost_;
