@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -38,7 +37,7 @@ Copy copy_of(size_t all) {
 }  // namespace
 
 size_t SharedMemoryLink::block_size(int ranks) {
-  return PeerGroup::header_bytes(ranks) + static_cast<size_t>(ranks) * (sizeof(Counter) + 2 * kSlot);
+  return PeerGroup::header_bytes(ranks) + ranks * (sizeof(Counter) + 2 * kSlot);
 }
 
 SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, std::vector<int> world_ranks)
@@ -50,7 +49,7 @@ std::span<Counter> SharedMemoryLink::turns() const {
 
 std::byte* SharedMemoryLink::slot(int rank) const {
   auto* slots = peers_->payload() + turns().size_bytes();
-  return slots + (static_cast<size_t>(rank) * 2 + turn_ % 2) * kSlot;
+  return slots + (rank * 2 + turn_ % 2) * kSlot;
 }
 
 /// Each rank writes once and reads what all have written: among the ranks of a host that takes one turn, where messages would take several.
@@ -141,7 +140,7 @@ SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point 
   if (!step.failed()) step.attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
 
   if (const auto found = AllOrNone::first(all_gather_texts(*this, step.trouble(), deadline))) {
-    return {.area = nullptr, .why_not = fmt::format("rank {}: {}", world_ranks()[static_cast<size_t>(found->rank)], found->words)};
+    return {.why_not = fmt::format("rank {}: {}", world_ranks()[found->rank], found->words)};
   }
   block->seal();
   if (made_) made_->seal();
