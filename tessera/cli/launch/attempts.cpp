@@ -56,13 +56,7 @@ class Attempts {
   std::unique_ptr<Nodes> find_others() {
     if (!plan_.quiet) say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
     return std::make_unique<Nodes>(
-        NodesOptions{.point = plan_.point,
-                     .nodes = plan_.nodes,
-                     .node = plan_.node,
-                     .max_restarts = plan_.max_restarts,
-                     .min_ranks = plan_.min_ranks,
-                     .timeout = plan_.node_timeout},
-        Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
+        plan_, Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
   }
 
   /// Handles signals while no ranks run here. The first one that comes while nodes agree is passed on to them; any other ends this

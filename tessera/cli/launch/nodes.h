@@ -15,9 +15,9 @@
 #include <string>
 #include <thread>
 
-#include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
 #include "tessera/cli/launch/ending.h"
+#include "tessera/cli/launch/plan.h"
 #include "tessera/cli/launch/ranks_here.h"
 
 namespace c10d {
@@ -38,15 +38,6 @@ struct Share {
   int max_restarts = 0, min_ranks = 0;  // those of node 0 hold
 };
 
-struct NodesOptions {
-  MeetingPoint point = {};
-  int nodes = 1, node = 0;
-  int max_restarts = 0;                                        // those of node 0 hold, as its min_ranks
-  int min_ranks = 0;                                           // with fewer there is no further attempt; 0: all are needed
-  std::chrono::seconds start_limit = std::chrono::minutes(5);  // until all nodes are there
-  std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
-};
-
 /// Why a job ends: it has fewer ranks than --min-ranks.
 std::string too_few_ranks(int left, int least);
 
@@ -57,8 +48,8 @@ class Nodes {
     std::function<void()> wait;  // called again and again while meet() and agree() wait; what it throws ends them
   };
 
-  /// Connects to node 0. Throws an Error that names the way out.
-  Nodes(NodesOptions options, Hooks hooks);
+  /// Connects to node 0; the plan must outlive it. Throws an Error that names the way out.
+  Nodes(const LaunchPlan& plan, Hooks hooks);
   Nodes(Nodes&&) = delete;
   ~Nodes();
 
@@ -76,7 +67,7 @@ class Nodes {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool decides() const { return options_.node == 0; }
+  bool decides() const { return plan_.node == 0; }
   std::string key(const std::string& topic) const;
   std::string key(const std::string& topic, int node) const;
   bool is_there(const std::string& key);
@@ -94,7 +85,7 @@ class Nodes {
   template <class Call>
   auto asking_node_0(Call&& call) const;
 
-  const NodesOptions options_;
+  const LaunchPlan& plan_;
   const Hooks hooks_;
   const std::string id_ = random_secret();
   c10::intrusive_ptr<c10d::Store> store_;
