@@ -18,13 +18,6 @@ constexpr size_t kSmallReduction = 32 * 1024;
 template <class T>
 using OfRanks = c10::SmallVector<T, 8>;
 
-/// Chunk r of some bytes that are cut into chunks of `most`; shorter, or empty, at the end.
-template <class Span>
-Span chunk_of(Span all, size_t r, size_t most) {
-  const auto begin = std::min(r * most, all.size());
-  return all.subspan(begin, std::min(most, all.size() - begin));
-}
-
 }  // namespace
 
 Moved HostTransport::run(const Request& request, const Launch& start) {
@@ -68,12 +61,12 @@ uint64_t HostTransport::move(const Request& request, const Piece& piece, const L
     return bytes;
   }
   // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
-  const size_t chunk = (numel + ranks - 1) / ranks;
-  for (size_t r = 0; r < ranks; r++) to[r] = chunk_of(sent, r, chunk * outgoing.element_size());
+  const size_t chunk = (numel + ranks - 1) / ranks, sent_chunk = chunk * outgoing.element_size(), own_chunk = chunk * tensor.element_size();
+  for (size_t r = 0; r < ranks; r++) to[r] = byte_range(sent, r * sent_chunk, sent_chunk);
   const auto begin = std::min(rank() * chunk, numel);
   const auto own = tensor.view({-1}).narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(std::min(chunk, numel - begin)));
   const auto bytes = reduce(reduction, to, own, start);
-  for (size_t r = 0; r < ranks; r++) from[r] = chunk_of(whole, r, chunk * tensor.element_size());
+  for (size_t r = 0; r < ranks; r++) from[r] = byte_range(whole, r * own_chunk, own_chunk);
   return bytes + gather(from[rank()], from, start);
 }
 
