@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,6 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/paging_key.h"
+#include "tessera/comm/control/fill_envelope.h"
 #include "tessera/comm/control/group.h"
 
 namespace tessera {
@@ -33,16 +35,20 @@ void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
       operation, operation);
 }
 
-void expect_no_graph(std::span<const Piece> pieces, std::string_view operation) {
-  for (const auto& piece : pieces) {
-    expect_no_graph(piece.own, operation);
-    expect_no_graph(piece.whole, operation);
-  }
-}
-
 /// Makes backward an error for graphs that have saved the tensor, which an operation is about to write.
 void note_write(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+/// The number of the part of a group that an operation makes.
+uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
+  constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
+  return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
+}
+
+/// What a barrier does when all ranks are there.
+Moved nothing(const Launch& /*start*/) {
+  return {};
 }
 
 }  // namespace
@@ -61,70 +67,126 @@ int Communicator::rank() const {
   return ranks.front();
 }
 
+Work Communicator::run(Request request, const Subject& subject) const {
+  for (const auto& [whole, own, squares] : request.pieces) {
+    if (!request.has_parts()) expect_not_sharded(own, name(request.operation));
+    expect_no_graph(own, name(request.operation));
+    expect_no_graph(whole, name(request.operation));
+  }
+  for (const auto& piece : request.pieces) note_write(request.operation == Operation::AllGather ? piece.whole : piece.own);
+  if (group_->link_) request.operands = {};
+  const auto envelope = group_->describe(request.operation, subject, [&](Envelope& own) { describe(own, request, traits()); });
+  return group_->start(envelope, limit_, [&transport = *group_->transport_, request = std::move(request)](const Launch& start) {
+    return transport.run(request, start);
+  });
+}
+
 Work Communicator::all_gather(std::span<const Piece> pieces, Subject subject, std::span<at::Tensor> operands) const {
-  expect_no_graph(pieces, "all_gather");
-  for (const auto& piece : pieces) note_write(piece.whole);
-  return group_->all_gather(pieces, operands, call(subject));
+  return run({.operation = Operation::AllGather, .pieces = {pieces.begin(), pieces.end()}, .operands = operands}, subject);
 }
 
 Work Communicator::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, Subject subject) const {
-  expect_no_graph(pieces, "reduce_scatter");
-  for (const auto& piece : pieces) note_write(piece.own);
-  return group_->reduce_scatter(pieces, reduction, call(subject));
+  return run({.operation = Operation::ReduceScatter, .pieces = {pieces.begin(), pieces.end()}, .reduction = reduction}, subject);
 }
 
 Work Communicator::all_reduce(at::Tensor tensor, const Reduction& reduction, Subject subject) const {
-  expect_not_sharded(tensor, "all_reduce");
-  expect_no_graph(tensor, "all_reduce");
-  note_write(tensor);
-  return group_->all_reduce(tensor, reduction, call(subject));
+  return run({.operation = Operation::AllReduce, .pieces = {{.whole = tensor, .own = tensor}}, .reduction = reduction}, subject);
 }
 
 Work Communicator::broadcast(at::Tensor tensor, int root, Subject subject) const {
-  expect_not_sharded(tensor, "broadcast");
-  expect_no_graph(tensor, "broadcast");
-  note_write(tensor);
-  return group_->broadcast(tensor, root, call(subject));
+  return run({.operation = Operation::Broadcast, .pieces = {{.whole = tensor, .own = tensor}}, .root = root}, subject);
 }
 
 void Communicator::barrier(Subject subject) const {
-  group_->barrier(call(subject)).wait();
+  group_->start(group_->describe(Operation::Barrier, subject), limit_, nothing).wait();
 }
 
 Work Communicator::meet(Subject subject) const {
-  return group_->meet(call(subject));
+  const auto envelope = group_->describe(Operation::Barrier, subject);
+  if (!group_->link_) return group_->run_here(envelope, nothing);
+  group_->note_caller();
+  group_->meetings_++;
+  return group_->queue_.run([&group = *group_, envelope, limit = limit_] {
+    const auto end = c10::make_scope_exit([&] { group.meetings_--; });
+    for (;;) {
+      try {
+        return group.run(envelope, {}, limit, nothing);
+      } catch (const DisagreementError&) {  // a rank was in another operation, and has got this error there
+      } catch (const UsageError&) {         // or could not take part in one
+      }
+    }
+  });
 }
 
 Extremes Communicator::extremes(uint64_t own, Subject subject) const {
-  return group_->extremes(own, call(subject));
+  auto found = Extremes::of(own);
+  const auto take = [&](const Launch&) {
+    if (group_->link_) found = group_->known_;
+    return Moved();
+  };
+  group_->start(group_->describe(Operation::Compare, subject), limit_, take, own).wait();
+  return found;
 }
 
 std::vector<std::string> Communicator::texts(const std::string& own, Subject subject) const {
-  return group_->texts(own, call(subject));
+  std::vector<std::string> found(size(), own);
+  const auto gather = [&](const Launch& start) {
+    if (group_->link_) found = all_gather_texts(*group_->link_, own, start.end);
+    return Moved();
+  };
+  group_->start(group_->describe(Operation::Texts, subject), limit_, gather).wait();
+  return found;
 }
 
 Communicator Communicator::split(std::span<const int> colors) const {
-  return Communicator(group_->split(colors, call()), limit_);
+  const auto envelope = group_->describe(Operation::Split, {}, [&](Envelope& own) {
+    for (const int color : colors) own.mix_into_layout(color);
+    if (std::ssize(colors) != size()) throw UsageError("{} colors for {} ranks; give one for each", colors.size(), size());
+  });
+  std::shared_ptr<Link> link;
+  std::unique_ptr<Transport> transport;
+  uint64_t number = 0;
+  const auto make = [&](const Launch& start) {
+    if (group_->link_) {
+      const int rank = group_->link_->rank();
+      number = number_of_part(group_->number_, group_->now_.sequence, colors[rank]);
+      link = group_->link_->split(members_of(colors, rank), start.end);
+    }
+    transport = group_->transport_->split(colors, link);
+    return Moved();
+  };
+  group_->start(envelope, limit_, make).wait();
+  return Communicator(std::make_shared<Group>(std::move(transport), std::move(link), group_->family_, number), limit_);
 }
 
 Communicator Communicator::part(std::span<const int> colors) const {
   const bool is_whole = std::ranges::adjacent_find(colors, std::not_equal_to<>()) == colors.end();
-  if (is_whole && static_cast<int>(colors.size()) == size()) return *this;
-  return Communicator(group_->part(colors, call()), limit_);
+  if (is_whole && std::ssize(colors) == size()) return *this;
+  std::vector<int> division;
+  for (const int color : colors) division.push_back(static_cast<int>(std::ranges::find(colors, color) - colors.begin()));
+  auto& known = group_->parts_;
+  {
+    const std::lock_guard lock(group_->mutex_);
+    if (const auto found = known.find(division); found != known.end()) return Communicator(found->second, limit_);
+  }
+  auto made = split(colors);
+  const std::lock_guard lock(group_->mutex_);
+  return Communicator(known.emplace(std::move(division), std::move(made.group_)).first->second, limit_);
 }
 
 std::vector<Communicator> Communicator::parts() const {
   std::vector<Communicator> result;
-  for (auto& part : group_->parts()) result.emplace_back(std::move(part), limit_);
+  const std::lock_guard lock(group_->mutex_);
+  for (const auto& [division, part] : group_->parts_) result.emplace_back(part, limit_);
   return result;
 }
 
 Communicator Communicator::duplicate() const {
-  return split(std::vector<int>(static_cast<size_t>(size()), 0));
+  return split(std::vector<int>(size(), 0));
 }
 
 SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const {
-  return group_->share(shape, call(subject));
+  return group_->share(shape, subject, limit_);
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
@@ -137,13 +199,10 @@ at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
     for (const int rank : local_ranks()) parts.push_back(all.narrow(0, rank * chunk, chunk));
     return from_replicas(parts);
   }
-  for (const int rank : local_ranks()) {
-    const int64_t begin = std::min(rank * chunk, flat.numel());
-    const int64_t end = std::min(begin + chunk, flat.numel());
-    auto part = at::zeros({chunk}, flat.options());
-    part.narrow(0, 0, end - begin).copy_(flat.narrow(0, begin, end - begin));
-    parts.push_back(std::move(part));
-  }
+  const int64_t begin = std::min(rank() * chunk, flat.numel());
+  const int64_t end = std::min(begin + chunk, flat.numel());
+  parts = {at::zeros({chunk}, flat.options())};
+  parts.front().narrow(0, 0, end - begin).copy_(flat.narrow(0, begin, end - begin));
   return from_replicas(parts);
 }
 
@@ -152,36 +211,39 @@ const GroupTraits& Communicator::traits() const {
 }
 
 std::vector<at::Tensor> Communicator::replicas(const at::Tensor& tensor) const {
-  return group_->transport().replicas(tensor);
+  return group_->transport_->replicas(tensor);
 }
 
 at::Tensor Communicator::from_replicas(std::span<const at::Tensor> tensors) const {
-  return group_->transport().from_replicas(tensors);
+  return group_->transport_->from_replicas(tensors);
 }
 
 at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
   const auto ranks = std::ssize(local_ranks());
   if (!rows.defined() || rows.dim() == 0 || rows.size(0) % ranks != 0) {
-    const auto what = rows.defined() ? fmt::format("a tensor with sizes [{}]", fmt::join(rows.sizes(), ", ")) : std::string("an undefined tensor");
+    const auto what =
+        rows.defined() ? fmt::format("a tensor with sizes [{}]", fmt::join(rows.sizes(), ", ")) : std::string("an undefined tensor");
     throw UsageError("{} has no equal parts for the {} ranks that this process stands for", what, ranks);
   }
   return from_replicas(rows.chunk(ranks)).to(traits().device);
 }
 
 void Communicator::enter(std::string_view phase, std::string_view unit) const {
-  group_->enter(phase, unit);
+  group_->family_->recorder().enter(phase, unit);
 }
 
 void Communicator::step_done() const {
-  group_->transport().step_done();
+  group_->transport_->step_done();
 }
 
-void Communicator::abort(std::string_view reason) const noexcept {
-  group_->abort(reason);
+void Communicator::abort(std::string_view reason) const noexcept try {
+  if (!group_->link_) return;  // there is nobody who waits
+  group_->family_->abort(fmt::format("rank {}: {}", group_->world_rank(), reason), group_->world_rank());
+} catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
 }
 
 uint64_t Communicator::next_number() const {
-  return group_->next_number();
+  return ++group_->last_number_;
 }
 
 void Communicator::count(Operation operation, uint64_t bytes) const {
@@ -189,11 +251,12 @@ void Communicator::count(Operation operation, uint64_t bytes) const {
 }
 
 Traffic Communicator::traffic(Operation operation) const {
-  return group_->traffic(operation);
+  const auto& counter = group_->counters_[static_cast<size_t>(operation)];
+  return {.calls = counter.calls, .bytes = counter.bytes};
 }
 
 void Communicator::reset_traffic() const {
-  group_->reset_traffic();
+  for (auto& counter : group_->counters_) counter.calls = counter.bytes = 0;
 }
 
 }  // namespace tessera

@@ -1,6 +1,8 @@
 // Collectives among the ranks of a group. Every rank must call the same operations in the same order; errors name the rank that does not.
 #pragma once
 
+#include <chrono>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +38,7 @@ class Communicator {
   /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
-  int world_rank(int rank) const { return traits().world_ranks[static_cast<size_t>(rank)]; }
+  int world_rank(int rank) const { return traits().world_ranks[rank]; }
   bool same_group(const Communicator& other) const { return group_ == other.group_; }
   /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
   const void* id() const { return group_.get(); }
@@ -48,7 +50,7 @@ class Communicator {
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(group_, limit); }
 
   /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `operands`:
-  /// see Transport::all_gather.
+  /// see Request.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> operands = {}) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.
@@ -109,7 +111,7 @@ class Communicator {
   void reset_traffic() const;
 
  private:
-  Call call(Subject subject = {}) const { return {.subject = subject, .limit = limit_}; }
+  Work run(Request request, const Subject& subject) const;
 
   std::shared_ptr<Group> group_;
   std::chrono::milliseconds limit_;

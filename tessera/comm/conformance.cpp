@@ -5,6 +5,7 @@
 
 #include <array>
 #include <numeric>
+#include <optional>
 
 #include "tessera/base/error.h"
 
@@ -51,27 +52,18 @@ at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype
   return given(world, [&](int rank) { return values(world, rank, numel, dtype); });
 }
 
-void expect_equal(const at::Tensor& actual, const at::Tensor& expected) {
-  if (actual.sizes() == expected.sizes() && actual.scalar_type() == expected.scalar_type() && at::equal(actual, expected)) return;
-  const auto wrong = actual.sizes() == expected.sizes() ? actual.ne(expected).sum().item<int64_t>() : int64_t{-1};
-  throw Error("{} of {} values are wrong", wrong, expected.numel());
-}
-
-void expect_equal(const Communicator& world, const at::Tensor& actual, const OfRank& expected) {
-  const auto found = seen(world, actual);
-  for (size_t i = 0; i < found.size(); i++) expect_equal(found[i], expected(world.local_ranks()[i]));
-}
-
-/// Sums of a transport that adds in any order are right to rounding in the dtype in which they were sent.
-void expect_sums(const Communicator& world, const at::Tensor& actual, const OfRank& expected, at::ScalarType sent) {
-  if (world.traits().sums == SumOrder::Defined || !at::isFloatingType(sent)) return expect_equal(world, actual, expected);
-  const double rounding = sent == at::kBFloat16 ? 1e-2 : sent == at::kHalf ? 2e-3 : 1e-6;
+/// Compares what each rank of this process has. Sums of a transport that adds in any order are right to rounding in the dtype in which they
+/// were sent.
+void expect_equal(const Communicator& world, const at::Tensor& actual, const OfRank& expected, std::optional<at::ScalarType> sent = {}) {
+  const bool exact = !sent || world.traits().sums == SumOrder::Defined || !at::isFloatingType(*sent);
+  const double rounding = exact ? 0 : *sent == at::kBFloat16 ? 1e-2 : *sent == at::kHalf ? 2e-3 : 1e-6;
   const auto found = seen(world, actual);
   for (size_t i = 0; i < found.size(); i++) {
     const auto due = expected(world.local_ranks()[i]);
-    if (found[i].scalar_type() != due.scalar_type() || !at::allclose(found[i], due, rounding, rounding)) {
-      throw Error("sums are wrong by more than rounding");
-    }
+    if (found[i].sizes() != due.sizes() || found[i].scalar_type() != due.scalar_type())
+      throw Error("the values have another shape or dtype");
+    if (exact ? at::equal(found[i], due) : at::allclose(found[i], due, rounding, rounding)) continue;
+    throw Error("{} of {} values are wrong{}", found[i].ne(due).sum().item<int64_t>(), due.numel(), exact ? "" : ", by more than rounding");
   }
 }
 
@@ -126,15 +118,17 @@ void check_reduce_scatter(const Communicator& world, int64_t numel, at::ScalarTy
   world.reduce_scatter(std::array{piece}, reduction, {.unit = "conformance"}).wait();
   const auto sum = reduction.sum_dtype.value_or(default_sum(dtype));
   const auto all = reduced(world, numel * world.size(), dtype, reduction.op, sum);
-  expect_sums(world, piece.own, [&](int rank) { return all.narrow(0, numel * rank, numel); }, reduction.wire_dtype.value_or(dtype));
-  expect_equal(world, whole, [&](int rank) { return before[static_cast<size_t>(rank - world.local_ranks().front())]; });
+  expect_equal(
+      world, piece.own, [&](int rank) { return all.narrow(0, numel * rank, numel); }, reduction.wire_dtype.value_or(dtype));
+  expect_equal(world, whole, [&](int rank) { return before[rank - world.local_ranks().front()]; });
 }
 
 void check_all_reduce(const Communicator& world, int64_t numel, at::ScalarType dtype, Reduce op) {
   const auto tensor = values(world, numel, dtype);
   world.all_reduce(tensor, {.op = op}).wait();
   const auto expected = reduced(world, numel, dtype, op, default_sum(dtype));
-  expect_sums(world, tensor, [&](int) { return expected; }, dtype);
+  expect_equal(
+      world, tensor, [&](int) { return expected; }, dtype);
 }
 
 void check_broadcast(const Communicator& world, int64_t numel, at::ScalarType dtype) {
@@ -207,13 +201,8 @@ void check_refusal(const Communicator& world) {
   expect_error<UsageError>([&] { world.all_reduce(odd_one ? zeros(16).view({4, 4}).t()[0] : zeros(4)).wait(); }, "not contiguous");
   expect_error<UsageError>([&] { world.all_reduce(filled(world, 2, 1, at::kLong), {.op = Reduce::Mean}).wait(); }, "mean");
   expect_error<UsageError>([&] { world.broadcast(zeros(2), world.size()).wait(); }, "does not exist");
-  expect_error<UsageError>([&] { (void)world.split(std::vector<int>(static_cast<size_t>(world.size() + 1), 0)); }, "colors");
+  expect_error<UsageError>([&] { (void)world.split(std::vector<int>(world.size() + 1, 0)); }, "colors");
   world.barrier();
-}
-
-/// Large buffers are moved in several parts, which does not depend on the dtype: one wide and one narrow dtype suffice.
-bool worth_it(int64_t numel, at::ScalarType dtype) {
-  return numel < kLargest || dtype == at::kFloat || dtype == at::kBFloat16;
 }
 
 }  // namespace
@@ -224,33 +213,30 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
   const auto add = [&](std::string_view operation, std::string what, std::function<void(const Communicator&)> run) {
     checks.push_back({.operation = std::string(operation), .what = std::move(what), .run = std::move(run)});
   };
-  const auto label = [](int64_t numel, at::ScalarType dtype, std::string_view more) {
-    return fmt::format("{} x {}{}", numel, c10::toString(dtype), more);
-  };
   for (const int64_t numel : kSizes) {
-    for (const auto& dtypes : {std::span<const at::ScalarType>(kFloats), std::span<const at::ScalarType>(kOthers)}) {
+    // Large buffers are moved in several parts, which does not depend on the dtype: one wide and one narrow dtype suffice.
+    const auto each = [&](std::string_view operation, std::span<const at::ScalarType> dtypes, std::string_view more, auto check) {
       for (const auto dtype : dtypes) {
-        if (!worth_it(numel, dtype)) continue;
-        add("all_gather", label(numel, dtype, ""), [=](const auto& c) { check_all_gather(c, numel, dtype); });
-        add("broadcast", label(numel, dtype, ""), [=](const auto& c) { check_broadcast(c, numel, dtype); });
+        if (numel == kLargest && dtype != at::kFloat && dtype != at::kBFloat16) continue;
+        add(operation, fmt::format("{} x {}{}", numel, c10::toString(dtype), more), [=](const auto& c) { check(c, numel, dtype); });
       }
+    };
+    for (const auto& dtypes : {std::span<const at::ScalarType>(kFloats), std::span<const at::ScalarType>(kOthers)}) {
+      each("all_gather", dtypes, "", check_all_gather);
+      each("broadcast", dtypes, "", check_broadcast);
     }
-    for (const auto dtype : kFloats) {
-      if (!worth_it(numel, dtype)) continue;
-      for (const auto op : {Reduce::Sum, Reduce::Mean}) {
-        const auto more = fmt::format(", {}", name(op));
-        add("reduce_scatter", label(numel, dtype, more), [=](const auto& c) { check_reduce_scatter(c, numel, dtype, {.op = op}); });
-      }
-      for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
-        if (numel == kLargest && op != Reduce::Mean) continue;
-        if (simulated && numel * world.size() > 1000) continue;  // large simulated reductions only have placeholder values
-        add("all_reduce", label(numel, dtype, fmt::format(", {}", name(op))),
-            [=](const auto& c) { check_all_reduce(c, numel, dtype, op); });
-      }
+    for (const auto op : {Reduce::Sum, Reduce::Mean, Reduce::Min, Reduce::Max}) {
+      const Reduction reduction{.op = op};
+      const auto more = fmt::format(", {}", name(op));
+      if (op == Reduce::Sum || op == Reduce::Mean)
+        each("reduce_scatter", kFloats, more, [=](const auto&... given) { check_reduce_scatter(given..., reduction); });
+      if (numel == kLargest && op != Reduce::Mean) continue;
+      if (simulated && numel * world.size() > 1000) continue;  // large simulated reductions only have placeholder values
+      each("all_reduce", kFloats, more, [=](const auto&... given) { check_all_reduce(given..., op); });
     }
     const Reduction mixed{.op = Reduce::Mean, .wire_dtype = at::kBFloat16, .sum_dtype = at::kDouble};
-    add("reduce_scatter", label(numel, at::kFloat, ", sent as bfloat16, added in double"),
-        [=](const auto& c) { check_reduce_scatter(c, numel, at::kFloat, mixed); });
+    each("reduce_scatter", std::array{at::kFloat}, ", sent as bfloat16, added in double",
+         [=](const auto&... given) { check_reduce_scatter(given..., mixed); });
   }
   add("barrier", "", [](const auto& c) { c.barrier(); });
   // One program serves all parts of a split, so they have one size.

@@ -3,10 +3,8 @@
 
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/host/link.h"
@@ -29,7 +27,7 @@ struct Meeting {
 
 /// The same on every rank: a link, or none and the reason in `why_not`.
 struct Connection {
-  std::shared_ptr<Link> link;
+  std::shared_ptr<Link> link = nullptr;
   std::string why_not = {};
   std::unique_ptr<Transport> transport = nullptr;  // unset: a HostTransport over the link
 };

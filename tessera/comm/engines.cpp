@@ -22,11 +22,10 @@ std::vector<Engine>& table() {
              .ranks = "a lone process",
              .reach = Engine::Reach::OneRank,
              .automatic = true,
-             .run = [](int, const Engine::Program& program, std::chrono::milliseconds limit) { program(self_world().with_limit(limit)); }},
+             .run = [](int, const auto& program, auto limit) { program(self_world().with_limit(limit)); }},
       Engine{.name = "threads",
              .ranks = "threads of one process",
-             .run = [](int ranks, const Engine::Program& program,
-                       std::chrono::milliseconds limit) { run_ranks(ranks, program, {.limit = limit}); }},
+             .run = [](int ranks, const auto& program, auto limit) { run_ranks(ranks, program, {.limit = limit}); }},
       Engine{.name = "shm",
              .ranks = "processes of this host",
              .reach = Engine::Reach::OneHost,
@@ -43,8 +42,7 @@ std::vector<Engine>& table() {
              .connect = connect_nccl},
       Engine{.name = "fake",
              .ranks = "simulated",
-             .run = [](int ranks, const Engine::Program& program,
-                       std::chrono::milliseconds limit) { program(fake_world(ranks - 1, ranks).with_limit(limit)); }},
+             .run = [](int ranks, const auto& program, auto limit) { program(fake_world(ranks - 1, ranks).with_limit(limit)); }},
   };
   return rows;
 }

@@ -115,11 +115,11 @@ Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<in
   const auto refuse = [&](const std::string& why) {
     throw UsageError("groups {} {}; every rank from 0 to {} is in exactly one", fmt::format("{}", groups), why, world.size() - 1);
   };
-  std::vector<int> colors(static_cast<size_t>(world.size()), -1);
+  std::vector<int> colors(world.size(), -1);
   for (size_t i = 0; i < groups.size(); i++) {
     for (const int rank : groups[i]) {
       if (rank < 0 || rank >= world.size()) refuse(fmt::format("name rank {}, which is not in a world of {}", rank, world.size()));
-      auto& color = colors[static_cast<size_t>(rank)];
+      auto& color = colors[rank];
       if (color != -1) refuse(fmt::format("have rank {} twice", rank));
       color = static_cast<int>(i);
     }
@@ -127,7 +127,7 @@ Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<in
   }
   std::vector<int> missing;
   for (int rank = 0; rank < world.size(); rank++) {
-    if (colors[static_cast<size_t>(rank)] == -1) missing.push_back(rank);
+    if (colors[rank] == -1) missing.push_back(rank);
   }
   if (!missing.empty()) refuse("lack " + name_ranks(missing));
   return world.part(colors);
@@ -136,15 +136,14 @@ Mesh Mesh::of_groups(const Communicator& world, const std::vector<std::vector<in
 Mesh Mesh::by_host(const Communicator& world) {
   const auto& topology = world.topology();
   const auto per_host = topology.ranks_on(0).size();
-  std::vector<int> places(static_cast<size_t>(world.size()));
+  std::vector<int> places(world.size());
   std::vector<std::string> hosts;
   bool is_even = true;
   for (int host = 0; host < topology.hosts(); host++) {
     const auto ranks = topology.ranks_on(host);
     is_even = is_even && ranks.size() == per_host;
     hosts.push_back(fmt::format("host {} has {}", host, name_ranks(ranks)));
-    for (size_t i = 0; i < ranks.size(); i++)
-      places[static_cast<size_t>(ranks[i])] = static_cast<int>(static_cast<size_t>(host) * per_host + i);
+    for (size_t i = 0; i < ranks.size(); i++) places[ranks[i]] = static_cast<int>(static_cast<size_t>(host) * per_host + i);
   }
   if (!is_even) {
     throw UsageError(
@@ -172,7 +171,7 @@ Mesh Mesh::sub(const std::vector<std::string>& axes) const {
   }
   if (kept.size() == axes_.size()) return *this;
   const auto colors = tessera::colors(axes_, places_, along);
-  const auto own = colors[static_cast<size_t>(world_.local_ranks().front())];
+  const auto own = colors[world_.local_ranks().front()];
   std::vector<int> places;
   for (size_t rank = 0; rank < places_.size(); rank++) {
     if (colors[rank] != own) continue;

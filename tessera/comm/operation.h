@@ -2,14 +2,15 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -54,6 +55,21 @@ inline constexpr size_t kOperations = 9;
 std::string_view name(Operation operation);
 std::string_view name(Reduce op);
 
+/// A collective that moves tensors.
+struct Request {
+  Operation operation;
+  /// all_reduce and broadcast have one piece, whose `own` and `whole` are the tensor that they change.
+  c10::SmallVector<Piece, 2> pieces;
+  Reduction reduction = {};
+  int root = 0;  // of a broadcast
+  /// The other operands of the operator that needs a gathered unit. Only a tracing engine uses them: it makes the gather depend on them,
+  /// and may replace them by equal values.
+  std::span<at::Tensor> operands = {};
+
+  /// Whether `own` is one part of `whole` for each rank: all_gather and reduce_scatter.
+  bool has_parts() const { return operation == Operation::AllGather || operation == Operation::ReduceScatter; }
+};
+
 /// What one kind of operation has cost this rank. `bytes` were sent to other ranks.
 struct Traffic {
   uint64_t calls = 0;
@@ -74,12 +90,6 @@ struct Extremes {
   bool are_one() const { return least >= most; }
 };
 
-/// The arguments that all operations have.
-struct Call {
-  Subject subject = {};
-  std::chrono::milliseconds limit{};
-};
-
 /// The shape of memory that all ranks of a group see: a part for each rank, and counters.
 struct AreaShape {
   size_t bytes_per_rank = 0;
@@ -88,8 +98,8 @@ struct AreaShape {
 
 /// Shared memory on every rank; or on none, and then `area` is null and `why_not` has the reason.
 struct SharedAttempt {
-  std::shared_ptr<SharedArea> area;
-  std::string why_not;
+  std::shared_ptr<SharedArea> area = nullptr;
+  std::string why_not = {};
 };
 
 }  // namespace tessera

@@ -14,12 +14,12 @@ Topology::Topology(std::span<const int> host_of) {
       ranks_.emplace_back();
     }
     host_of_.push_back(static_cast<int>(host));
-    ranks_[static_cast<size_t>(host)].push_back(static_cast<int>(rank));
+    ranks_[host].push_back(static_cast<int>(rank));
   }
 }
 
 Topology Topology::one_host(int ranks) {
-  return Topology(std::vector<int>(static_cast<size_t>(ranks), 0));
+  return Topology(std::vector<int>(ranks, 0));
 }
 
 Topology Topology::part(std::span<const int> members) const {

@@ -18,9 +18,9 @@ class Topology {
 
   int ranks() const { return static_cast<int>(host_of_.size()); }
   int hosts() const { return static_cast<int>(ranks_.size()); }
-  int host_of(int rank) const { return host_of_[static_cast<size_t>(rank)]; }
+  int host_of(int rank) const { return host_of_[rank]; }
   /// The ranks of a host, in ascending order.
-  std::span<const int> ranks_on(int host) const { return ranks_[static_cast<size_t>(host)]; }
+  std::span<const int> ranks_on(int host) const { return ranks_[host]; }
 
   /// The topology of a group of these ranks, in this order.
   Topology part(std::span<const int> members) const;

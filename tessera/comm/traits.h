@@ -34,7 +34,7 @@ struct GroupTraits {
 
 /// The numbers of all ranks of a world.
 inline std::vector<int> all_ranks(int size) {
-  std::vector<int> ranks(static_cast<size_t>(size));
+  std::vector<int> ranks(size);
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }

@@ -1,6 +1,7 @@
 // The interface that an engine implements: it moves the data of collectives. Agreement, time limits and common failure are up to Group.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -38,17 +39,12 @@ class Transport {
   Transport& operator=(const Transport&) = delete;
   virtual ~Transport() = default;
 
-  /// `operands`: the other operands of the operator that needs the unit. Only a tracing engine uses them: it makes the gather depend on
-  /// them, and may replace them by equal values.
-  virtual Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) = 0;
-  /// Both dtypes of a reduction are set.
-  virtual Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) = 0;
-  virtual Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) = 0;
-  virtual Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) = 0;
+  /// All pieces have one dtype, and tensors are contiguous. Both dtypes of a reduction are set.
+  virtual Moved run(const Request& request, const Launch& start) = 0;
 
   /// Ranks with equal numbers in `colors`, one per rank, form a new group, in the order of their ranks. `part` is the link among them, null
   /// where the group has none.
-  virtual std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) = 0;
+  virtual std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) = 0;
 
   /// The value that each local rank sees; from_replicas is the inverse. One value on engines with one rank per process.
   virtual std::vector<at::Tensor> replicas(const at::Tensor& tensor) { return {tensor}; }

@@ -15,50 +15,13 @@ class StoreTransport final : public tessera::Transport {
   StoreTransport(tessera::GroupTraits traits, std::shared_ptr<tessera::Link> link, tessera::StorePtr store)
       : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)), store_(std::move(store)) {}
 
-  tessera::Moved all_gather(std::span<const tessera::Piece> pieces, std::span<at::Tensor> /*operands*/,
-                            const tessera::Launch& start) override {
-    uint64_t sent = 0;
-    for (const auto& piece : pieces) {
-      const auto all = shown(tessera::bytes_of(piece.own), start);
-      for (size_t r = 0; r < all.size(); r++)
-        std::ranges::copy(all[r], tessera::part_of(tessera::bytes_of(piece.whole), r, all.size()).begin());
-      sent += piece.own.nbytes();
-    }
-    return {.bytes = sent};
+  tessera::Moved run(const tessera::Request& request, const tessera::Launch& start) override {
+    tessera::Moved moved;
+    for (const auto& piece : request.pieces) moved.bytes += move(request, piece, start);
+    return moved;
   }
 
-  tessera::Moved reduce_scatter(std::span<const tessera::Piece> pieces, const tessera::Reduction& reduction,
-                                const tessera::Launch& start) override {
-    uint64_t sent = 0;
-    for (const auto& piece : pieces) {
-      const auto outgoing = piece.whole.to(*reduction.wire_dtype);
-      auto all = shown(tessera::bytes_of(outgoing), start);
-      std::vector<tessera::ConstBytes> rows;
-      for (auto& each : all) rows.push_back(tessera::part_of(each, rank(), all.size()));
-      if (piece.squares) *piece.squares = 0;
-      tessera::Reducer(reduction).reduce(rows, piece.own.view({-1}), traits().topology, piece.squares.get());
-      sent += outgoing.nbytes();
-    }
-    return {.bytes = sent};
-  }
-
-  tessera::Moved all_reduce(const at::Tensor& tensor, const tessera::Reduction& reduction, const tessera::Launch& start) override {
-    const auto outgoing = tensor.to(*reduction.wire_dtype);
-    const auto all = shown(tessera::bytes_of(outgoing), start);
-    tessera::Reducer(reduction).reduce(std::vector<tessera::ConstBytes>(all.begin(), all.end()), tensor, traits().topology);
-    return {.bytes = outgoing.nbytes()};
-  }
-
-  tessera::Moved broadcast(const at::Tensor& tensor, int root, const tessera::Launch& start) override {
-    const bool sends = link_->rank() == root;
-    const auto bytes = tessera::bytes_of(tensor);
-    const auto all = shown(sends ? bytes : tessera::Bytes(), start);
-    if (!sends) std::ranges::copy(all[static_cast<size_t>(root)], bytes.begin());
-    return {.bytes = sends ? bytes.size() : 0};
-  }
-
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<tessera::Link> part,
-                                   const tessera::Launch& /*start*/) override {
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<tessera::Link> part) override {
     const auto color = std::to_string(colors[rank()]);
     auto store = c10::make_intrusive<c10d::PrefixStore>("split/" + std::to_string(splits_++) + "/" + color, store_);
     auto of_part = with_ranks_of(*part, traits(), colors);
@@ -69,6 +32,27 @@ class StoreTransport final : public tessera::Transport {
   using Row = std::vector<std::byte>;
   size_t rank() const { return static_cast<size_t>(link_->rank()); }
   std::string key(uint64_t turn, int rank) const { return std::to_string(turn) + "/" + std::to_string(rank); }
+
+  /// Returns how many bytes it sent.
+  uint64_t move(const tessera::Request& request, const tessera::Piece& piece, const tessera::Launch& start) {
+    using tessera::Operation;
+    const auto& [whole, own, squares] = piece;
+    const bool sends = request.operation != Operation::Broadcast || request.root == link_->rank();
+    const auto& source = request.operation == Operation::AllGather ? own : whole;
+    const auto outgoing = source.to(request.reduction.wire_dtype.value_or(source.scalar_type()));
+    auto all = shown(sends ? tessera::bytes_of(outgoing) : tessera::Bytes(), start);
+    if (request.operation == Operation::AllGather) {
+      for (size_t r = 0; r < all.size(); r++) std::ranges::copy(all[r], tessera::part_of(tessera::bytes_of(whole), r, all.size()).begin());
+    } else if (request.operation == Operation::Broadcast) {
+      std::ranges::copy(all[static_cast<size_t>(request.root)], tessera::bytes_of(whole).begin());
+    } else {
+      std::vector<tessera::ConstBytes> rows;
+      for (auto& each : all) rows.push_back(request.has_parts() ? tessera::part_of(each, rank(), all.size()) : each);
+      if (squares) *squares = 0;
+      tessera::Reducer(request.reduction).reduce(rows, own.view({-1}), traits().topology, squares.get());
+    }
+    return sends ? outgoing.nbytes() : 0;
+  }
 
   /// Returns the bytes that each rank passes as `own`.
   std::vector<Row> shown(tessera::ConstBytes own, const tessera::Launch& start) {

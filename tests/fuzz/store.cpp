@@ -50,7 +50,6 @@ std::vector<std::string> seeds_of_store() {
   return {hello + pack({"set", "key", "value"}) + pack({"get", "key"}) + pack({"check", "key", "other"}),
           hello + pack({"add", "count", "3"}) + pack({"add", "count", "-9223372036854775808"}) + pack({"add", "count", "-1"}),
           hello + pack({"compare", "key", "", "value"}) + pack({"count"}) + pack({"delete", "key"}),
-          hello + pack({"wait", "5", "never"}) + pack({"wait", "99999999999999999999", "key"}),
           hello + pack({}) + pack({""}) + pack({"set"}),
           hello + std::string("\xff\xff\xff\xff", 4),
           std::string(kHello) + sized("wrong"),

@@ -23,27 +23,20 @@ class Careless final : public Transport {
       std::unique_ptr<Transport> careful, Forgets forgets, std::function<void()> before = [] {})
       : Transport(careful->traits()), careful_(std::move(careful)), forgets_(forgets), before_(std::move(before)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& launch) override {
-    return forget(launch, [&](const Launch& own) { return careful_->all_gather(pieces, operands, own); });
+  Moved run(const Request& request, const Launch& launch) override {
+    if (request.has_parts()) return forget(request, launch);
+    if (request.operation == Operation::AllReduce) before_();
+    return careful_->run(request, launch);
   }
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& launch) override {
-    return forget(launch, [&](const Launch& own) { return careful_->reduce_scatter(pieces, reduction, own); });
-  }
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& launch) override {
-    before_();
-    return careful_->all_reduce(tensor, reduction, launch);
-  }
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& launch) override { return careful_->broadcast(tensor, root, launch); }
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& launch) override {
-    return careful_->split(colors, std::move(part), launch);
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override {
+    return careful_->split(colors, std::move(part));
   }
 
  private:
-  template <class Run>
-  Moved forget(Launch launch, const Run& run) const {
+  Moved forget(const Request& request, Launch launch) const {
     if (forgets_ == Forgets::Inputs) launch.inputs = {};
     set_keeps_memory(forgets_ != Forgets::Memory);
-    auto moved = run(launch);
+    auto moved = careful_->run(request, launch);
     set_keeps_memory(true);
     if (forgets_ == Forgets::Results) moved.ready = {};
     return moved;

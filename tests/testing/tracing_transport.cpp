@@ -36,52 +36,21 @@ class TracingTransport final : public Transport {
   TracingTransport(Groups groups, std::shared_ptr<Trace> trace)
       : Transport(traits_of(groups)), groups_(std::move(groups)), trace_(std::move(trace)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override {
-    auto& step = record(Operation::AllGather, start, pieces.size());
-    for (auto& operand : operands) {
+  Moved run(const Request& request, const Launch& start) override {
+    auto& step = record(request.operation, start.unit, request.pieces.size());
+    for (auto& operand : request.operands) {
       operand = operand.clone();  // a real tracing transport returns the results of a barrier operation
       step.operands.push_back(
           {.sizes = operand.sizes().vec(), .in_its_place = decltype(Trace::Operand::in_its_place)(operand.getIntrusivePtr())});
     }
-    for (const auto& piece : pieces) {
-      for (const auto& group : groups_) {
-        const auto all = at::cat(on(group, piece.own));
-        for (const int r : group) replica(piece.whole, r).copy_(all);
-      }
+    for (const auto& piece : request.pieces) {
+      for (const auto& group : groups_) move(request, piece, group);
     }
     return {};
   }
 
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override {
-    record(Operation::ReduceScatter, start, pieces.size());
-    for (const auto& piece : pieces) {
-      for (const auto& group : groups_) {
-        const auto parts = reduced(on(group, piece.whole), reduction).chunk(size());
-        for (size_t i = 0; i < group.size(); i++) replica(piece.own, group[i]).copy_(parts[i]);
-      }
-    }
-    return {};
-  }
-
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override {
-    record(Operation::AllReduce, start, 1);
-    for (const auto& group : groups_) {
-      const auto result = reduced(on(group, tensor), reduction);
-      for (const int r : group) replica(tensor, r).copy_(result);
-    }
-    return {};
-  }
-
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override {
-    record(Operation::Broadcast, start, 1);
-    for (const auto& group : groups_) {
-      for (const int r : group) replica(tensor, r).copy_(replica(tensor, group.at(static_cast<size_t>(root))));
-    }
-    return {};
-  }
-
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/, const Launch& start) override {
-    record(Operation::Split, start, 0);
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/) override {
+    record(Operation::Split, {}, 0);
     Groups parts;
     for (const auto& group : groups_) {
       std::map<int, std::vector<int>> by_color;
@@ -115,10 +84,23 @@ class TracingTransport final : public Transport {
   void step_done() override { trace_->steps_done++; }
 
  private:
-  int size() const { return traits().size; }
+  Trace::Step& record(Operation operation, std::string_view unit, size_t pieces) {
+    return trace_->calls.emplace_back(Trace::Step{.operation = operation, .unit = std::string(unit), .pieces = pieces});
+  }
 
-  Trace::Step& record(Operation operation, const Launch& start, size_t pieces) {
-    return trace_->calls.emplace_back(Trace::Step{.operation = operation, .unit = std::string(start.unit), .pieces = pieces});
+  static void move(const Request& request, const Piece& piece, const std::vector<int>& group) {
+    if (request.operation == Operation::AllGather) {
+      const auto all = at::cat(on(group, piece.own));
+      for (const int r : group) replica(piece.whole, r).copy_(all);
+    } else if (request.operation == Operation::ReduceScatter) {
+      const auto parts = reduced(on(group, piece.whole), request.reduction).chunk(static_cast<int64_t>(group.size()));
+      for (size_t i = 0; i < group.size(); i++) replica(piece.own, group[i]).copy_(parts[i]);
+    } else if (request.operation == Operation::AllReduce) {
+      const auto result = reduced(on(group, piece.whole), request.reduction);
+      for (const int r : group) replica(piece.whole, r).copy_(result);
+    } else {
+      for (const int r : group) replica(piece.whole, r).copy_(replica(piece.whole, group.at(static_cast<size_t>(request.root))));
+    }
   }
 
   static std::vector<at::Tensor> on(const std::vector<int>& group, const at::Tensor& tensor) {

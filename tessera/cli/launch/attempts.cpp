@@ -3,11 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <signal.h>
-#include <string.h>
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
@@ -22,39 +20,6 @@
 namespace tessera::cli {
 namespace {
 
-std::string how_it_ended(int status) {
-  if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
-  const int signal = status - 128;
-  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
-  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
-}
-
-/// Cuts a text to what a terminal shows at once.
-std::string shortened(const std::string& text) {
-  constexpr size_t kMost = 4000;
-  return text.size() <= kMost ? text : text.substr(0, kMost) + fmt::format(" ... ({} bytes)", text.size());
-}
-
-std::string report(const Ending& ending) {
-  const bool silent = ending.last_words.empty() && !ending.error;
-  auto text = fmt::format("rank {} {}", *ending.failed_rank, how_it_ended(ending.left_waiting.empty() ? ending.status : 0));
-  if (silent) text += " and said nothing on standard error";
-  if (!ending.left_waiting.empty()) text += fmt::format(", while {} waited for it to join", name_ranks(ending.left_waiting));
-  if (ending.left_early) text += fmt::format("; rank {}, which it still needed, had ended with status 0", *ending.left_early);
-  if (ending.elsewhere) text += fmt::format("; it failed because of rank {}, on another node", *ending.elsewhere);
-  if (ending.still_ran) text += fmt::format("; it failed because of rank {}, which still ran", *ending.still_ran);
-  if (!ending.stopped.empty()) text += fmt::format(" (stopped {})", name_ranks(ending.stopped));
-  const auto signal = ending.status - 128;
-  if (silent && (signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE))
-    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
-  if (silent) return text + "\n";
-  text += ending.error ? "; its error:\n" : "; its last words:\n";
-  auto lines = ending.last_words;
-  if (ending.error) lines = {shortened(printable(ending.error->message, "\n"))};
-  for (const auto& line : lines) text += fmt::format("  {}\n", line);
-  return text;
-}
-
 /// One job, over all its attempts.
 class Attempts {
  public:
@@ -64,16 +29,18 @@ class Attempts {
   int run() try {
     for (;;) {
       const auto share = nodes_ ? nodes_->meet(ranks_) : lone_share();
-      const auto ending = run_here(share);
+      auto ending = run_here(share);
       for (const auto& trouble : ending.trouble) say("the log " + trouble);
       if (ending.status == 0 && ending.joined && !ending.read_settings && !plan_.asked_for.empty())
         say(fmt::format("no rank has read the settings, as a Trainer does, so these had no effect: {}", fmt::join(plan_.asked_for, ", ")));
-      const auto report = ending.failed_rank ? cli::report(ending) : "";
-      if (!report.empty()) say(report);
+      if (!ending.report.empty()) say(ending.report);
       const bool may_restart = share.attempt < share.max_restarts;
-      if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ranks_ - ending.killed);
-      const auto verdict = nodes_ ? agree(ending, report, may_restart) : lone_verdict(ending, may_restart);
-      if (!verdict.again) return verdict.status;
+      if (share.min_ranks > 0) ranks_ = std::max(nodes_ ? 1 : 0, ending.ranks);
+      ending.ranks = ranks_;
+      const auto all = nodes_ ? agree(ending, may_restart) : lone(ending, may_restart);
+      if (!all.report.empty() && (ending.report.empty() || all.report.find(ending.report) == std::string::npos)) say(all.report);
+      if (!all.why_last.empty()) say(all.why_last);
+      if (!all.again) return all.status;
       say(fmt::format("attempt {} of {} begins", share.attempt + 2, share.max_restarts + 1));
       attempt_++;
     }
@@ -89,13 +56,7 @@ class Attempts {
   std::unique_ptr<Nodes> find_others() {
     if (!plan_.quiet) say(fmt::format("node {} of {}, meeting at {}:{}", plan_.node, plan_.nodes, plan_.point.host, plan_.point.port));
     return std::make_unique<Nodes>(
-        NodesOptions{.point = plan_.point,
-                     .nodes = plan_.nodes,
-                     .node = plan_.node,
-                     .max_restarts = plan_.max_restarts,
-                     .min_ranks = plan_.min_ranks,
-                     .timeout = plan_.node_timeout},
-        Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
+        plan_, Nodes::Hooks{.say = [this](const std::string& words) { say(words); }, .wait = [this] { take_signals(); }});
   }
 
   /// Handles signals while no ranks run here. The first one that comes while nodes agree is passed on to them; any other ends this
@@ -124,7 +85,7 @@ class Attempts {
   } catch (const Error& error) {
     if (nodes_) {
       nodes_->tell(0);
-      agree({.failed = true, .interrupted = true, .status = 1, .report = error.what()}, false);
+      agree({.status = 1, .failed = true, .interrupted = true, .report = error.what()}, false);
     }
     throw;
   }
@@ -141,34 +102,21 @@ class Attempts {
             .min_ranks = plan_.min_ranks};
   }
 
-  Verdict lone_verdict(const Ending& ending, bool may_restart) {
-    const bool again = may_restart && ending.failed_rank && !ending.interrupted;
-    if (again && ranks_ < std::max(1, plan_.min_ranks)) {
-      say(too_few_ranks(ranks_, plan_.min_ranks));
-      return {.status = ending.status, .again = false};
-    }
-    return {.status = ending.status, .again = again};
+  /// The end of a job whose ranks are all here.
+  Ending lone(Ending ending, bool may_restart) const {
+    ending.again = may_restart && ending.failed && !ending.interrupted;
+    if (!ending.again || ranks_ >= std::max(1, plan_.min_ranks)) return ending;
+    ending.again = false;
+    ending.why_last = too_few_ranks(ranks_, plan_.min_ranks);
+    return ending;
   }
 
-  Verdict agree(const NodeEnd& end, bool may_restart) {
+  Ending agree(const Ending& own, bool may_restart) {
     agrees_ = true;
-    auto verdict = nodes_->agree(end, may_restart);
+    auto all = nodes_->agree(own, may_restart);
     agrees_ = false;
-    if (verdict.again && interrupted_) throw Interrupted{*interrupted_};
-    return verdict;
-  }
-
-  Verdict agree(const Ending& ending, const std::string& report, bool may_restart) {
-    auto verdict = agree({.failed = ending.failed_rank.has_value(),
-                          .interrupted = ending.interrupted,
-                          .status = ending.status,
-                          .ranks_left = ranks_,
-                          .noticed = ending.elsewhere.has_value(),
-                          .report = report},
-                         may_restart);
-    if (!verdict.words.empty() && (report.empty() || verdict.words.find(report) == std::string::npos)) say(verdict.words);
-    if (!verdict.why_last.empty()) say(verdict.why_last);
-    return verdict;
+    if (all.again && interrupted_) throw Interrupted{*interrupted_};
+    return all;
   }
 
   void introduce(const Share& share) {
@@ -177,11 +125,11 @@ class Attempts {
     const auto threads = threads_of(share);
     const auto here = share.nodes == 1 ? std::string() : fmt::format(" of {}", share.world_size);
     const auto devices = plan_.environment.find("TESSERA_XLA_DEVICES");
-    const auto who = devices == plan_.environment.end() ? counted(share.ranks, "rank")
-                                                        : fmt::format("1 process with {} of the plugin {}", counted(std::stoi(devices->second), "XLA device"),
-                                                                      env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
-    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", who, here, counted(cores(), "core"), threads,
-                    threads == "1" ? "" : "s",
+    const auto who = devices == plan_.environment.end()
+                         ? counted(share.ranks, "rank")
+                         : fmt::format("1 process with {} of the plugin {}", counted(std::stoi(devices->second), "XLA device"),
+                                       env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
+    say(fmt::format("{}{} on {}, {} thread{} each ({}){}, port {}", who, here, counted(cores(), "core"), threads, threads == "1" ? "" : "s",
                     plan_.threads == 0 && env("OMP_NUM_THREADS") ? "OMP_NUM_THREADS as it was" : "OMP_NUM_THREADS",
                     plan_.bind ? ", bound to cores" : "", share.port));
     if (!plan_.logs.empty() && share.attempt == 0) say(fmt::format("logs in {}", logs_of(share).string()));

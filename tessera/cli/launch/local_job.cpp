@@ -8,15 +8,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/cli/launch/blame.h"
 #include "tessera/cli/launch/core_sets.h"
 
 namespace tessera::cli {
@@ -39,6 +38,19 @@ std::string prefix(int rank, const Output& target) {
   if (clear.empty() || env("NO_COLOR")) return clear + text;
   constexpr std::array kColours = {36, 33, 35, 32, 34, 31};
   return clear + fmt::format("\033[{}m{}\033[0m", kColours[static_cast<size_t>(rank) % kColours.size()], text);
+}
+
+std::string how_it_ended(int status) {
+  if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
+  const int signal = status - 128;
+  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
+  return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
+}
+
+/// Cuts a text to what a terminal shows at once.
+std::string shortened(const std::string& text) {
+  constexpr size_t kMost = 4000;
+  return text.size() <= kMost ? text : text.substr(0, kMost) + fmt::format(" ... ({} bytes)", text.size());
 }
 
 }  // namespace
@@ -107,12 +119,14 @@ Ending LocalJob::run() {
     find_early_leaver();
     act();
   }
+  ending_.ranks = job_.ranks;
   for (auto& rank : ranks_) {
     for (auto& relay : rank.output) {
       relay.finish();
       if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
     }
-    if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.killed++;
+    // By hand, or because memory ran out.
+    if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.ranks--;
   }
   for (const auto& [rank, told] : record_.read()) {
     ending_.joined |= told.joined > 0;
@@ -120,8 +134,13 @@ Ending LocalJob::run() {
   }
   if (interrupted_) say("");  // a rank has perhaps left an unfinished line
   ending_.interrupted = interrupted_.has_value();
-  if (ending_.failed_rank) {
-    blame();
+  if (failed_rank_) {
+    ending_.failed = true;
+    for (auto& rank : ranks_) rank.error = read_error_record(rank.error_path);
+    because_ = left_waiting_.empty() ? find_culprit() : fmt::format(", while {} waited for it to join", name_ranks(left_waiting_));
+    const auto& failed = at(*failed_rank_);
+    ending_.status = left_waiting_.empty() && !failed.stopped ? *failed.status : 1;
+    ending_.report = report();
   } else if (interrupted_ && std::ranges::any_of(ranks_, [](const auto& rank) { return *rank.status != 0; })) {
     ending_.status = 128 + *interrupted_;
   }
@@ -148,25 +167,58 @@ bool LocalJob::runs() const {
   return std::ranges::any_of(ranks_, [](const auto& rank) { return !rank.status; });
 }
 
-void LocalJob::blame() {
-  auto told = record_.read();
-  std::map<int, RankEnd> ends;
+std::vector<int> LocalJob::stopped() const {
+  std::vector<int> numbers;
   for (const auto& rank : ranks_) {
-    const int number = number_of(rank);
-    ends[number] = {
-        .status = *rank.status, .stopped = rank.stopped, .culprit = told[number].culprit, .error = read_error_record(rank.error_path)};
+    if (rank.stopped) numbers.push_back(number_of(rank));
   }
-  if (ending_.left_waiting.empty()) {
-    const auto found = find_blame(*ending_.failed_rank, ends, job_.world_size);
-    ending_.failed_rank = found.rank;
-    ending_.left_early = found.left_early;
-    ending_.elsewhere = found.elsewhere;
-    ending_.still_ran = found.still_ran;
+  return numbers;
+}
+
+/// Goes from the rank that ended first to the one because of which it failed, which may end later and may itself have failed because of a
+/// third one. Returns what is to be said of yet another, because of which that one failed.
+std::string LocalJob::find_culprit() {
+  auto told = record_.read();
+  int rank = *failed_rank_;
+  // A rank that recorded its error earlier failed earlier, though it took longer to end.
+  for (const auto& each : ranks_) {
+    const auto &own = each.error, &first = at(rank).error;
+    if (each.status != 0 && own && first && own->when < first->when) rank = number_of(each);
   }
-  const auto& failed = at(*ending_.failed_rank);
-  ending_.status = ending_.left_waiting.empty() && !failed.stopped ? *failed.status : 1;
-  ending_.error = ends[*ending_.failed_rank].error;
-  ending_.last_words.assign(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
+  for (std::set<int> seen; seen.insert(rank).second;) {
+    failed_rank_ = rank;
+    const int culprit = told[rank].culprit.value_or(rank);
+    if (culprit < 0 || culprit >= job_.world_size) return {};
+    if (culprit < job_.first_rank || culprit >= job_.first_rank + job_.ranks) {
+      ending_.noticed = true;
+      return fmt::format("; it failed because of rank {}, on another node", culprit);
+    }
+    const auto& other = at(culprit);
+    // A rank that was stopped failed by itself only if it said so before.
+    if (other.stopped && !other.error)
+      return culprit == rank ? "" : fmt::format("; it failed because of rank {}, which still ran", culprit);
+    if (culprit != rank && other.status == 0) return fmt::format("; rank {}, which it still needed, had ended with status 0", culprit);
+    rank = culprit;
+  }
+  return {};
+}
+
+std::string LocalJob::report() const {
+  const auto& failed = at(*failed_rank_);
+  std::vector<std::string> lines(failed.output.back().last_lines().begin(), failed.output.back().last_lines().end());
+  const bool silent = lines.empty() && !failed.error;
+  auto text = fmt::format("rank {} {}", *failed_rank_, how_it_ended(left_waiting_.empty() ? ending_.status : 0));
+  if (silent) text += " and said nothing on standard error";
+  text += because_;
+  if (const auto others = stopped(); !others.empty()) text += fmt::format(" (stopped {})", name_ranks(others));
+  const auto signal = ending_.status - 128;
+  if (silent && (signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE))
+    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
+  if (silent) return text + "\n";
+  text += failed.error ? "; its error:\n" : "; its last words:\n";
+  if (failed.error) lines = {shortened(printable(failed.error->message, "\n"))};
+  for (const auto& line : lines) text += fmt::format("  {}\n", line);
+  return text;
 }
 
 void LocalJob::wait_for_news() {
@@ -183,19 +235,18 @@ void LocalJob::wait_for_news() {
   std::optional<Clock::time_point> end;
   if (!plan_.empty()) end = plan_.front().when;
   const bool some_ended = running().size() < ranks_.size();
-  if ((some_ended && !ending_.failed_rank) || watchdog_missed_)
-    end = std::min(end.value_or(Clock::time_point::max()), Clock::now() + kLook);
+  if ((some_ended && !failed_rank_) || watchdog_missed_) end = std::min(end.value_or(Clock::time_point::max()), Clock::now() + kLook);
   const auto left = end ? std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now()) : std::chrono::milliseconds(-1);
   ::poll(sources.data(), sources.size(), end ? std::max(0, static_cast<int>(left.count())) : -1);
 }
 
 void LocalJob::take_news_from_others() {
   char signal = 0;
-  if (job_.news < 0 || ending_.ended_from_elsewhere || ::read(job_.news, &signal, 1) != 1) return;
-  ending_.ended_from_elsewhere = true;
+  if (job_.news < 0 || ended_from_elsewhere_ || ::read(job_.news, &signal, 1) != 1) return;
+  ended_from_elsewhere_ = true;
   if (signal != 0) {
     if (!interrupted_) pass_on(signal);
-  } else if (!ending_.failed_rank) {
+  } else if (!failed_rank_) {
     stop_soon();
   }
 }
@@ -255,8 +306,8 @@ void LocalJob::reap() {
     watchdog_.watch(static_cast<int>(&rank - ranks_.data()), 0);
     if (*rank.status == 0 || interrupted_ || rank.stopped) continue;
     // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
-    const bool killed = *rank.status > 128 && ending_.status <= 128 && ending_.stopped.empty() && ending_.left_waiting.empty();
-    if (ending_.failed_rank && !killed) continue;
+    const bool killed = *rank.status > 128 && ending_.status <= 128 && stopped().empty() && left_waiting_.empty();
+    if (failed_rank_ && !killed) continue;
     fail(number_of(rank));
   }
   keep_watchdog();
@@ -273,7 +324,7 @@ void LocalJob::keep_watchdog() {
 
 /// A rank that ends well without joining the others leaves them waiting until their time limit.
 void LocalJob::find_early_leaver() {
-  if (ending_.failed_rank || interrupted_) return;
+  if (failed_rank_ || interrupted_) return;
   const auto running_ranks = running();
   if (running_ranks.empty() || running_ranks.size() == ranks_.size()) return;
   auto told = record_.read();
@@ -284,14 +335,14 @@ void LocalJob::find_early_leaver() {
     std::ranges::copy_if(running_ranks, std::back_inserter(waiting),
                          [&](int other) { return told[other].waits() && told[other].starts > told[rank].joined; });
     if (waiting.empty()) continue;
-    ending_.left_waiting = std::move(waiting);
+    left_waiting_ = std::move(waiting);
     fail(rank);
     return;
   }
 }
 
 void LocalJob::fail(int rank) {
-  ending_.failed_rank = rank;
+  failed_rank_ = rank;
   ending_.status = *at(rank).status;
   job_.tell(0);
   stop_soon();
@@ -316,9 +367,8 @@ void LocalJob::act() {
     const auto [when, signal, after] = plan_.front();
     plan_.erase(plan_.begin());
     if (signal == SIGKILL) name_those_that_still_run(after);
-    if (!interrupted_ && ending_.stopped.empty()) {
-      ending_.stopped = running();
-      for (const int rank : ending_.stopped) at(rank).stopped = true;
+    if (!interrupted_ && stopped().empty()) {
+      for (const int rank : running()) at(rank).stopped = true;
     }
     send(signal);
   }

@@ -15,6 +15,7 @@
 #include "tessera/base/launch_record.h"
 #include "tessera/base/memory_file.h"
 #include "tessera/base/process.h"
+#include "tessera/cli/launch/ending.h"
 #include "tessera/cli/launch/held_signals.h"
 #include "tessera/cli/launch/line_relay.h"
 #include "tessera/cli/launch/watchdog.h"
@@ -40,25 +41,6 @@ struct Job {
   std::function<void(int signal)> tell = [](int) {};
 };
 
-/// How a job ended.
-struct Ending {
-  int status = 0;                       // the exit status for the launcher
-  std::optional<int> failed_rank;       // the rank because of which the job failed
-  std::optional<int> elsewhere;         // a rank of another host because of which that one failed
-  std::optional<int> still_ran;         // a rank because of which that one failed, and that the launcher had to stop
-  std::vector<int> stopped;             // the ranks that the launcher stopped
-  std::vector<int> left_waiting;        // the ranks that waited at the start for the failed rank, which ended with status 0
-  std::optional<int> left_early;        // a rank that ended with status 0 while the failed rank still needed it
-  std::optional<ErrorRecord> error;     // what the failed rank has recorded
-  std::vector<std::string> last_words;  // the last lines of the failed rank's standard error
-  std::vector<std::string> trouble;     // logs that are not complete
-  int killed = 0;                       // ranks that kill -9 has ended, by hand or because memory ran out
-  bool interrupted = false;             // the launcher was asked to end
-  bool ended_from_elsewhere = false;    // ranks were stopped because of another host
-  bool joined = false;                  // a rank has joined a world
-  bool read_settings = false;           // a rank has read a configuration
-};
-
 class LocalJob {
  public:
   /// Starts the program once for each rank. Each rank is a process group, so that signals also reach the processes that it starts. Adds
@@ -76,7 +58,8 @@ class LocalJob {
     std::list<LineRelay> output;  // the last one is standard error
     std::optional<int> status;
     std::string error_path;
-    bool stopped = false;
+    bool stopped = false;                   // by the launcher
+    std::optional<ErrorRecord> error = {};  // what it has recorded, known at the end
   };
   struct Step {
     Clock::time_point when;
@@ -99,12 +82,14 @@ class LocalJob {
   void fail(int rank);
   void stop_soon();
   void name_those_that_still_run(const std::string& after);
-  void blame();
+  std::string find_culprit();
+  std::string report() const;
   void act();
   void send(int signal);
   bool runs() const;
   bool has_ended_well(int rank) const;
   std::vector<int> running() const;
+  std::vector<int> stopped() const;
   Rank& at(int rank) { return ranks_[static_cast<size_t>(rank - job_.first_rank)]; }
   const Rank& at(int rank) const { return ranks_[static_cast<size_t>(rank - job_.first_rank)]; }
   int number_of(const Rank& rank) const { return job_.first_rank + static_cast<int>(&rank - ranks_.data()); }
@@ -122,6 +107,10 @@ class LocalJob {
   std::vector<Step> plan_;  // when to send which signal to the ranks that still run
   std::optional<int> interrupted_;
   Clock::time_point interrupted_at_;
+  std::optional<int> failed_rank_;  // the rank because of which the job failed
+  std::vector<int> left_waiting_;   // the ranks that waited at the start for the failed rank, which ended with status 0
+  std::string because_;             // of which other rank the failed one failed, for the message
+  bool ended_from_elsewhere_ = false;
   Ending ending_;
 };
 

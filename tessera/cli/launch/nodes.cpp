@@ -17,6 +17,9 @@
 #include "tessera/comm/host/rendezvous.h"
 
 namespace tessera::cli {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Ending, status, failed, noticed, interrupted, ranks, report, again, why_last)
+
 namespace {
 
 using Json = nlohmann::json;
@@ -24,8 +27,9 @@ using Json = nlohmann::json;
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::milliseconds(200);
-constexpr auto kNotice = std::chrono::seconds(10);   // after which a line says who is missing
-constexpr auto kFarewell = std::chrono::seconds(5);  // for the others to read the verdict before node 0 ends
+constexpr auto kMeeting = std::chrono::seconds(300);  // until all nodes are there
+constexpr auto kNotice = std::chrono::seconds(10);    // after which a line says who is missing
+constexpr auto kFarewell = std::chrono::seconds(5);   // for the others to read the verdict before node 0 ends
 
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -41,36 +45,22 @@ std::string address_of(const MeetingPoint& point) {
   return fmt::format("{}:{}", point.host, point.port);
 }
 
-StorePtr connect(const NodesOptions& options) {
+StorePtr connect(const LaunchPlan& plan) {
   const auto now = Clock::now();
-  const auto place = fmt::format("of node 0 at {}", address_of(options.point));
+  const auto place = fmt::format("of node 0 at {}", address_of(plan.point));
   try {
-    return serve_or_join({.rank = options.node, .world_size = options.nodes}, options.point,
-                         {.end = now + options.start_limit, .notice = now + kNotice, .place = place});
+    return serve_or_join({.rank = plan.node, .world_size = plan.nodes}, plan.point,
+                         {.end = now + kMeeting, .notice = now + kNotice, .place = place});
   } catch (const TimeoutError& error) {
-    throw TimeoutError("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?", options.node,
-                       place, options.start_limit.count(), error.what());
+    throw TimeoutError("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?", plan.node,
+                       place, kMeeting.count(), error.what());
   } catch (const CommError&) {
-    if (options.node > 0) throw;
+    if (plan.node > 0) throw;
     throw CommError("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
-                    address_of(options.point));
+                    address_of(plan.point));
   } catch (const ConfigError& error) {
-    throw ConfigError("node {}, at the store {}: {}", options.node, place, error.what());
+    throw ConfigError("node {}, at the store {}: {}", plan.node, place, error.what());
   }
-}
-
-Json to_json(const NodeEnd& end) {
-  return {{"failed", end.failed},         {"interrupted", end.interrupted}, {"status", end.status},
-          {"ranks_left", end.ranks_left}, {"noticed", end.noticed},         {"report", end.report}};
-}
-
-NodeEnd end_from(const Json& json) {
-  return {.failed = json.at("failed"),
-          .interrupted = json.at("interrupted"),
-          .status = json.at("status"),
-          .ranks_left = json.at("ranks_left"),
-          .noticed = json.at("noticed"),
-          .report = json.at("report")};
 }
 
 /// Any text as JSON, also what is not UTF-8.
@@ -88,7 +78,7 @@ std::string too_few_ranks(int left, int least) {
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
-    return CommError("the launcher of node 0 at {} is gone ({}); see what it said", address_of(options_.point), why);
+    return CommError("the launcher of node 0 at {} is gone ({}); see what it said", address_of(plan_.point), why);
   };
   if (is_alone_) throw gone(why_alone_);
   try {
@@ -100,9 +90,9 @@ auto Nodes::asking_node_0(Call&& call) const {
   }
 }
 
-Nodes::Nodes(NodesOptions options, Hooks hooks) : options_(std::move(options)), hooks_(std::move(hooks)), store_(connect(options_)) {
+Nodes::Nodes(const LaunchPlan& plan, Hooks hooks) : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
-  store_->setTimeout(options_.timeout);  // if node 0 does not answer for as long, it is lost, as any other node
+  store_->setTimeout(plan_.node_timeout);  // if node 0 does not answer for as long, it is lost, as any other node
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -145,12 +135,12 @@ std::string Nodes::await(const std::string& key) {
 void Nodes::find_attempt() {
   if (decides()) {
     attempt_++;
-    store_->set("nodes", std::to_string(options_.nodes));
+    store_->set("nodes", std::to_string(plan_.nodes));
     store_->set("attempt", std::to_string(attempt_));
     return;
   }
-  if (const auto nodes = await("nodes"); nodes != std::to_string(options_.nodes)) {
-    throw ConfigError("--nnodes {} here, but {} on node 0; give all launchers the same", options_.nodes, nodes);
+  if (const auto nodes = await("nodes"); nodes != std::to_string(plan_.nodes)) {
+    throw ConfigError("--nnodes {} here, but {} on node 0; give all launchers the same", plan_.nodes, nodes);
   }
   const int before = attempt_;
   bool said = false;
@@ -158,7 +148,7 @@ void Nodes::find_attempt() {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
     if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
-      throw ConfigError("the job runs already, and has no further attempt in which node {} could take part", options_.node);
+      throw ConfigError("the job runs already, and has no further attempt in which node {} could take part", plan_.node);
     if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
   }
 }
@@ -166,10 +156,10 @@ void Nodes::find_attempt() {
 Share Nodes::meet(int ranks) {
   find_attempt();
   asking_node_0([&] {
-    if (store_->add(key("seen", options_.node), 1) != 1) {
-      throw ConfigError("there is a node {} already; give each launcher a --node-rank of its own", options_.node);
+    if (store_->add(key("seen", plan_.node), 1) != 1) {
+      throw ConfigError("there is a node {} already; give each launcher a --node-rank of its own", plan_.node);
     }
-    store_->set(key("here", options_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));
+    store_->set(key("here", plan_.node), dump({{"ranks", ranks}, {"host", host_name()}, {"id", id_}}));
   });
   if (decides()) invite();
   const auto plan = Json::parse(await(key("plan")));
@@ -178,7 +168,7 @@ Share Nodes::meet(int ranks) {
                  .ranks = 0,
                  .world_size = plan.at("world"),
                  .nodes = static_cast<int>(plan.at("members").size()),
-                 .host = options_.point.host,
+                 .host = plan_.point.host,
                  .port = plan.at("port"),
                  .secret = plan.at("secret"),
                  .run = plan.at("run"),
@@ -188,14 +178,14 @@ Share Nodes::meet(int ranks) {
   members_.clear();
   for (const auto& member : plan.at("members")) {
     const int node = member.at("node");
-    if (node == options_.node) {
+    if (node == plan_.node) {
       share.node = static_cast<int>(members_.size());
       share.first_rank = member.at("first");
       share.ranks = member.at("ranks");
     }
     members_[node] = {.host = member.at("host"), .id = member.at("id")};
   }
-  if (share.ranks == 0) throw TimeoutError("the job went on without node {}, which came too late", options_.node);
+  if (share.ranks == 0) throw TimeoutError("the job went on without node {}, which came too late", plan_.node);
   told_ = false;
   to_tell_ = kNothing;
   beats_.clear();
@@ -207,37 +197,36 @@ Share Nodes::meet(int ranks) {
 /// Waits for the nodes and writes who has which ranks.
 void Nodes::invite() {
   const auto begin = Clock::now();
-  const auto limit = attempt_ == 0 ? options_.start_limit : options_.timeout;
+  const auto limit = attempt_ == 0 ? kMeeting : plan_.node_timeout;
   bool said = false;
   std::set<int> missing;
-  for (int node = 1; node < options_.nodes; node++) missing.insert(node);
+  for (int node = 1; node < plan_.nodes; node++) missing.insert(node);
   for (;; pause()) {
     std::erase_if(missing, [&](int node) { return is_there(key("here", node)); });
     const auto waited = Clock::now() - begin;
     if (missing.empty() || waited > limit) break;
     if (waited > kNotice && !std::exchange(said, true)) {
       const auto left = std::chrono::ceil<std::chrono::seconds>(limit - waited).count();
-      hooks_.say(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), options_.nodes,
-                             address_of(options_.point), left));
+      hooks_.say(fmt::format("waiting for {} of {} to come to {}; giving up in {} s", name_nodes(missing), plan_.nodes,
+                             address_of(plan_.point), left));
     }
   }
   Json members = Json::array();
   int world_size = 0;
-  for (int node = 0; node < options_.nodes; node++) {
+  for (int node = 0; node < plan_.nodes; node++) {
     if (missing.contains(node)) continue;
     const auto here = Json::parse(read(key("here", node)));
     members.push_back(
         {{"node", node}, {"first", world_size}, {"ranks", here.at("ranks")}, {"host", here.at("host")}, {"id", here.at("id")}});
     world_size += here.at("ranks").get<int>();
   }
-  Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", options_.max_restarts}, {"min_ranks", options_.min_ranks}};
-  const bool may_be_fewer = attempt_ > 0 && options_.min_ranks > 0;
-  if (!missing.empty() && (!may_be_fewer || world_size < options_.min_ranks)) {
-    plan["refusal"] = fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), options_.nodes,
-                                  address_of(options_.point), limit.count());
-  } else if (world_size < options_.min_ranks) {
+  Json plan = {{"members", members}, {"world", world_size}, {"max_restarts", plan_.max_restarts}, {"min_ranks", plan_.min_ranks}};
+  const bool may_be_fewer = attempt_ > 0 && plan_.min_ranks > 0;
+  if (!missing.empty() && (!may_be_fewer || world_size < plan_.min_ranks)) {
     plan["refusal"] =
-        fmt::format("--min-ranks {} can't be kept: all nodes together have {}", options_.min_ranks, counted(world_size, "rank"));
+        fmt::format("{} of {} did not come to {} within {} s", name_nodes(missing), plan_.nodes, address_of(plan_.point), limit.count());
+  } else if (world_size < plan_.min_ranks) {
+    plan["refusal"] = fmt::format("--min-ranks {} can't be kept: all nodes together have {}", plan_.min_ranks, counted(world_size, "rank"));
   }
   plan["port"] = free_port();
   plan["secret"] = random_secret();
@@ -291,7 +280,7 @@ void Nodes::watch_others(c10d::Store& store) {
     const auto [entry, is_new] = beats_.try_emplace(node, beat, Clock::now());
     if (is_new || entry->second.first != beat) {
       entry->second = {std::move(beat), Clock::now()};
-    } else if (Clock::now() - entry->second.second > options_.timeout) {
+    } else if (Clock::now() - entry->second.second > plan_.node_timeout) {
       lost_.insert(node);
       tell(0);
       wake_job(0);
@@ -309,20 +298,16 @@ bool Nodes::is_lost(int node) {
   return lost_.contains(node);
 }
 
-Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
-  asking_node_0([&] { store_->set(key("end", options_.node), dump(to_json(end))); });
-  if (decides()) {
-    const auto verdict = decide(may_restart);
-    store_->set(key("verdict"),
-                dump({{"status", verdict.status}, {"again", verdict.again}, {"words", verdict.words}, {"why_last", verdict.why_last}}));
-  }
-  const auto verdict = Json::parse(await(key("verdict")));
+Ending Nodes::agree(const Ending& own, bool may_restart) {
+  asking_node_0([&] { store_->set(key("end", plan_.node), dump(own)); });
+  if (decides()) store_->set(key("verdict"), dump(decide(may_restart)));
+  const auto all = Json::parse(await(key("verdict"))).get<Ending>();
   asking_node_0([&] { store_->add(key("read"), 1); });
   {
     const std::lock_guard lock(mutex_);
     runs_ = false;
   }
-  if (decides() && !verdict.at("again").get<bool>()) {
+  if (decides() && !all.again) {
     const auto last = Clock::now() + kFarewell;
     const auto present = static_cast<int64_t>(members_.size() - lost_.size());
     while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
@@ -330,50 +315,49 @@ Verdict Nodes::agree(const NodeEnd& end, bool may_restart) {
   char rest = 0;  // what came when all was over
   while (::read(news_.read.get(), &rest, 1) == 1) {
   }
-  return {.status = verdict.at("status"), .again = verdict.at("again"), .words = verdict.at("words"), .why_last = verdict.at("why_last")};
+  return all;
 }
 
 /// Node 0's part: it waits for the others, unless they are lost.
-Verdict Nodes::decide(bool may_restart) {
-  std::map<int, NodeEnd> ends;
+Ending Nodes::decide(bool may_restart) {
+  std::map<int, Ending> ends;
   std::set<int> lost;
   for (const auto& [node, member] : members_) {
     while (!is_there(key("end", node)) && !is_lost(node)) pause();
     if (is_lost(node)) {  // perhaps it was only held up, and now says how the ranks ended that were stopped because of it
       lost.insert(node);
     } else {
-      ends[node] = end_from(Json::parse(read(key("end", node))));
+      ends[node] = Json::parse(read(key("end", node))).get<Ending>();
     }
   }
-  Verdict verdict;
-  bool interrupted = false;
+  Ending all;
   std::optional<int> blamed;
   for (const auto& [node, end] : ends) {
-    interrupted |= end.interrupted;
-    if (end.status != 0 && verdict.status == 0) verdict.status = end.status;
+    all.interrupted |= end.interrupted;
+    if (end.status != 0 && all.status == 0) all.status = end.status;
     // A node whose rank failed by itself comes before one that only noticed it.
     if (end.failed && (!blamed || (ends[*blamed].noticed && !end.noticed))) blamed = node;
   }
   if (!lost.empty()) {
     std::vector<std::string> hosts;
     for (const int node : lost) hosts.push_back(members_[node].host);
-    verdict.words =
-        fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), options_.timeout.count());
-    if (verdict.status == 0) verdict.status = 1;
+    all.report =
+        fmt::format("{} ({}) lost: no sign of life for {} s", name_nodes(lost), fmt::join(hosts, ", "), plan_.node_timeout.count());
+    if (all.status == 0) all.status = 1;
   } else if (blamed) {
-    verdict.status = ends[*blamed].status;
-    verdict.words = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
+    all.status = ends[*blamed].status;
+    all.report = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
-  verdict.again = may_restart && !interrupted && (blamed || !lost.empty());
-  if (verdict.again && lost.empty()) {  // nodes that are lost may come back
+  all.again = may_restart && !all.interrupted && (blamed || !lost.empty());
+  if (all.again && lost.empty()) {  // nodes that are lost may come back
     int left = 0;
-    for (const auto& [node, end] : ends) left += end.ranks_left;
-    if (left < options_.min_ranks) {
-      verdict.again = false;
-      verdict.why_last = too_few_ranks(left, options_.min_ranks);
+    for (const auto& [node, end] : ends) left += end.ranks;
+    if (left < plan_.min_ranks) {
+      all.again = false;
+      all.why_last = too_few_ranks(left, plan_.min_ranks);
     }
   }
-  return verdict;
+  return all;
 }
 
 }  // namespace tessera::cli

@@ -15,8 +15,9 @@
 #include <string>
 #include <thread>
 
-#include "tessera/base/launcher.h"
 #include "tessera/base/process.h"
+#include "tessera/cli/launch/ending.h"
+#include "tessera/cli/launch/plan.h"
 #include "tessera/cli/launch/ranks_here.h"
 
 namespace c10d {
@@ -37,32 +38,6 @@ struct Share {
   int max_restarts = 0, min_ranks = 0;  // those of node 0 hold
 };
 
-struct NodesOptions {
-  MeetingPoint point = {};
-  int nodes = 1, node = 0;
-  int max_restarts = 0;                                        // those of node 0 hold, as its min_ranks
-  int min_ranks = 0;                                           // with fewer there is no further attempt; 0: all are needed
-  std::chrono::seconds start_limit = std::chrono::minutes(5);  // until all nodes are there
-  std::chrono::seconds timeout = std::chrono::seconds(15);     // then a node that says nothing is lost, and one that was lost stays so
-};
-
-/// The report of a launcher to the others on the end of an attempt.
-struct NodeEnd {
-  bool failed = false, interrupted = false;
-  int status = 0;
-  int ranks_left = 0;       // that could take part in a further attempt here
-  bool noticed = false;     // its rank failed because of one of another node
-  std::string report = {};  // what this launcher has printed of it
-};
-
-/// The decision about the job.
-struct Verdict {
-  int status = 0;
-  bool again = false;         // there is another attempt
-  std::string words = {};     // what happened on other nodes; empty if there is nothing to say
-  std::string why_last = {};  // why there is no other attempt although one was allowed; empty if there is nothing to say
-};
-
 /// Why a job ends: it has fewer ranks than --min-ranks.
 std::string too_few_ranks(int left, int least);
 
@@ -73,8 +48,8 @@ class Nodes {
     std::function<void()> wait;  // called again and again while meet() and agree() wait; what it throws ends them
   };
 
-  /// Connects to node 0. Throws an Error that names the way out.
-  Nodes(NodesOptions options, Hooks hooks);
+  /// Connects to node 0; the plan must outlive it. Throws an Error that names the way out.
+  Nodes(const LaunchPlan& plan, Hooks hooks);
   Nodes(Nodes&&) = delete;
   ~Nodes();
 
@@ -87,12 +62,12 @@ class Nodes {
   void tell(int signal);
 
   /// Waits until all nodes have said how their ranks ended. `may_restart`: whether another attempt is allowed after a failure.
-  Verdict agree(const NodeEnd& end, bool may_restart);
+  Ending agree(const Ending& own, bool may_restart);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool decides() const { return options_.node == 0; }
+  bool decides() const { return plan_.node == 0; }
   std::string key(const std::string& topic) const;
   std::string key(const std::string& topic, int node) const;
   bool is_there(const std::string& key);
@@ -101,7 +76,7 @@ class Nodes {
   std::string await(const std::string& key);
   void find_attempt();
   void invite();
-  Verdict decide(bool may_restart);
+  Ending decide(bool may_restart);
   void keep_in_touch();
   void look(c10d::Store& store);
   void watch_others(c10d::Store& store);
@@ -110,7 +85,7 @@ class Nodes {
   template <class Call>
   auto asking_node_0(Call&& call) const;
 
-  const NodesOptions options_;
+  const LaunchPlan& plan_;
   const Hooks hooks_;
   const std::string id_ = random_secret();
   c10::intrusive_ptr<c10d::Store> store_;
@@ -126,7 +101,7 @@ class Nodes {
   std::atomic<int> to_tell_ = kNothing;
   std::string why_alone_;               // written before is_alone_
   std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
-  std::mutex mutex_;  // guards the members below, which the watcher works with while an attempt runs
+  std::mutex mutex_;                    // guards the members below, which the watcher works with while an attempt runs
   std::condition_variable wake_;
   bool stop_ = false, runs_ = false, told_ = false;
   std::set<int> lost_;

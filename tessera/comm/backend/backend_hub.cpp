@@ -16,6 +16,7 @@ namespace {
 
 constexpr auto kVerdictLimit = std::chrono::seconds(2);
 constexpr auto kAnnounced = std::chrono::seconds(10);  // how long to wait for an announced verdict
+constexpr auto kAnnouncement = "/announced";
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 constexpr auto kWatchInterval = std::chrono::milliseconds(500);
 
@@ -23,19 +24,29 @@ at::Tensor as_tensor(ConstBytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-}  // namespace
-
-std::string Failure::packed() const {
-  return fmt::format("{} {}", culprit, reason);
+/// What the store answers; nothing if it does not, and then ranks know only what their connections tell them.
+template <class Question>
+auto ask(const StorePtr& store, Question question) noexcept -> std::optional<decltype(question(*store))> try {
+  return bounded(kVerdictLimit, [=] { return question(*store); });
+} catch (const std::exception&) {
+  return std::nullopt;
 }
 
-Failure Failure::unpacked(const std::string& text) {
+/// The form in the store: the rank, a blank, the reason.
+std::string packed(const LinkFailure& verdict) {
+  return fmt::format("{} {}", verdict.culprit, verdict.reason);
+}
+
+LinkFailure unpacked(const std::string& text) {
+  LinkFailure verdict{.kind = LinkFailure::Kind::Aborted};
   const auto blank = text.find(' ');
-  if (blank == std::string::npos) return {};
-  Failure verdict{.reason = text.substr(blank + 1)};
+  if (blank == std::string::npos) return verdict;
+  verdict.reason = text.substr(blank + 1);
   std::from_chars(text.data(), text.data() + blank, verdict.culprit);
   return verdict;
 }
+
+}  // namespace
 
 BackendHub::BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key)
     : rank_(backend->getRank()), backend_(std::move(backend)), store_(std::move(store)), key_(std::move(key)) {
@@ -63,42 +74,33 @@ void BackendHub::forget(std::span<const std::pair<int, BackendWork>> works) {
   for (const auto& entry : works) std::erase(receiving_, entry.second);
 }
 
-void BackendHub::abort(const Failure& verdict) noexcept try {
+void BackendHub::abort(const LinkFailure& verdict) noexcept try {
   publish(verdict);
   end(verdict);
 } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
 }
 
-std::optional<Failure> BackendHub::verdict() {
+std::optional<LinkFailure> BackendHub::verdict() {
   {
     std::lock_guard lock(mutex_);
     if (!verdict_.reason.empty()) return verdict_;
   }
-  if (!store_) return Failure();
-  try {
-    const auto found = bounded(kVerdictLimit, [store = store_, key = key_] { return store->check({key}) ? store->get_to_str(key) : ""; });
-    return found ? std::optional(Failure::unpacked(*found)) : std::nullopt;
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
+  if (!store_) return unpacked("");
+  const auto found = ask(store_, [key = key_](auto& store) { return store.check({key}) ? store.get_to_str(key) : std::string(); });
+  return found ? std::optional(unpacked(*found)) : std::nullopt;
 }
 
-void BackendHub::announce_verdict() noexcept try {
-  if (store_) bounded(kVerdictLimit, [store = store_, key = key_ + "/announced"] { return store->add(key, 1); });
-} catch (const std::exception&) {  // the others then blame the rank that closes its connection
+void BackendHub::announce_verdict() {
+  if (store_) ask(store_, [key = key_ + kAnnouncement](auto& store) { return store.add(key, 1); });
 }
 
-std::optional<Failure> BackendHub::announced_verdict() {
+std::optional<LinkFailure> BackendHub::announced_verdict() {
   const auto end = Clock::now() + kAnnounced;
   for (;;) {
     auto found = verdict();
     if (!found || !found->reason.empty() || !store_ || Clock::now() >= end) return found;
-    try {
-      const auto announced = bounded(kVerdictLimit, [store = store_, key = key_ + "/announced"] { return store->check({key}); });
-      if (!announced.value_or(false)) return found;
-    } catch (const std::exception&) {
-      return found;
-    }
+    const auto announced = ask(store_, [key = key_ + kAnnouncement](auto& store) { return store.check({key}); });
+    if (!announced.value_or(false)) return found;
     std::this_thread::sleep_for(kBetweenLooks);
   }
 }
@@ -122,18 +124,15 @@ void BackendHub::expect_running() const {
   if (!verdict_.reason.empty()) throw std::runtime_error(verdict_.reason);
 }
 
-void BackendHub::publish(const Failure& verdict) {
+void BackendHub::publish(const LinkFailure& verdict) {
   {
     std::lock_guard lock(mutex_);
     if (!verdict_.reason.empty() || !store_) return;
   }
-  try {
-    bounded(kVerdictLimit, [store = store_, key = key_, text = verdict.packed()] { return store->compareSet(key, "", text); });
-  } catch (const std::exception&) {  // the other ranks then know only what their connections tell them
-  }
+  ask(store_, [key = key_, text = packed(verdict)](auto& store) { return store.compareSet(key, "", text); });
 }
 
-void BackendHub::end(const Failure& verdict) {
+void BackendHub::end(const LinkFailure& verdict) {
   c10::intrusive_ptr<c10d::Backend> ended;  // destroyed after the lock is given back, because that waits for the backend's own threads
   std::lock_guard lock(mutex_);
   if (!verdict_.reason.empty()) return;

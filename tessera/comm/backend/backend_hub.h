@@ -24,16 +24,6 @@ namespace tessera {
 
 using BackendWork = c10::intrusive_ptr<c10d::Work>;
 
-/// Why a group has failed, and because of which world rank.
-struct Failure {
-  std::string reason;  // empty as long as no rank has aborted
-  int culprit = -1;
-
-  /// The form in the store: the rank, a blank, the reason.
-  std::string packed() const;
-  static Failure unpacked(const std::string& text);
-};
-
 /// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
 class BackendHub {
  public:
@@ -53,16 +43,16 @@ class BackendHub {
 
   /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
   /// the reason. The first verdict of all ranks stays.
-  void abort(const Failure& verdict) noexcept;
+  void abort(const LinkFailure& verdict) noexcept;
 
   /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
-  std::optional<Failure> verdict();
+  std::optional<LinkFailure> verdict();
 
   /// Tells the others to wait for this rank's verdict: a rank whose time is up has to find out who is missing, and its connections close
   /// meanwhile.
-  void announce_verdict() noexcept;
+  void announce_verdict();
   /// Like verdict(), but waits for one that is announced.
-  std::optional<Failure> announced_verdict();
+  std::optional<LinkFailure> announced_verdict();
 
   /// A tag above all that this rank has used. The largest of several ranks' tags is one that none of them has used.
   int32_t next_tag() const { return next_tag_; }
@@ -73,14 +63,14 @@ class BackendHub {
 
  private:
   void expect_running() const;
-  void publish(const Failure& verdict);
-  void end(const Failure& verdict);
+  void publish(const LinkFailure& verdict);
+  void end(const LinkFailure& verdict);
 
   const int rank_;
   std::mutex mutex_;
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::vector<BackendWork> receiving_;
-  Failure verdict_;
+  LinkFailure verdict_{.kind = LinkFailure::Kind::Aborted};  // without a reason as long as no rank has aborted
   c10::intrusive_ptr<c10d::Store> store_;
   const std::string key_;
   std::atomic<int32_t> next_tag_ = kFirstTag;

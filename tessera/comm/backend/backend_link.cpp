@@ -33,18 +33,18 @@ class BackendLink final : public Link {
       for (const auto& each : all_gather_values(*this, digest, deadline)) digest.add(each);
       return;
     }
-    disseminate(digest, rank_, size(), [&](const Digest& own, int to, int from) {
+    for (int distance = 1; distance < size(); distance *= 2) {
       Digest received;
-      const Message<ConstBytes> sent{.rank = to, .bytes = std::as_bytes(std::span(&own, 1))};
-      const Message<Bytes> got{.rank = from, .bytes = std::as_writable_bytes(std::span(&received, 1))};
+      const Message<ConstBytes> sent{.rank = (rank_ + distance) % size(), .bytes = std::as_bytes(std::span(&digest, 1))};
+      const Message<Bytes> got{.rank = (rank_ + size() - distance) % size(), .bytes = std::as_writable_bytes(std::span(&received, 1))};
       try {
         transfer(std::span(&got, 1), std::span(&sent, 1), deadline);
       } catch (LinkFailure& failure) {
         failure.is_guess = failure.kind == LinkFailure::Kind::Late;  // the peer may not be late, but wait for another rank
         throw;
       }
-      return received;
-    });
+      digest.add(received);
+    }
   }
 
   void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) override {
@@ -53,13 +53,13 @@ class BackendLink final : public Link {
   }
 
   void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) override {
-    const auto own = to[static_cast<size_t>(rank_)];
+    const auto own = to[rank_];
     std::vector<std::byte> received(own.size() * to.size());
     std::vector<Bytes> from;
     for (size_t r = 0; r < to.size(); r++) from.push_back(part_of(std::span(received), r, to.size()));
     exchange([&](int r) { return to[r]; }, from, deadline);
     std::vector<ConstBytes> rows(from.begin(), from.end());
-    rows[static_cast<size_t>(rank_)] = own;
+    rows[rank_] = own;
     visit(0, rows);
   }
 
@@ -68,7 +68,9 @@ class BackendLink final : public Link {
     return std::make_unique<BackendLink>(hub_, part_of_world(members), tag);
   }
 
-  void abort(std::string_view reason, int culprit) noexcept override { hub_->abort({.reason = std::string(reason), .culprit = culprit}); }
+  void abort(std::string_view reason, int culprit) noexcept override {
+    hub_->abort({.kind = LinkFailure::Kind::Aborted, .reason = std::string(reason), .culprit = culprit});
+  }
 
   int32_t agree_on_tag(Clock::time_point deadline) { return std::ranges::max(all_gather_values(*this, hub_->next_tag(), deadline)); }
 
@@ -121,10 +123,8 @@ class BackendLink final : public Link {
     const bool late = Clock::now() >= deadline;
     if (late) hub_->announce_verdict();
     const auto verdict = late ? hub_->verdict() : hub_->announced_verdict();
-    if (verdict && !verdict->reason.empty()) {
-      return {.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = verdict->reason, .culprit = verdict->culprit};
-    }
-    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {global_[peer]}, .reason = {}};
+    if (verdict && !verdict->reason.empty()) return *verdict;
+    if (late) return {.kind = LinkFailure::Kind::Late, .ranks = {global_[peer]}};
     auto reason = fmt::format("has closed its connection or died ({})", how);
     if (!verdict && global_[peer] != 0) {
       reason += "; the store can't be reached either: if rank 0 of the world keeps it, that rank is gone";

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <limits>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -41,6 +40,13 @@ c10d::ReduceOp op_of(Reduce op) {
   return c10d::ReduceOp::SUM;
 }
 
+template <class Options>
+Options with_limit(const Launch& start) {
+  Options options;
+  options.timeout = time_until(start.end);
+  return options;
+}
+
 }  // namespace
 
 CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make)
@@ -49,8 +55,12 @@ CollectivesTransport::CollectivesTransport(GroupTraits traits, std::shared_ptr<L
   if (!device.is_cpu()) queue_.emplace(device);
 }
 
-template <class Act>
-Moved CollectivesTransport::in_background(const Launch& start, const Act& act) {
+Moved CollectivesTransport::run(const Request& request, const Launch& start) {
+  const auto act = [&] {
+    uint64_t sent = 0;
+    for (const auto& piece : request.pieces) sent += move(request, piece, start);
+    return sent;
+  };
   if (queue_) return queue_->run(start, act);
   const NoSigpipe no_sigpipe;
   return {.bytes = act()};
@@ -82,86 +92,52 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   throw;  // no other rank has ended the group
 }
 
-void CollectivesTransport::uses(const at::Tensor& tensor) const {
-  if (queue_) queue_->uses(tensor);
-}
-
-Moved CollectivesTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
-  return in_background(start, [&] {
-    uint64_t sent = 0;
-    c10d::AllgatherOptions options;
-    options.timeout = time_until(start.end);
-    for (const auto& piece : pieces) {
-      if (piece.own.numel() == 0) continue;
-      auto whole = as_bytes(piece.whole), own = as_bytes(piece.own);
-      collective(start, [&] { return backend_->_allgather_base(whole, own, options); });
-      uses(piece.whole);
-      uses(piece.own);
-      sent += own.nbytes() * static_cast<uint64_t>(traits().size - 1);
-    }
-    return sent;
-  });
-}
-
-Moved CollectivesTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
-  return in_background(start, [&] {
-    uint64_t sent = 0;
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = op_of(reduction.op);
-    options.timeout = time_until(start.end);
-    for (const auto& piece : pieces) {
-      if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
-      if (piece.own.numel() == 0) continue;
-      const auto wire = *reduction.wire_dtype;
-      const bool direct = piece.own.scalar_type() == wire;
-      // On the host, backends may write sums that are not complete into the input, so it is copied.
-      auto whole = as_real(piece.whole.to(wire, /*non_blocking=*/false, /*copy=*/!queue_));
-      const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(wire));
-      auto own = as_real(result);
-      collective(start, [&] { return backend_->_reduce_scatter_base(own, whole, options); });
-      if (reduction.op == Reduce::Mean) own.div_(traits().size);
-      if (!direct) piece.own.copy_(result);
-      uses(piece.whole);
-      uses(piece.own);
-      sent += whole.nbytes() - own.nbytes();
-    }
-    return sent;
-  });
-}
-
-Moved CollectivesTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
-  return in_background(start, [&]() -> uint64_t {
-    if (tensor.numel() == 0) return 0;
-    const auto result = tensor.to(*reduction.wire_dtype);
+uint64_t CollectivesTransport::move(const Request& request, const Piece& piece, const Launch& start) {
+  const auto& [op, wire, sum] = request.reduction;
+  const auto ranks = static_cast<uint64_t>(traits().size);
+  if (piece.squares) *piece.squares = std::numeric_limits<double>::quiet_NaN();
+  if (piece.whole.numel() == 0) return 0;
+  uint64_t sent = 0;
+  if (request.operation == Operation::AllGather) {
+    auto whole = as_bytes(piece.whole), own = as_bytes(piece.own);
+    collective(start, [&] { return backend_->_allgather_base(whole, own, with_limit<c10d::AllgatherOptions>(start)); });
+    sent = own.nbytes() * (ranks - 1);
+  } else if (request.operation == Operation::ReduceScatter) {
+    const bool direct = piece.own.scalar_type() == *wire;
+    // On the host, backends may write sums that are not complete into the input, so it is copied.
+    auto whole = as_real(piece.whole.to(*wire, /*non_blocking=*/false, /*copy=*/!queue_));
+    const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(*wire));
+    auto own = as_real(result);
+    auto options = with_limit<c10d::ReduceScatterOptions>(start);
+    options.reduceOp = op_of(op);
+    collective(start, [&] { return backend_->_reduce_scatter_base(own, whole, options); });
+    if (op == Reduce::Mean) own.div_(traits().size);
+    if (!direct) piece.own.copy_(result);
+    sent = whole.nbytes() - own.nbytes();
+  } else if (request.operation == Operation::AllReduce) {
+    const auto result = piece.whole.to(*wire);
     std::vector<at::Tensor> tensors = {as_real(result)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = op_of(reduction.op);
-    options.timeout = time_until(start.end);
+    auto options = with_limit<c10d::AllreduceOptions>(start);
+    options.reduceOp = op_of(op);
     collective(start, [&] { return backend_->allreduce(tensors, options); });
-    if (reduction.op == Reduce::Mean) tensors.front().div_(traits().size);
-    if (!result.is_same(tensor)) tensor.copy_(result);
-    uses(tensor);
-    const auto ranks = static_cast<uint64_t>(traits().size);
-    return 2 * (ranks - 1) * result.nbytes() / ranks;
-  });
-}
-
-Moved CollectivesTransport::broadcast(const at::Tensor& tensor, int root, const Launch& start) {
-  return in_background(start, [&]() -> uint64_t {
-    if (tensor.numel() == 0) return 0;
-    std::vector<at::Tensor> tensors = {as_bytes(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.timeout = time_until(start.end);
+    if (op == Reduce::Mean) tensors.front().div_(traits().size);
+    if (!result.is_same(piece.whole)) piece.whole.copy_(result);
+    sent = 2 * (ranks - 1) * result.nbytes() / ranks;
+  } else {
+    std::vector<at::Tensor> tensors = {as_bytes(piece.whole)};
+    auto options = with_limit<c10d::BroadcastOptions>(start);
+    options.rootRank = request.root;
     collective(start, [&] { return backend_->broadcast(tensors, options); });
-    uses(tensor);
-    return traits().local_ranks.front() == root ? tensor.nbytes() * static_cast<uint64_t>(traits().size - 1) : 0;
-  });
+    if (traits().local_ranks.front() == request.root) sent = piece.whole.nbytes() * (ranks - 1);
+  }
+  if (queue_) queue_->uses(piece.whole);
+  if (queue_ && request.has_parts()) queue_->uses(piece.own);
+  return sent;
 }
 
-std::unique_ptr<Transport> CollectivesTransport::split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& /*start*/) {
+std::unique_ptr<Transport> CollectivesTransport::split(std::span<const int> colors, std::shared_ptr<Link> part) {
   auto of_part = with_ranks_of(*part, traits(), colors);
-  const auto name = fmt::format("{}/{}.{}", name_, parts_++, colors[static_cast<size_t>(traits().local_ranks.front())]);
+  const auto name = fmt::format("{}/{}.{}", name_, parts_++, colors[traits().local_ranks.front()]);
   auto made = std::make_unique<CollectivesTransport>(std::move(of_part), part, make_(name, part->rank(), part->size()), make_);
   made->name_ = name;
   return made;

@@ -32,23 +32,18 @@ class CollectivesTransport final : public Transport {
   /// The ranks come from the link.
   CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make);
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override;
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) override;
+  Moved run(const Request& request, const Launch& start) override;
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override;
   void abort(std::string_view reason) noexcept override;
 
  private:
-  /// Runs `act`; on a device it is queued, after the inputs of the caller.
-  template <class Act>
-  Moved in_background(const Launch& start, const Act& act);
+  /// Returns how many bytes it sent.
+  uint64_t move(const Request& request, const Piece& piece, const Launch& start);
   /// Waits for the collective of the backend that `begin` returns; on a device, only work that is queued later waits. If it fails, the link
   /// says which rank is gone, late or has given up, because backends name sockets and not ranks. On a device, a rank that does not come
   /// makes nothing fail here.
   template <class Begin>
   void collective(const Launch& start, const Begin& begin) const;
-  void uses(const at::Tensor& tensor) const;
 
   const std::shared_ptr<Link> link_;
   const BackendPtr backend_;

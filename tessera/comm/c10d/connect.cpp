@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "tessera/base/error.h"
-#include "tessera/comm/c10d/collectives.h"
-#include "tessera/comm/c10d/nccl.h"
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/gloo/gloo_link.h"
 #include "tessera/comm/shm/shm_link.h"
@@ -27,7 +25,7 @@ Connection connect(const Meeting& meeting, std::string_view name, c10::Device de
   GroupTraits traits{.name = std::string(name), .topology = meeting.topology, .device = device, .sums = SumOrder::Any};
   auto backend = make("world", link->rank(), link->size());
   auto transport = std::make_unique<CollectivesTransport>(std::move(traits), link, std::move(backend), make);
-  return {.link = std::move(link), .why_not = {}, .transport = std::move(transport)};
+  return {.link = std::move(link), .transport = std::move(transport)};
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The rows of engines that move data by collectives of c10d.
 #pragma once
 
+#include "tessera/comm/c10d/collectives.h"
 #include "tessera/comm/engine.h"
 
 namespace tessera {
@@ -9,6 +10,8 @@ namespace tessera {
 Connection connect_gloo_collectives(const Meeting& meeting);
 
 std::string why_no_nccl();
+/// In nccl.cpp.
+BackendPtr make_nccl(const StorePtr& store, int rank, int size);
 Connection connect_nccl(const Meeting& meeting);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-#include "tessera/comm/c10d/nccl.h"
+// Makes c10d's NCCL backend. Only this source depends on NCCL; it is built when libtorch's CUDA part is linked.
+#include "tessera/comm/c10d/connect.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 

@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "tessera/comm/host/caller_threads.h"
-#include "tessera/comm/host/digest.h"
 #include "tessera/comm/host/fixed_text.h"
+#include "tessera/comm/host/link.h"
 #include "tessera/comm/operation.h"
 
 namespace tessera {
@@ -40,6 +40,8 @@ struct Envelope {
   FixedText<64> call = {};
 
   void refuse(std::string_view why);
+  /// Mixes a number into the layout hash, so that envelopes differ if the numbers do.
+  void mix_into_layout(int64_t number) { layout = (layout ^ static_cast<uint64_t>(number)) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL; }
   /// Whether its rank waits in tessera::recover for the others.
   bool recovers() const { return unit.view() == kRecovery; }
 

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "tessera/base/last_words.h"
 #include "tessera/base/words.h"
@@ -27,46 +25,32 @@ std::string time_text(double seconds) {
 
 /// One operation in the report of a rank.
 struct Line {
-  explicit Line(const json& text)
-      : group(text.at("group")),
-        sequence(text.at("sequence")),
-        what(text.at("what")),
-        outcome(text.at("outcome")),
-        ago(text.at("ago")),
-        took(text.at("took")) {}
-
-  uint64_t group, sequence;
+  uint64_t group = 0, sequence = 0;
   std::string what, outcome;
-  double ago, took;  // seconds since it began, and seconds that it ran
+  double ago = 0, took = 0;  // seconds since it began, and seconds that it ran
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Line, group, sequence, what, outcome, ago, took)
 
 struct Rank {
-  explicit Rank(const std::string& text) {
-    const auto parsed = json::parse(text);
-    place = parsed.at("place");
-    since = parsed.at("since");
-    is_inside = parsed.at("inside");
-    for (const auto& each : parsed.at("operations")) lines.emplace_back(each);
-  }
-
   std::string place;
   double since = 0;
-  bool is_inside = false;
-  std::vector<Line> lines;  // the oldest first
+  bool inside = false;
+  std::vector<Line> operations;  // the oldest first
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Rank, place, since, inside, operations)
 
 std::string where(const Rank& rank) {
   const auto place = [&] {
     if (rank.place.empty()) return std::string("is before its first unit");
-    if (rank.is_inside) return fmt::format("is in {} for {}", rank.place, time_text(rank.since));
+    if (rank.inside) return fmt::format("is in {} for {}", rank.place, time_text(rank.since));
     return fmt::format("was last in {}, {} ago", rank.place, time_text(rank.since));
   };
   auto text = place();
-  const auto running = std::ranges::find(rank.lines, "running", &Line::outcome);
-  if (running != rank.lines.end())
+  const auto running = std::ranges::find(rank.operations, "running", &Line::outcome);
+  if (running != rank.operations.end())
     return text + fmt::format("; waits for {} in {} (operation {})", time_text(running->ago), running->what, running->sequence);
-  if (rank.lines.empty()) return text + "; has begun no operation";
-  const auto& last = rank.lines.back();
+  if (rank.operations.empty()) return text + "; has begun no operation";
+  const auto& last = rank.operations.back();
   return text + fmt::format("; in no operation, the last was {} (operation {}), which {} {} ago", last.what, last.sequence,
                             last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
 }
@@ -77,7 +61,7 @@ std::string differences(const std::map<int, Rank>& ranks) {
   std::map<std::pair<uint64_t, uint64_t>, std::map<std::string, std::vector<int>>> whats;
   std::map<uint64_t, uint64_t> completed;  // the last operation of each group
   for (const auto& [number, rank] : ranks) {
-    for (const auto& line : rank.lines) {
+    for (const auto& line : rank.operations) {
       whats[{line.group, line.sequence}][line.what].push_back(number);
       if (line.outcome == "done") completed[line.group] = std::max(completed[line.group], line.sequence);
     }
@@ -123,25 +107,23 @@ std::string FlightRecorder::to_json() const {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   const auto seconds = [](Clock::duration duration) { return std::chrono::duration<double>(duration).count(); };
-  std::string place(phase_.view());
-  if (!unit_.empty()) place += fmt::format(" of '{}'", unit_.view());
-  json result = {{"place", place}, {"since", seconds(now - entered_)}, {"inside", is_inside_}, {"operations", json::array()}};
-  const auto first = begun_ - std::min<uint64_t>(begun_, ring_.size());
-  for (auto number = first; number < begun_; number++) {
+  Rank own{.place = std::string(phase_.view()), .since = seconds(now - entered_), .inside = is_inside_, .operations = {}};
+  if (!unit_.empty()) own.place += fmt::format(" of '{}'", unit_.view());
+  for (auto number = begun_ - std::min<uint64_t>(begun_, ring_.size()); number < begun_; number++) {
     const auto& [group, envelope, began, ended, outcome] = ring_[number % ring_.size()];
-    result["operations"].push_back({{"group", group},
-                                    {"sequence", envelope.sequence},
-                                    {"what", envelope.describe()},
-                                    {"outcome", kOutcomes[static_cast<size_t>(outcome)]},
-                                    {"ago", seconds(now - began)},
-                                    {"took", outcome == Outcome::Running ? 0 : seconds(ended - began)}});
+    own.operations.push_back({.group = group,
+                              .sequence = envelope.sequence,
+                              .what = envelope.describe(),
+                              .outcome = kOutcomes[static_cast<size_t>(outcome)],
+                              .ago = seconds(now - began),
+                              .took = outcome == Outcome::Running ? 0 : seconds(ended - began)});
   }
-  return result.dump(-1, ' ', false, json::error_handler_t::replace);
+  return json(own).dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string flight_report(const std::map<int, std::string>& texts, int world_size) {
   std::map<int, Rank> ranks;
-  for (const auto& [number, text] : texts) ranks.emplace(number, text);
+  for (const auto& [number, text] : texts) ranks.emplace(number, json::parse(text).get<Rank>());
   std::string report;
   std::vector<int> silent;
   for (int number = 0; number < world_size; number++) {
@@ -156,8 +138,8 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
   report += differences(ranks);
   for (const auto& [number, rank] : ranks) {
     report += fmt::format("the last operations of rank {}:\n", number);
-    const auto shown = std::min<size_t>(rank.lines.size(), 8);
-    for (auto line = rank.lines.end() - static_cast<ptrdiff_t>(shown); line != rank.lines.end(); line++) {
+    const auto shown = std::min<size_t>(rank.operations.size(), 8);
+    for (auto line = rank.operations.end() - static_cast<ptrdiff_t>(shown); line != rank.operations.end(); line++) {
       const auto took = line->outcome == "running" ? std::string() : fmt::format(", took {}", time_text(line->took));
       report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
     }
@@ -172,7 +154,7 @@ std::vector<int> not_come(const std::map<int, std::string>& answers, uint64_t gr
   for (const int number : ranks) {
     const auto found = answers.find(number);
     const auto has_come = [&](const Line& line) { return line.group == group && line.sequence >= sequence; };
-    if (found == answers.end() || std::ranges::none_of(Rank(found->second).lines, has_come)) missing.push_back(number);
+    if (found == answers.end() || std::ranges::none_of(json::parse(found->second).get<Rank>().operations, has_come)) missing.push_back(number);
   }
   return missing;
 }

@@ -42,7 +42,7 @@ class FlightRecorder {
   std::array<Operation, 32> ring_;
   uint64_t begun_ = 0;  // number of operations, of which the ring has the last
   FixedText<32> phase_;
-  FixedText<80> unit_;  // only the end of a longer name
+  FixedText<80> unit_;      // only the end of a longer name
   bool is_inside_ = false;  // whether the program is in the phase for certain, or was there last
   Time entered_ = {};
 };

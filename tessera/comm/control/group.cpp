@@ -2,18 +2,15 @@
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/ScopeExit.h>
-#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "tessera/base/error.h"
 #include "tessera/base/launch_record.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
 #include "tessera/comm/control/fill_envelope.h"
-#include "tessera/comm/host/reducer.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
@@ -21,30 +18,6 @@ namespace {
 
 // How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);
-
-// The name of all time-outs in reports. The first ends all groups, so that there is only one.
-constexpr auto kLateRanks = "late";
-
-void expect_one_dtype(std::span<const Piece> pieces) {
-  const auto differs = [&](const Piece& piece) { return piece.whole.scalar_type() != pieces.front().whole.scalar_type(); };
-  const auto found = std::ranges::find_if(pieces, differs);
-  if (found != pieces.end()) throw UsageError("piece {}: pieces of one call must have one dtype", found - pieces.begin());
-}
-
-/// The number of the part of a group that an operation makes.
-uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
-  constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
-  return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
-}
-
-/// Throws if arguments do not fit, in a group without a link, whose ranks do not compare them.
-void expect_fitting(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill) try {
-  Envelope unused;
-  if (fill) fill(unused);
-} catch (const std::exception& error) {
-  throw UsageError("{}{}: {}", name(operation), call.subject.unit.empty() ? "" : fmt::format(" of '{}'", call.subject.unit),
-                   first_line(error));
-}
 
 /// The Work of an operation in the caller's thread, which may have queued something on a device.
 struct Queued final : Work::State {
@@ -56,9 +29,6 @@ struct Queued final : Work::State {
 };
 
 }  // namespace
-
-Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family)
-    : Group(std::move(transport), std::move(link), std::move(family), 0) {}
 
 Group::Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number)
     : transport_(std::move(transport)), link_(std::move(link)), family_(std::move(family)), number_(number) {
@@ -75,170 +45,30 @@ Group::~Group() {
   }
 }
 
-Work Group::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Call& call) {
-  const auto fill = [&](Envelope& envelope) {
-    describe(envelope, pieces, traits());
-    expect_one_dtype(pieces);
-    for (const auto& piece : pieces) {
-      if (piece.own.scalar_type() != piece.whole.scalar_type()) throw UsageError("own and whole differ in dtype");
-    }
-  };
-  return start(
-      Operation::AllGather, call, fill,
-      [this, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end()), operands = link_ ? std::span<at::Tensor>() : operands](
-          const Launch& start) { return transport_->all_gather(pieces, operands, start); });
+Envelope Group::describe(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill) const {
+  return envelope_for(operation, subject, fill, /*is_alone=*/!link_);
 }
 
-Work Group::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call) {
-  const auto fill = [&](Envelope& envelope) {
-    describe(envelope, pieces, traits());
-    expect_one_dtype(pieces);
-    if (pieces.empty()) return;
-    const auto complete = resolved(reduction, pieces.front().whole);
-    describe(envelope, complete);
-    expect_reducible(complete, pieces.front().whole.scalar_type(), pieces);
-  };
-  return start(Operation::ReduceScatter, call, fill,
-               [this, reduction, pieces = c10::SmallVector<Piece, 2>(pieces.begin(), pieces.end())](const Launch& start) {
-                 const auto complete = pieces.empty() ? reduction : resolved(reduction, pieces.front().whole);
-                 return transport_->reduce_scatter(pieces, complete, start);
-               });
-}
-
-Work Group::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call) {
-  const auto fill = [&](Envelope& envelope) {
-    describe(envelope, tensor, traits());
-    const auto complete = resolved(reduction, tensor);
-    describe(envelope, complete);
-    expect_reducible(complete, tensor.scalar_type());
-  };
-  return start(Operation::AllReduce, call, fill, [this, reduction, tensor](const Launch& start) {
-    return transport_->all_reduce(tensor, resolved(reduction, tensor), start);
-  });
-}
-
-Work Group::broadcast(const at::Tensor& tensor, int root, const Call& call) {
-  const auto fill = [&](Envelope& envelope) {
-    describe(envelope, tensor, traits());
-    if (root < 0 || root >= size()) throw UsageError("rank {} does not exist in a group of {}", root, size());
-    envelope.root = traits().world_ranks[static_cast<size_t>(root)];
-  };
-  return start(Operation::Broadcast, call, fill,
-               [this, tensor, root](const Launch& start) { return transport_->broadcast(tensor, root, start); });
-}
-
-Work Group::barrier(const Call& call) {
-  return start(Operation::Barrier, call, {}, [](const Launch&) { return Moved(); });
-}
-
-Work Group::meet(const Call& call) {
-  if (!link_) return barrier(call);
-  note_caller();
-  meetings_++;
-  return queue_.run([this, envelope = envelope_for(Operation::Barrier, call), limit = call.limit] {
-    const auto end = c10::make_scope_exit([&] { meetings_--; });
-    for (;;) {
-      try {
-        return run(envelope, {}, limit, [](const Launch&) { return Moved(); });
-      } catch (const DisagreementError&) {  // a rank was in another operation, and has got this error there
-      } catch (const UsageError&) {         // or could not take part in one
-      }
-    }
-  });
-}
-
-Extremes Group::extremes(uint64_t own, const Call& call) {
-  auto found = Extremes::of(own);
-  start(
-      Operation::Compare, call, {},
-      [&, this](const Launch&) {
-        if (link_) found = known_;
-        return Moved();
-      },
-      own)
-      .wait();
-  return found;
-}
-
-std::vector<std::string> Group::texts(const std::string& own, const Call& call) {
-  std::vector<std::string> found(static_cast<size_t>(size()), own);
-  start(Operation::Texts, call, {}, [&, this](const Launch& start) {
-    if (link_) found = all_gather_texts(*link_, own, start.end);
-    return Moved();
-  }).wait();
-  return found;
-}
-
-std::shared_ptr<Group> Group::split(std::span<const int> colors, const Call& call) {
-  const auto fill = [&](Envelope& envelope) {
-    for (const int color : colors) mix_into_layout(envelope, color);
-    if (static_cast<int>(colors.size()) != size()) {
-      throw UsageError("{} colors for {} ranks; give one for each", colors.size(), size());
-    }
-  };
-  std::shared_ptr<Link> link;
-  std::unique_ptr<Transport> transport;
-  uint64_t number = 0;
-  start(Operation::Split, call, fill, [&, this](const Launch& start) {
-    if (link_) {
-      number = number_of_part(number_, now_.sequence, colors[static_cast<size_t>(rank())]);
-      link = link_->split(members_of(colors, rank()), start.end);
-    }
-    transport = transport_->split(colors, link, start);
-    return Moved();
-  }).wait();
-  // Not make_shared: the constructor that takes a number is private.
-  return std::shared_ptr<Group>(new Group(std::move(transport), std::move(link), family_, number));
-}
-
-std::shared_ptr<Group> Group::part(std::span<const int> colors, const Call& call) {
-  std::vector<int> division;
-  for (const int color : colors) division.push_back(static_cast<int>(std::ranges::find(colors, color) - colors.begin()));
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto known = parts_.find(division); known != parts_.end()) return known->second;
-  }
-  auto made = split(colors, call);
-  const std::lock_guard lock(mutex_);
-  return parts_.emplace(std::move(division), std::move(made)).first->second;
-}
-
-std::vector<std::shared_ptr<Group>> Group::parts() const {
-  const std::lock_guard lock(mutex_);
-  const auto known = std::views::values(parts_);
-  return {known.begin(), known.end()};
-}
-
-SharedAttempt Group::share(const AreaShape& shape, const Call& call) {
+SharedAttempt Group::share(const AreaShape& shape, const Subject& subject, std::chrono::milliseconds limit) {
   const auto refuse = [&](std::string_view why) {
-    return SharedAttempt{.area = nullptr, .why_not = fmt::format("transport {}: {}", traits().name, why)};
+    return SharedAttempt{.why_not = fmt::format("transport {}: {}", traits().name, why)};
   };
   if (!link_ || !traits().device.is_cpu()) return refuse("it shares no memory");
   if (const int hosts = traits().topology.hosts(); hosts > 1) return refuse(fmt::format("the ranks are on {} hosts", hosts));
-  const auto fill = [&](Envelope& envelope) {
-    envelope.numel = static_cast<int64_t>(shape.bytes_per_rank);
-    envelope.pieces = shape.counters;
-  };
+  const auto envelope = describe(Operation::Share, subject, [&](Envelope& own) {
+    own.numel = static_cast<int64_t>(shape.bytes_per_rank);
+    own.pieces = shape.counters;
+  });
   SharedAttempt attempt;
-  start(Operation::Share, call, fill, [&, this](const Launch& start) {
-    attempt = link_->share(shape, start.end);
+  start(envelope, limit, [&, this](const Launch& launch) {
+    attempt = link_->share(shape, launch.end);
     return Moved();
   }).wait();
   if (!attempt.area) return refuse(attempt.why_not);
   attempt.area->when_broken([family = family_, own = world_rank()](const LinkFailure& failure, std::string_view message) {
-    const int culprit = record_culprit(failure, own);
-    if (failure.kind == LinkFailure::Kind::Late) family->report(kLateRanks, message);
-    if (failure.kind != LinkFailure::Kind::Aborted) family->abort(fmt::format("rank {}: {}", own, message), culprit);
+    family->tell(failure, own, fmt::format("rank {}: {}", own, message));
   });
   return attempt;
-}
-
-void Group::abort(std::string_view reason) noexcept {
-  if (!link_) return;  // there is nobody who waits
-  try {
-    family_->abort(fmt::format("rank {}: {}", world_rank(), reason), world_rank());
-  } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
-  }
 }
 
 void Group::note_caller() {
@@ -246,19 +76,13 @@ void Group::note_caller() {
   link_->used_by_this_thread();
 }
 
-Work Group::start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run, std::optional<uint64_t> known) {
-  if (!link_) {
-    expect_fitting(operation, call, fill);
-    auto moved = run({.unit = call.subject.unit, .inputs = Event::later(traits().device)});
-    count(operation, moved.bytes);
-    return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
-  }
-  note_caller();
-  return queue_.run([this, envelope = envelope_for(operation, call, fill), inputs = Event::record(traits().device), limit = call.limit,
-                     run = std::move(run), known] { return this->run(envelope, inputs, limit, run, known); });
+Work Group::run_here(const Envelope& envelope, Run act) {
+  auto moved = act({.unit = envelope.unit.view(), .inputs = Event::later(traits().device)});
+  count(envelope.operation, moved.bytes);
+  return moved.ready.passed() ? Work() : Work(std::make_shared<Queued>(std::move(moved.ready)));
 }
 
-Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known) {
+Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known) {
   // Transfers need no autograd and no version counters, and the buffers may be inference tensors, which only this mode may write.
   const c10::InferenceMode inference;
   watch_device();
@@ -272,7 +96,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   try {
     agree(envelope, known, start.end);
     record_recovery(world_rank());  // this rank has survived whatever has failed before
-    auto ready = run_agreed(envelope, start, run);
+    auto ready = run_agreed(envelope, start, act);
     outcome = FlightRecorder::Outcome::Done;
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
     return ready;
@@ -324,9 +148,9 @@ void Group::agree(const Envelope& envelope, std::optional<uint64_t> known, Clock
   expect_agreement(envelopes_, traits().world_ranks, callers_.callers());
 }
 
-Event Group::run_agreed(const Envelope& envelope, const Launch& start, const Run& run) {
+Event Group::run_agreed(const Envelope& envelope, const Launch& start, Run act) {
   try {
-    auto moved = run(start);
+    auto moved = act(start);
     count(envelope.operation, moved.bytes);
     last_ = envelope;
     return std::move(moved.ready);
@@ -342,7 +166,7 @@ Event Group::run_agreed(const Envelope& envelope, const Launch& start, const Run
 
 void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit) {
   if (failure.is_guess) {
-    auto missing = family_->missing(kLateRanks, number_, envelope.sequence, traits().world_ranks);
+    auto missing = family_->missing(number_, envelope.sequence, traits().world_ranks);
     if (!missing.empty()) failure.ranks = std::move(missing);
   }
   const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, world_rank(), envelope.describe());
@@ -350,39 +174,10 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
   const auto before =
       last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
             : fmt::format("it is the first of this group");
-  const int culprit = record_culprit(failure, world_rank());
-  switch (failure.kind) {
-    case LinkFailure::Kind::Late: {
-      const auto message = fmt::format("{}, waited {} s for {} and gave up; {}{}", what, std::chrono::duration<double>(limit).count(),
-                                       name_ranks(failure.ranks), before, envelope.call.empty() ? "" : envelope.advice_if_alone());
-      broken_ = std::make_exception_ptr(TimeoutError(message));
-      family_->report(kLateRanks, message);
-      family_->abort(message, culprit);
-      break;
-    }
-    case LinkFailure::Kind::Gone: {
-      const auto advice = failure.reason.ends_with("has died") ? std::string() : envelope.advice_if_alone();
-      const auto message = fmt::format("{}, can't finish: {} {}; {}{}", what, name_ranks(failure.ranks), failure.reason, before, advice);
-      broken_ = std::make_exception_ptr(CommError(message));
-      family_->abort(message, culprit);
-      break;
-    }
-    case LinkFailure::Kind::Deadlocked:
-    case LinkFailure::Kind::Aborted:
-      family_->end_transports(failure.reason);
-      broken_ = std::make_exception_ptr(CommError("{}, was broken off: {}", what, failure.reason));
-      break;
-  }
+  const bool advises = failure.kind == LinkFailure::Kind::Late ? !envelope.call.empty() : !failure.reason.ends_with("has died");
+  broken_ = error_of(failure, what, limit, fmt::format("; {}{}", before, advises ? envelope.advice_if_alone() : ""));
+  family_->tell(failure, world_rank(), message_of(broken_));
   std::rethrow_exception(broken_);
-}
-
-Traffic Group::traffic(Operation operation) const {
-  const auto& counter = counters_[static_cast<size_t>(operation)];
-  return {.calls = counter.calls, .bytes = counter.bytes};
-}
-
-void Group::reset_traffic() {
-  for (auto& counter : counters_) counter.calls = counter.bytes = 0;
 }
 
 void Group::count(Operation operation, uint64_t bytes) {

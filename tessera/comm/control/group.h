@@ -2,15 +2,17 @@
 // the same error.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <array>
 #include <atomic>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "tessera/comm/control/envelope.h"
@@ -26,58 +28,22 @@ namespace tessera {
 class Group {
  public:
   /// Ranks talk by the link, and the transport moves their data. Without a link this process stands for all ranks: there is nobody to agree
-  /// with, and operations run in the thread that calls them.
+  /// with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from those of
+  /// this rank's other groups.
   explicit Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link = nullptr,
-                 std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>());
+                 std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>(), uint64_t number = 0);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   ~Group();
 
-  Work all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Call& call);
-  Work reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Call& call);
-  Work all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Call& call);
-  Work broadcast(const at::Tensor& tensor, int root, const Call& call);
-  Work barrier(const Call& call);
-  /// A barrier that ranks may come to from any point of their programs: other operations of the group fail with a DisagreementError until
-  /// all ranks are here.
-  Work meet(const Call& call);
-  /// The least and the most of the ranks' numbers.
-  Extremes extremes(uint64_t own, const Call& call);
-  /// The text of each rank, in rank order.
-  std::vector<std::string> texts(const std::string& own, const Call& call);
-
-  /// Ranks with equal colors form a new group, in the order of their ranks.
-  std::shared_ptr<Group> split(std::span<const int> colors, const Call& call);
-  /// Like split(), but equal divisions of the group have one group in common. Only the first call for a division is collective.
-  std::shared_ptr<Group> part(std::span<const int> colors, const Call& call);
-  /// The groups that part() has made.
-  std::vector<std::shared_ptr<Group>> parts() const;
-
-  /// Memory that all ranks of the group see, or why there is none.
-  SharedAttempt share(const AreaShape& shape, const Call& call);
-
-  /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
-  void enter(std::string_view phase, std::string_view unit) { family_->recorder().enter(phase, unit); }
-  /// Ends the group for good: its ranks get an error with this reason in every wait, current or later. The same holds for the group that
-  /// it was split from and for all groups that were split from either, as far as this rank is a member of them.
-  void abort(std::string_view reason) noexcept;
-
-  const GroupTraits& traits() const { return transport_->traits(); }
-  Transport& transport() { return *transport_; }
-
-  void count(Operation operation, uint64_t bytes);
-  Traffic traffic(Operation operation) const;
-  void reset_traffic();
-
-  /// 1, 2, 3...: numbers for objects that all ranks create in the same order.
-  uint64_t next_number() { return ++last_number_; }
-
  private:
+  friend class Communicator;  // which has the verbs of a group
+
   struct AtomicTraffic {
     std::atomic<uint64_t> calls = 0;
     std::atomic<uint64_t> bytes = 0;
   };
-  using Run = std::function<Moved(const Launch& start)>;
+  using Run = c10::function_ref<Moved(const Launch& start)>;
   /// An operation that is queued on a device.
   struct UnderWay {
     Event ready;
@@ -86,25 +52,32 @@ class Group {
     Clock::time_point end;
   };
 
-  /// `number` is the same on all ranks of the group, and different from those of this rank's other groups.
-  Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link, std::shared_ptr<LinkFamily> family, uint64_t number);
-
+  const GroupTraits& traits() const { return transport_->traits(); }
   int rank() const { return link_->rank(); }
-  int size() const { return traits().size; }
-  int world_rank() const { return traits().world_ranks[static_cast<size_t>(rank())]; }
+  int world_rank() const { return traits().world_ranks[rank()]; }
 
-  /// Queues an operation: all ranks compare their envelopes, and exchange the extremes of `known`, then `run` does it. `fill` describes the
-  /// operands.
-  Work start(Operation operation, const Call& call, c10::function_ref<void(Envelope&)> fill, Run run,
-             std::optional<uint64_t> known = std::nullopt);
+  /// Describes an operation of this rank: see envelope_for().
+  Envelope describe(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill = {}) const;
+  /// Queues an operation: all ranks compare their envelopes, and exchange the extremes of `known`, then `act` does it.
+  template <class Act>
+  Work start(const Envelope& envelope, std::chrono::milliseconds limit, Act act, std::optional<uint64_t> known = std::nullopt) {
+    if (!link_) return run_here(envelope, act);
+    note_caller();
+    return queue_.run([this, envelope, inputs = Event::record(traits().device), limit, act = std::move(act), known] {
+      return run(envelope, inputs, limit, act, known);
+    });
+  }
+  Work run_here(const Envelope& envelope, Run act);
   void note_caller();
-  Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, const Run& run, std::optional<uint64_t> known = std::nullopt);
+  Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known = std::nullopt);
   void agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline);
-  Event run_agreed(const Envelope& envelope, const Launch& start, const Run& run);
+  Event run_agreed(const Envelope& envelope, const Launch& start, Run act);
   /// Ends the group if a device has not ended an operation in time. Returns whether any is under way. For the queue's thread.
   bool watch_device();
   /// Throws what `failure` means for the operation, after telling the other ranks.
   [[noreturn]] void fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit);
+  void count(Operation operation, uint64_t bytes);
+  SharedAttempt share(const AreaShape& shape, const Subject& subject, std::chrono::milliseconds limit);
 
   const std::shared_ptr<Transport> transport_;
   const std::shared_ptr<Link> link_;

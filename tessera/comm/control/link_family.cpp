@@ -6,6 +6,12 @@
 #include "tessera/base/launch_record.h"
 
 namespace tessera {
+namespace {
+
+// The name of all time-outs in reports. The first ends all groups, so that there is only one.
+constexpr auto kLateRanks = "late";
+
+}  // namespace
 
 void LinkFamily::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport) {
   const std::lock_guard lock(mutex_);
@@ -13,8 +19,19 @@ void LinkFamily::add(const std::shared_ptr<Link>& link, const std::shared_ptr<Tr
   members_.emplace_back(link, transport);
 }
 
-std::vector<int> LinkFamily::missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const {
-  return monitor_ ? not_come(monitor_->ask(incident), group, sequence, ranks) : std::vector<int>();
+std::vector<int> LinkFamily::missing(uint64_t group, uint64_t sequence, std::span<const int> ranks) const {
+  return monitor_ ? not_come(monitor_->ask(kLateRanks), group, sequence, ranks) : std::vector<int>();
+}
+
+void LinkFamily::tell(const LinkFailure& failure, int own, std::string_view message) {
+  using Kind = LinkFailure::Kind;
+  int culprit = own;
+  if (!failure.ranks.empty()) culprit = failure.ranks.front();
+  if (failure.kind == Kind::Aborted) culprit = failure.culprit;
+  record_failure_in_world(own, culprit);
+  if (failure.kind == Kind::Aborted || failure.kind == Kind::Deadlocked) return end_transports(failure.reason);
+  if (failure.kind == Kind::Late) report(kLateRanks, message);
+  abort(message, culprit);
 }
 
 void LinkFamily::end_transports(std::string_view reason) noexcept try {
@@ -30,14 +47,6 @@ void LinkFamily::abort(std::string_view reason, int culprit) noexcept try {
   }
   end_transports(reason);
 } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
-}
-
-int record_culprit(const LinkFailure& failure, int own) noexcept {
-  int culprit = own;
-  if (!failure.ranks.empty()) culprit = failure.ranks.front();
-  if (failure.kind == LinkFailure::Kind::Aborted) culprit = failure.culprit;
-  record_failure_in_world(own, culprit);
-  return culprit;
 }
 
 }  // namespace tessera

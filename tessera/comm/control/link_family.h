@@ -26,15 +26,17 @@ class LinkFamily {
     if (monitor_) monitor_->report(incident, reason);
   }
   /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
-  std::vector<int> missing(std::string_view incident, uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
-  /// Ends operations that engines have under way on devices. A rank that is told of an abort calls it, because no other rank can end them.
-  void end_transports(std::string_view reason) noexcept;
+  std::vector<int> missing(uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
+  /// Tells the launcher, and the other ranks unless they know, that rank `own` of the world has failed with this message.
+  void tell(const LinkFailure& failure, int own, std::string_view message);
   /// Ends all groups with this reason.
   void abort(std::string_view reason, int culprit) noexcept;
 
  private:
   using Member = std::pair<std::weak_ptr<Link>, std::weak_ptr<Transport>>;
 
+  /// Ends operations that engines have under way on devices. A rank that is told of an abort calls it, because no other rank can end them.
+  void end_transports(std::string_view reason) noexcept;
   std::vector<Member> members() {
     const std::lock_guard lock(mutex_);
     return members_;
@@ -45,8 +47,5 @@ class LinkFamily {
   const std::shared_ptr<FlightRecorder> recorder_ = std::make_shared<FlightRecorder>();
   std::optional<PeerMonitor> monitor_;
 };
-
-/// The rank that made rank `own` fail, both by their numbers in the world. If it is another one, it is recorded for the launcher.
-int record_culprit(const LinkFailure& failure, int own) noexcept;
 
 }  // namespace tessera

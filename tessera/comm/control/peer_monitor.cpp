@@ -5,10 +5,8 @@
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
-#include <map>
 #include <mutex>
 #include <set>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

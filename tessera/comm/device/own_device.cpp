@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <optional>
-#include <string>
-#include <string_view>
 
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"

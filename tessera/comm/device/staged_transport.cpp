@@ -21,66 +21,34 @@ at::Tensor staged(const at::Tensor& values) {
   return staging(values).copy_(values);
 }
 
-void unstage(const at::Tensor& values, const at::Tensor& to) {
-  to.copy_(values, /*non_blocking=*/true);
-}
-
 }  // namespace
 
 StagedTransport::StagedTransport(c10::Device device, std::unique_ptr<Transport> host)
     : Transport(on_device(host->traits(), device)), host_(std::move(host)), queue_(device) {}
 
-Moved StagedTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
+Moved StagedTransport::run(const Request& request, const Launch& start) {
   return queue_.run(start, [&] {
-    std::vector<Piece> on_host;
-    for (const auto& piece : pieces) on_host.push_back({.whole = staging(piece.whole), .own = staged(piece.own)});
-    const auto bytes = host_->all_gather(on_host, {}, start).bytes;
-    for (size_t i = 0; i < pieces.size(); i++) {
-      unstage(on_host[i].whole, pieces[i].whole);
-      queue_.uses(pieces[i].whole);
+    const auto operation = request.operation;
+    const bool scatters = operation == Operation::ReduceScatter, is_root = traits().local_ranks.front() == request.root;
+    const bool reads_whole = operation != Operation::AllGather && (operation != Operation::Broadcast || is_root);
+    auto on_host = request;
+    for (auto& [whole, own, squares] : on_host.pieces) {
+      whole = reads_whole ? staged(scatters ? whole.to(*request.reduction.wire_dtype) : whole) : staging(whole);
+      own = !request.has_parts() ? whole : scatters ? staging(own) : staged(own);
+    }
+    const auto bytes = host_->run(on_host, start).bytes;
+    for (size_t i = 0; i < request.pieces.size(); i++) {
+      const auto result = scatters ? &Piece::own : &Piece::whole;
+      const auto& target = request.pieces[i].*result;
+      if (operation != Operation::Broadcast || !is_root) target.copy_(on_host.pieces[i].*result, /*non_blocking=*/true);
+      queue_.uses(target);
     }
     return bytes;
   });
 }
 
-Moved StagedTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
-  return queue_.run(start, [&] {
-    std::vector<Piece> on_host;
-    for (const auto& piece : pieces) {
-      on_host.push_back({.whole = staged(piece.whole.to(*reduction.wire_dtype)), .own = staging(piece.own), .squares = piece.squares});
-    }
-    const auto bytes = host_->reduce_scatter(on_host, reduction, start).bytes;
-    for (size_t i = 0; i < pieces.size(); i++) {
-      unstage(on_host[i].own, pieces[i].own);
-      queue_.uses(pieces[i].own);
-    }
-    return bytes;
-  });
-}
-
-Moved StagedTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
-  return queue_.run(start, [&] {
-    const auto on_host = staged(tensor);
-    const auto bytes = host_->all_reduce(on_host, reduction, start).bytes;
-    unstage(on_host, tensor);
-    queue_.uses(tensor);
-    return bytes;
-  });
-}
-
-Moved StagedTransport::broadcast(const at::Tensor& tensor, int root, const Launch& start) {
-  return queue_.run(start, [&] {
-    const bool sends = traits().local_ranks.front() == root;
-    const auto on_host = sends ? staged(tensor) : staging(tensor);
-    const auto bytes = host_->broadcast(on_host, root, start).bytes;
-    if (!sends) unstage(on_host, tensor);
-    queue_.uses(tensor);
-    return bytes;
-  });
-}
-
-std::unique_ptr<Transport> StagedTransport::split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) {
-  return std::make_unique<StagedTransport>(traits().device, host_->split(colors, std::move(part), start));
+std::unique_ptr<Transport> StagedTransport::split(std::span<const int> colors, std::shared_ptr<Link> part) {
+  return std::make_unique<StagedTransport>(traits().device, host_->split(colors, std::move(part)));
 }
 
 }  // namespace tessera

@@ -15,11 +15,8 @@ class StagedTransport final : public Transport {
  public:
   StagedTransport(c10::Device device, std::unique_ptr<Transport> host);
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& start) override;
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) override;
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) override;
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& start) override;
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& start) override;
+  Moved run(const Request& request, const Launch& start) override;
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> part) override;
   void abort(std::string_view reason) noexcept override { host_->abort(reason); }
 
  private:

@@ -23,7 +23,7 @@ std::vector<std::string> lines_of(const std::string& text) {
 /// "rank 0: ...; ranks 1 and 2: ..." if the ranks have different lines.
 std::string difference(const Communicator& world, const std::vector<std::string>& line_of_rank) {
   std::map<std::string, std::vector<int>> ranks_of;
-  for (int rank = 0; rank < world.size(); rank++) ranks_of[line_of_rank[static_cast<size_t>(rank)]].push_back(world.world_rank(rank));
+  for (int rank = 0; rank < world.size(); rank++) ranks_of[line_of_rank[rank]].push_back(world.world_rank(rank));
   if (ranks_of.size() == 1) return {};
   std::vector<std::string> words;
   for (const auto& [line, ranks] : ranks_of) {

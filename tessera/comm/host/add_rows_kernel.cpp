@@ -50,9 +50,9 @@ template <class T>
   std::array<float, kLanes> lanes = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; lane++) lanes[static_cast<size_t>(lane)] += values[i + lane] * values[i + lane];
+    for (int64_t lane = 0; lane < kLanes; lane++) lanes[lane] += values[i + lane] * values[i + lane];
   }
-  for (int64_t lane = 0; i < count; i++, lane++) lanes[static_cast<size_t>(lane)] += values[i] * values[i];
+  for (int64_t lane = 0; i < count; i++, lane++) lanes[lane] += values[i] * values[i];
   double sum = 0;
   for (const float lane : lanes) sum += lane;
   return sum;
@@ -69,7 +69,7 @@ template <class T>
     take_one(rows[0] + begin, sum.data(), count);
     for (int64_t rank = 1; rank < ranks; rank++) add_one(rows[rank] + begin, sum.data(), count);
 #pragma GCC ivdep
-    for (int64_t i = 0; i < count; i++) result[begin + i] = sum[static_cast<size_t>(i)] / divisor;
+    for (int64_t i = 0; i < count; i++) result[begin + i] = sum[i] / divisor;
   }
   if (squares != nullptr) *squares += sum_of_squares(result + begin, count);  // while it is in the cache
 }
@@ -95,7 +95,7 @@ void in_blocks(std::span<const std::span<const std::byte>> rows, const at::Tenso
   const auto part = (count / std::ssize(sums) / kBlock + 1) * kBlock;
   at::parallel_for(0, (count + part - 1) / part, std::max<int64_t>(1, kGrain / part), [&](int64_t first, int64_t last) {
     for (auto i = first; i < last; i++) {
-      auto* const sum = squares == nullptr ? nullptr : &sums[static_cast<size_t>(i)];
+      auto* const sum = squares == nullptr ? nullptr : &sums[i];
       const auto end = std::min((i + 1) * part, count);
       for (auto begin = i * part; begin < end; begin += kBlock) {
         add(pointers.data(), std::ssize(pointers), begin, std::min(kBlock, end - begin), divisor, target, sum);

@@ -18,72 +18,59 @@ constexpr size_t kSmallReduction = 32 * 1024;
 template <class T>
 using OfRanks = c10::SmallVector<T, 8>;
 
-/// Chunk r of some bytes that are cut into chunks of `most`; shorter, or empty, at the end.
-template <class Span>
-Span chunk_of(Span all, size_t r, size_t most) {
-  const auto begin = std::min(r * most, all.size());
-  return all.subspan(begin, std::min(most, all.size() - begin));
-}
-
 }  // namespace
 
-Moved HostTransport::all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) {
-  uint64_t sent = 0;
-  OfRanks<Bytes> from(size());
-  for (const auto& piece : pieces) {
-    const auto whole = bytes_of(piece.whole);
-    for (size_t r = 0; r < from.size(); r++) from[r] = part_of(whole, r, from.size());
-    sent += gather(bytes_of(piece.own), from, start);
-  }
-  return {.bytes = sent};
+Moved HostTransport::run(const Request& request, const Launch& start) {
+  Moved moved;
+  for (const auto& piece : request.pieces) moved.bytes += move(request, piece, start);
+  return moved;
 }
 
-Moved HostTransport::reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& start) {
-  uint64_t sent = 0;
-  OfRanks<ConstBytes> to(size());
-  for (const auto& piece : pieces) {
+uint64_t HostTransport::move(const Request& request, const Piece& piece, const Launch& start) {
+  const auto& reduction = request.reduction;
+  const auto ranks = size();
+  if (request.operation == Operation::ReduceScatter) {
     const auto outgoing = piece.whole.to(*reduction.wire_dtype);
     const auto all = bytes_of(outgoing);
-    for (size_t r = 0; r < to.size(); r++) to[r] = part_of(all, r, to.size());
+    OfRanks<ConstBytes> to(ranks);
+    for (size_t r = 0; r < ranks; r++) to[r] = part_of(all, r, ranks);
     if (piece.squares) *piece.squares = 0;
-    sent += reduce(reduction, to, piece.own.view({-1}), start, piece.squares.get());
+    return reduce(reduction, to, piece.own.view({-1}), start, piece.squares.get());
   }
-  return {.bytes = sent};
-}
-
-Moved HostTransport::all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& start) {
+  const auto whole = bytes_of(piece.whole);
+  OfRanks<Bytes> from(ranks);
+  if (request.operation == Operation::AllGather) {
+    for (size_t r = 0; r < ranks; r++) from[r] = part_of(whole, r, ranks);
+    return gather(bytes_of(piece.own), from, start);
+  }
+  if (request.operation == Operation::Broadcast) {
+    from[request.root] = whole;
+    return gather(link_->rank() == request.root ? whole : Bytes(), from, start);
+  }
+  const auto& tensor = piece.whole;
   const auto outgoing = tensor.to(*reduction.wire_dtype);
   const ConstBytes sent = bytes_of(outgoing);
   const auto numel = static_cast<size_t>(tensor.numel());
-  OfRanks<Bytes> from(size());
-  if (numel * size() <= kSmallReduction) {
+  OfRanks<ConstBytes> to(ranks);
+  if (numel * ranks <= kSmallReduction) {
     const auto received = at::empty({link_->size(), tensor.numel()}, outgoing.options());
     const auto all = bytes_of(received);
-    for (size_t r = 0; r < from.size(); r++) from[r] = part_of(all, r, from.size());
+    for (size_t r = 0; r < ranks; r++) to[r] = from[r] = part_of(all, r, ranks);
     const auto bytes = gather(sent, from, start);
-    Reducer(reduction).reduce(OfRanks<ConstBytes>(from.begin(), from.end()), tensor, traits().topology);
-    return {.bytes = bytes};
+    Reducer(reduction).reduce(to, tensor, traits().topology);
+    return bytes;
   }
   // Each rank reduces a chunk, then all ranks gather the results. The sums have the same bits as above.
-  const size_t chunk = (numel + size() - 1) / size();
-  OfRanks<ConstBytes> to(size());
-  for (size_t r = 0; r < to.size(); r++) to[r] = chunk_of(sent, r, chunk * outgoing.element_size());
+  const size_t chunk = (numel + ranks - 1) / ranks, sent_chunk = chunk * outgoing.element_size(), own_chunk = chunk * tensor.element_size();
+  for (size_t r = 0; r < ranks; r++) to[r] = byte_range(sent, r * sent_chunk, sent_chunk);
   const auto begin = std::min(rank() * chunk, numel);
   const auto own = tensor.view({-1}).narrow(0, static_cast<int64_t>(begin), static_cast<int64_t>(std::min(chunk, numel - begin)));
-  auto bytes = reduce(reduction, to, own, start);
-  for (size_t r = 0; r < from.size(); r++) from[r] = chunk_of(bytes_of(tensor), r, chunk * tensor.element_size());
-  bytes += gather(from[rank()], from, start);
-  return {.bytes = bytes};
+  const auto bytes = reduce(reduction, to, own, start);
+  for (size_t r = 0; r < ranks; r++) from[r] = byte_range(whole, r * own_chunk, own_chunk);
+  return bytes + gather(from[rank()], from, start);
 }
 
-Moved HostTransport::broadcast(const at::Tensor& tensor, int root, const Launch& start) {
-  const auto all = bytes_of(tensor);
-  OfRanks<Bytes> from(size());
-  from[static_cast<size_t>(root)] = all;
-  return {.bytes = gather(link_->rank() == root ? all : Bytes(), from, start)};
-}
-
-std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, std::shared_ptr<Link> part, const Launch& /*start*/) {
+std::unique_ptr<Transport> HostTransport::split(std::span<const int> colors, std::shared_ptr<Link> part) {
   auto of_part = with_ranks_of(*part, traits(), colors);
   return std::make_unique<HostTransport>(std::move(of_part), std::move(part));
 }

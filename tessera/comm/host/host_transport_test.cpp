@@ -91,6 +91,10 @@ at::Tensor values(std::initializer_list<float> numbers) {
   return at::tensor(std::vector<float>(numbers));
 }
 
+Request sum_of(const at::Tensor& tensor, Reduce op) {
+  return {.operation = Operation::AllReduce, .pieces = {{.whole = tensor, .own = tensor}}, .reduction = resolved({.op = op}, tensor)};
+}
+
 std::vector<float> listed(const at::Tensor& tensor) {
   return {tensor.const_data_ptr<float>(), tensor.const_data_ptr<float>() + tensor.numel()};
 }
@@ -107,7 +111,7 @@ TEST(HostTransport, TakesItsRanksFromTheLink) {
 TEST(HostTransport, GathersEachPieceInOneMove) {
   Scripted scripted({{.arrives = {values({1}), {}, values({3})}}, {.arrives = {values({1, 1}), {}, values({3, 3})}}});
   const Piece one{.whole = at::zeros({3}), .own = values({2})}, two{.whole = at::zeros({6}), .own = values({2, 2})};
-  const auto moved = scripted.transport.all_gather(std::array{one, two}, {}, scripted.launch);
+  const auto moved = scripted.transport.run({.operation = Operation::AllGather, .pieces = {one, two}}, scripted.launch);
   EXPECT_THAT(listed(one.whole), ElementsAre(1, 2, 3));
   EXPECT_THAT(listed(two.whole), ElementsAre(1, 1, 2, 2, 3, 3));
   EXPECT_EQ(moved.bytes, 2 * (4 + 8));
@@ -119,7 +123,8 @@ TEST(HostTransport, AddsWhatArrivesInPartsAndTheSquaresOfTheResult) {
   Scripted scripted({{.arrives = {values({1, 2, 3}), {}, values({10, 20, 30})}}});
   const Piece piece{.whole = values({0, 0, 0, 100, 200, 300, 0, 0, 0}), .own = at::zeros({3}), .squares = std::make_shared<double>(-1)};
   const auto reduction = resolved({.op = Reduce::Sum}, piece.whole);
-  const auto moved = scripted.transport.reduce_scatter(std::array{piece}, reduction, scripted.launch);
+  const auto moved =
+      scripted.transport.run({.operation = Operation::ReduceScatter, .pieces = {piece}, .reduction = reduction}, scripted.launch);
   EXPECT_THAT(listed(piece.own), ElementsAre(111, 222, 333));
   EXPECT_EQ(*piece.squares, 111. * 111 + 222. * 222 + 333. * 333);
   EXPECT_EQ(moved.bytes, 2 * 3 * sizeof(float));
@@ -130,9 +135,9 @@ TEST(HostTransport, SendsASmallSumOnceAndALargeOneInTwoMoves) {
   const auto part = at::ones({kLarge / 3});
   Scripted scripted({{.arrives = {values({1}), {}, values({4})}}, {.arrives = {part, {}, part}}, {.arrives = {part * 6, {}, part * 9}}});
   const auto small = values({2}), large = at::ones({kLarge});
-  scripted.transport.all_reduce(small, resolved({.op = Reduce::Max}, small), scripted.launch);
+  scripted.transport.run(sum_of(small, Reduce::Max), scripted.launch);
   EXPECT_THAT(listed(small), ElementsAre(4));
-  scripted.transport.all_reduce(large, resolved({}, large), scripted.launch);
+  scripted.transport.run(sum_of(large, Reduce::Sum), scripted.launch);
   EXPECT_TRUE(at::equal(large, at::cat({part * 6, part * 3, part * 9})));
   EXPECT_THAT(scripted.link->sent, ElementsAre(4, 2 * 80'000, 80'000));
 }
@@ -140,18 +145,22 @@ TEST(HostTransport, SendsASmallSumOnceAndALargeOneInTwoMoves) {
 TEST(HostTransport, SendsABroadcastFromItsRootAlone) {
   Scripted scripted({{.arrives = {}}, {.arrives = {{}, {}, values({7, 8})}}});
   const auto tensor = values({1, 2});
-  EXPECT_EQ(scripted.transport.broadcast(tensor, 1, scripted.launch).bytes, 2 * 2 * sizeof(float));
+  const auto broadcast = [&](int root) {
+    return scripted.transport.run({.operation = Operation::Broadcast, .pieces = {{.whole = tensor, .own = tensor}}, .root = root},
+                                  scripted.launch);
+  };
+  EXPECT_EQ(broadcast(1).bytes, 2 * 2 * sizeof(float));
   EXPECT_THAT(listed(tensor), ElementsAre(1, 2));
-  EXPECT_EQ(scripted.transport.broadcast(tensor, 2, scripted.launch).bytes, 0);
+  EXPECT_EQ(broadcast(2).bytes, 0);
   EXPECT_THAT(listed(tensor), ElementsAre(7, 8));
 }
 
 TEST(HostTransport, LetsTheFailureOfTheLinkThroughAsItIs) {
-  const LinkFailure late{.kind = LinkFailure::Kind::Late, .ranks = {6}, .reason = {}};
+  const LinkFailure late{.kind = LinkFailure::Kind::Late, .ranks = {6}};
   Scripted scripted({{.arrives = {values({1}), {}, values({3})}}, {.failure = late}});
   const Piece piece{.whole = at::zeros({3}), .own = values({2})};
   try {
-    scripted.transport.all_gather(std::array{piece, piece}, {}, scripted.launch);
+    scripted.transport.run({.operation = Operation::AllGather, .pieces = {piece, piece}}, scripted.launch);
     ADD_FAILURE() << "the second move has failed";
   } catch (const LinkFailure& failure) {
     EXPECT_EQ(failure.kind, LinkFailure::Kind::Late);
@@ -173,11 +182,11 @@ std::string error_of(Move move, const Piece& piece) {
 
 TEST(HostTransport, FailsInAGroupWithWhatTheLinkSays) {
   const Piece piece{.whole = at::zeros({3}), .own = values({2})};
-  EXPECT_THAT(error_of({.failure = LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = {6}, .reason = {}}}, piece),
+  EXPECT_THAT(error_of({.failure = LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = {6}}}, piece),
               AllOf(HasSubstr("of rank 5, all_gather of 'layers.3'"), HasSubstr("waited 0.5 s for rank 6 and gave up")));
   EXPECT_THAT(error_of({.failure = LinkFailure{.kind = LinkFailure::Kind::Gone, .ranks = {4}, .reason = "has left the group"}}, piece),
               HasSubstr("can't finish: rank 4 has left the group"));
-  EXPECT_THAT(error_of({.failure = LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = "enough of this"}}, piece),
+  EXPECT_THAT(error_of({.failure = LinkFailure{.kind = LinkFailure::Kind::Aborted, .reason = "enough of this"}}, piece),
               HasSubstr("was broken off: enough of this"));
   EXPECT_THAT(error_of({}, {.whole = at::zeros({4}), .own = values({2})}),
               AllOf(HasSubstr("can't take part"), HasSubstr("whole has 4 elements, but 3 ranks with own parts of 1 make 3")));

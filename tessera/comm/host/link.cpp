@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 
 #include "tessera/base/error.h"
@@ -12,17 +11,17 @@ namespace tessera {
 
 std::vector<int> Link::part_of_world(std::span<const int> members) const {
   std::vector<int> ranks;
-  for (const int member : members) ranks.push_back(world_ranks()[static_cast<size_t>(member)]);
+  for (const int member : members) ranks.push_back(world_ranks()[member]);
   return ranks;
 }
 
 SharedAttempt Link::share(const AreaShape& /*shape*/, Clock::time_point /*deadline*/) {
-  return {.area = nullptr, .why_not = "its ranks have no memory in common"};
+  return {.why_not = "its ranks have no memory in common"};
 }
 
 std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Clock::time_point deadline) {
   const uint64_t size = own.size();
-  std::vector<std::string> texts(static_cast<size_t>(link.size()));
+  std::vector<std::string> texts(link.size());
   Digest sizes{.what = {}, .known = Extremes::of(size)};
   link.combine(sizes, deadline);
   if (sizes.known.most == 0) return texts;
@@ -38,7 +37,7 @@ std::vector<std::string> all_gather_texts(Link& link, const std::string& own, Cl
 
 std::vector<int> members_of(std::span<const int> colors, int rank) {
   std::vector<int> members;
-  for (int r = 0; r < static_cast<int>(colors.size()); r++) {
+  for (int r = 0; r < std::ssize(colors); r++) {
     if (colors[r] == colors[rank]) members.push_back(r);
   }
   return members;
@@ -65,6 +64,22 @@ LinkFailure others_are_late(const Link& link) {
   LinkFailure failure{.kind = LinkFailure::Kind::Late, .ranks = {all.begin(), all.end()}, .reason = {}, .is_guess = true};
   failure.ranks.erase(failure.ranks.begin() + link.rank());
   return failure;
+}
+
+std::exception_ptr error_of(const LinkFailure& failure, std::string_view what, std::chrono::milliseconds limit, std::string_view rest) {
+  const auto ranks = name_ranks(failure.ranks);
+  switch (failure.kind) {
+    case LinkFailure::Kind::Late: {
+      const auto seconds = std::chrono::duration<double>(limit).count();
+      return std::make_exception_ptr(TimeoutError("{}, waited {} s for {} and gave up{}", what, seconds, ranks, rest));
+    }
+    case LinkFailure::Kind::Gone:
+      return std::make_exception_ptr(CommError("{}, can't finish: {} {}{}", what, ranks, failure.reason, rest));
+    case LinkFailure::Kind::Deadlocked:
+    case LinkFailure::Kind::Aborted:
+      break;
+  }
+  return std::make_exception_ptr(CommError("{}, was broken off: {}", what, failure.reason));
 }
 
 std::string why_not_started(const LinkFailure& failure) {

@@ -6,14 +6,15 @@
 
 #include <chrono>
 #include <cstddef>
+#include <exception>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "tessera/comm/host/digest.h"
 #include "tessera/comm/operation.h"
 #include "tessera/comm/traits.h"
 
@@ -23,14 +24,30 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 using Clock = std::chrono::steady_clock;
 
+/// Compares ranks by messages of constant size: the least and the most of two numbers. Plain bytes, which links send. Adding a digest twice
+/// changes nothing.
+struct Digest {
+  Extremes what;   // of a hash over what each rank is about to do
+  Extremes known;  // of a number that only some ranks may have
+
+  /// A digest that agrees with no other: if one rank has it, all ranks see that they do not agree.
+  static Digest unfit() { return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}}; }
+
+  void add(const Digest& other) {
+    what.add(other.what);
+    known.add(other.known);
+  }
+  bool agrees() const { return what.are_one() && known.are_one(); }
+};
+
 /// Why bytes did not arrive. It is thrown; Group turns it into an error that names the operation.
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
-  std::vector<int> ranks;  // for Late and Gone: which ranks of the world
-  std::string reason;      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
-  int culprit = -1;        // for Aborted: the world rank that made the group fail
-  bool is_guess = false;   // for Late: the ranks may be there, and wait for others themselves
+  std::vector<int> ranks = {};  // for Late and Gone: which ranks of the world
+  std::string reason = {};      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
+  int culprit = -1;             // for Aborted: the world rank that made the group fail
+  bool is_guess = false;        // for Late: the ranks may be there, and wait for others themselves
 };
 
 /// The caller must make all calls from one thread at a time, and in the same order with the same sizes on every rank. Only abort() may come
@@ -78,7 +95,7 @@ class Link {
 /// Collective: the value of each rank, in rank order. It is sent as plain bytes.
 template <class T>
 std::vector<T> all_gather_values(Link& link, const T& own, Clock::time_point deadline) {
-  std::vector<T> values(static_cast<size_t>(link.size()));
+  std::vector<T> values(link.size());
   std::vector<Bytes> from;
   for (auto& value : values) from.push_back(std::as_writable_bytes(std::span(&value, 1)));
   link.all_gather(std::as_bytes(std::span(&own, 1)), from, deadline);
@@ -94,6 +111,8 @@ GroupTraits with_ranks_of(const Link& link, GroupTraits traits);
 GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors);
 /// The failure of an operation that has not ended in time, if nobody can tell which of the other ranks is the reason.
 LinkFailure others_are_late(const Link& link);
+/// The error that the failure of an operation, or of a wait, means. `rest` is what else is known if ranks are late or gone.
+std::exception_ptr error_of(const LinkFailure& failure, std::string_view what, std::chrono::milliseconds limit, std::string_view rest);
 /// Says for an error why a link was not made.
 std::string why_not_started(const LinkFailure& failure);
 

@@ -1,17 +1,18 @@
 #include "tessera/comm/host/peer_group.h"
 
 #include <fmt/format.h>
+#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <climits>
+#include <ctime>
 
 #include "tessera/comm/host/fixed_text.h"
-#include "tessera/comm/host/futex.h"
 
 namespace tessera {
 namespace {
@@ -20,6 +21,13 @@ namespace {
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 // About ten microseconds, which is what falling asleep and waking up would take.
 constexpr int kSpins = 2000;
+
+/// Returns when the word is no longer `seen`, after a wake, or after `most`. It may also return early, so the caller must check the word.
+void futex_wait(const std::atomic<uint32_t>& word, uint32_t seen, std::chrono::nanoseconds most) {
+  const timespec span{.tv_sec = static_cast<time_t>(most.count() / 1'000'000'000),
+                      .tv_nsec = static_cast<long>(most.count() % 1'000'000'000)};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT, seen, &span, nullptr, 0);
+}
 
 /// Lets the other hardware thread of the core run.
 void pause() {
@@ -52,7 +60,7 @@ struct alignas(64) PeerGroup::Peer {
 };
 
 size_t PeerGroup::header_bytes(int ranks) {
-  return sizeof(Header) + static_cast<size_t>(ranks) * sizeof(Peer);
+  return sizeof(Header) + ranks * sizeof(Peer);
 }
 
 PeerGroup::PeerGroup(SharedBlock block, int rank, std::vector<int> world_ranks)
@@ -74,7 +82,7 @@ PeerGroup::Peer& PeerGroup::peer(int rank) const {
 
 void PeerGroup::raise(Counter& own, uint32_t value) const {
   own.value.store(value);
-  if (own.sleepers > 0) futex_wake_all(own.value);
+  if (own.sleepers > 0) ::syscall(SYS_futex, &own.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
 void PeerGroup::used_by_this_thread() {
@@ -146,7 +154,7 @@ bool PeerGroup::wait(std::span<Counter> counters, uint32_t value, Clock::time_po
       // deadlock may be gone.
       if (asleep && deadlocked(counter, value, wait) && waiting.deadlock != Deadlock::WaitOn) {
         if (peer(rank_).confirmed % 2 == 1) return false;
-        throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked, .ranks = {}, .reason = {}};
+        throw LinkFailure{.kind = LinkFailure::Kind::Deadlocked};
       }
       check_peers(counters, value, deadline);
       const uint32_t seen = counter.value;
@@ -172,7 +180,7 @@ void PeerGroup::check_peers(std::span<Counter> counters, uint32_t value, Clock::
     if (late && !has_come(counters[r], value)) missing.push_back(world_ranks_[r]);
   }
   if (!missing.empty()) {
-    throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing), .reason = {}};
+    throw LinkFailure{.kind = LinkFailure::Kind::Late, .ranks = std::move(missing)};
   }
 }
 
@@ -198,8 +206,7 @@ void PeerGroup::abort(std::string_view reason, int culprit) noexcept {
 
 void PeerGroup::expect_running() const {
   if (header().state != Header::Aborted) return;
-  throw LinkFailure{
-      .kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = std::string(header().reason.view()), .culprit = header().culprit};
+  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .reason = std::string(header().reason.view()), .culprit = header().culprit};
 }
 
 std::optional<std::string> PeerGroup::gone(int rank, const Counter& counter, uint32_t value) {

@@ -62,7 +62,7 @@ void Reducer::reduce(std::span<const ConstBytes> contributions, const at::Tensor
   c10::SmallVector<ConstBytes, 8> rows, on_host;
   for (int host = 0; host < topology.hosts(); host++) {
     on_host.clear();
-    for (const int rank : topology.ranks_on(host)) on_host.push_back(contributions[static_cast<size_t>(rank)]);
+    for (const int rank : topology.ranks_on(host)) on_host.push_back(contributions[rank]);
     const auto& sum = sums.emplace_back(at::empty({target.numel()}, target.options().dtype(sum_)));
     combine(on_host, wire_, sum, 1, nullptr);
     rows.emplace_back(static_cast<const std::byte*>(sum.const_data_ptr()), sum.nbytes());

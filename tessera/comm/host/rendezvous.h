@@ -3,7 +3,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>

@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/base/words.h"
 #include "tessera/comm/calling.h"
 #include "tessera/comm/host/peer_group.h"
 
@@ -15,17 +14,17 @@ namespace {
 /// The size of the data, rounded up so that the counters behind it lie on pages of their own.
 size_t data_size(const AreaShape& shape, int ranks) {
   constexpr size_t kPage = 4096;
-  return (shape.bytes_per_rank * static_cast<size_t>(ranks) + kPage - 1) / kPage * kPage;
+  return (shape.bytes_per_rank * ranks + kPage - 1) / kPage * kPage;
 }
 
 }  // namespace
 
 size_t SharedArea::block_size(const AreaShape& shape, int ranks) {
-  return data_size(shape, ranks) + static_cast<size_t>(shape.counters * ranks) * sizeof(Counter);
+  return data_size(shape, ranks) + shape.counters * ranks * sizeof(Counter);
 }
 
 void SharedArea::commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks) {
-  block.commit(static_cast<size_t>(rank) * shape.bytes_per_rank, shape.bytes_per_rank);
+  block.commit(rank * shape.bytes_per_rank, shape.bytes_per_rank);
   if (rank == 0) block.commit(data_size(shape, ranks), block.size() - data_size(shape, ranks));
 }
 
@@ -42,13 +41,12 @@ int SharedArea::size() const {
 
 void SharedArea::reach(int counter, uint32_t value) const {
   peers_->used_by_this_thread();
-  peers_->raise(counters(counter)[static_cast<size_t>(rank())], value);
+  peers_->raise(counters(counter)[rank()], value);
 }
 
 std::span<Counter> SharedArea::counters(int which) const {
   auto* const first = reinterpret_cast<Counter*>(data_.get() + data_size(shape_, size()));
-  return std::span(first, static_cast<size_t>(shape_.counters * size()))
-      .subspan(static_cast<size_t>(which * size()), static_cast<size_t>(size()));
+  return std::span(first + which * size(), static_cast<size_t>(size()));
 }
 
 bool SharedArea::reached_by_all(int counter, uint32_t value) const {
@@ -92,25 +90,16 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
           "it leaves out",
           peers_->waits_of_all());
     }
-    if (failure.kind == LinkFailure::Kind::Aborted) {
-      const auto message = fmt::format("{}, was broken off: {}", what(), failure.reason);
-      if (tell_) tell_(failure, message);
-      throw CommError(message);
-    }
-    std::string stand;
+    std::string rest;
     for (size_t r = 0; r < peers_->world_ranks().size(); r++) {
       const int rank = peers_->world_ranks()[r];
       if (std::ranges::find(failure.ranks, rank) == failure.ranks.end()) continue;
-      stand += fmt::format("; rank {} is {} behind", rank, value - counters(counter)[r].value.load());
+      rest += fmt::format("; rank {} is {} behind", rank, value - counters(counter)[r].value.load());
     }
-    const bool late = failure.kind == LinkFailure::Kind::Late;
-    const auto message = late ? fmt::format("{}, waited {} s for {} and gave up{}", what(), std::chrono::duration<double>(limit).count(),
-                                            name_ranks(failure.ranks), stand)
-                              : fmt::format("{}, can't go on: {} {}{}{}", what(), name_ranks(failure.ranks), failure.reason, stand,
-                                            failure.reason.ends_with("has died") ? "" : kSameBatches);
-    if (tell_) tell_(failure, message);
-    if (late) throw TimeoutError(message);
-    throw CommError(message);
+    if (failure.kind == LinkFailure::Kind::Gone && !failure.reason.ends_with("has died")) rest += kSameBatches;
+    const auto error = error_of(failure, what(), limit, rest);
+    if (tell_) tell_(failure, message_of(error));
+    std::rethrow_exception(error);
   }
 }
 

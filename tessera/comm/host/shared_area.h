@@ -34,7 +34,7 @@ class SharedArea {
 
   int rank() const;
   int size() const;
-  std::byte* part(int rank) const { return data_.get() + static_cast<size_t>(rank) * shape_.bytes_per_rank; }
+  std::byte* part(int rank) const { return data_.get() + rank * shape_.bytes_per_rank; }
   /// All parts. The pointer keeps the memory alive.
   const std::shared_ptr<std::byte>& data() const { return data_; }
 

@@ -9,10 +9,8 @@
 #include <cerrno>
 #include <cstring>
 #include <random>
-#include <string>
 
 #include "tessera/base/error.h"
-#include "tessera/base/fd.h"
 
 namespace tessera {
 namespace {

@@ -22,10 +22,10 @@ namespace {
 using namespace store_protocol;
 using Clock = StoreClient::Clock;
 
-constexpr auto kPause = std::chrono::milliseconds(50);        // between attempts
-constexpr auto kAttempt = std::chrono::milliseconds(5000);    // what connecting to one address may take
-constexpr auto kTransfer = std::chrono::milliseconds(10000);  // for an answer, after its own time limit
-constexpr auto kAnswer = std::chrono::milliseconds(70000);    // for one that comes at once, unless the store's time limit is shorter
+constexpr auto kPause = std::chrono::milliseconds(50);      // between attempts
+constexpr auto kAttempt = std::chrono::milliseconds(5000);  // what connecting to one address may take
+constexpr auto kAnswer = std::chrono::milliseconds(70000);  // for an answer, unless the store's time limit is shorter
+constexpr auto kLook = std::chrono::milliseconds(5);        // how often a wait looks for its keys
 
 /// Why an attempt to connect failed.
 struct NoConnection {
@@ -50,7 +50,7 @@ void send_all(int socket, std::string_view bytes, Clock::time_point end) {
     const auto count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count < 0) throw NoConnection{std::strerror(errno)};
-    bytes.remove_prefix(static_cast<size_t>(count));
+    bytes.remove_prefix(count);
   }
 }
 
@@ -62,7 +62,7 @@ void receive_some(int socket, std::string& into, Clock::time_point end) {
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count == 0) throw NoConnection{"it hangs up"};
     if (count < 0) throw NoConnection{std::strerror(errno)};
-    into.append(buffer.data(), static_cast<size_t>(count));
+    into.append(buffer.data(), count);
     return;
   }
 }
@@ -142,22 +142,13 @@ c10::intrusive_ptr<c10d::Store> StoreClient::clone() {
 }
 
 std::string StoreClient::request(const Fields& fields) {
-  return request(fields, std::min(timeout_, kAnswer));
-}
-
-std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds limit) {
   const std::lock_guard lock(mutex_);
   if (!socket_) throw std::runtime_error("the connection to the store was lost before");
   try {
-    const auto end = Clock::now() + limit;
+    const auto end = Clock::now() + std::min(timeout_, kAnswer);
     send_all(socket_.get(), pack(fields), end);
     for (;;) {
-      if (auto frame = take_sized(received_, kLongestFrame)) {
-        const auto answer = unpack(*frame);
-        if (answer.size() != 2) throw IoError("an answer that makes no sense");
-        if (answer[0] == kLate) throw TimeoutError("nobody has set '{}' in the store within {} ms", fields.back(), fields.at(1));
-        return answer[1];
-      }
+      if (auto answer = take_sized(received_, kLongestFrame)) return *answer;
       receive_some(socket_.get(), received_, end);
     }
   } catch (const NoConnection& failure) {
@@ -170,45 +161,44 @@ std::string StoreClient::request(const Fields& fields, std::chrono::milliseconds
 }
 
 void StoreClient::set(const std::string& key, const std::vector<uint8_t>& value) {
-  request({std::string(kSet), key, std::string(value.begin(), value.end())});
+  request({kSet, key, std::string(value.begin(), value.end())});
 }
 
 std::vector<uint8_t> StoreClient::compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                              const std::vector<uint8_t>& desired) {
   const auto value =
-      request({std::string(kCompareSet), key, std::string(expected.begin(), expected.end()), std::string(desired.begin(), desired.end())});
+      request({kCompareSet, key, std::string(expected.begin(), expected.end()), std::string(desired.begin(), desired.end())});
   return {value.begin(), value.end()};
 }
 
 std::vector<uint8_t> StoreClient::get(const std::string& key) {
   wait({key}, timeout_);
-  const auto value = request({std::string(kGet), key});
+  const auto value = request({kGet, key});
   return {value.begin(), value.end()};
 }
 
 int64_t StoreClient::add(const std::string& key, int64_t value) {
-  return std::stoll(request({std::string(kAdd), key, std::to_string(value)}));
+  return std::stoll(request({kAdd, key, std::to_string(value)}));
 }
 
 bool StoreClient::deleteKey(const std::string& key) {
-  return request({std::string(kDelete), key}) == "1";
+  return request({kDelete, key}) == "1";
 }
 
 bool StoreClient::check(const std::vector<std::string>& keys) {
-  Fields fields = {std::string(kCheck)};
+  Fields fields = {kCheck};
   fields.insert(fields.end(), keys.begin(), keys.end());
   return request(fields) == "1";
 }
 
 int64_t StoreClient::getNumKeys() {
-  return std::stoll(request({std::string(kCount)}));
+  return std::stoll(request({kCount}));
 }
 
 void StoreClient::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  if (keys.empty()) return;
-  Fields fields = {std::string(kWait), std::to_string(timeout.count())};
-  fields.insert(fields.end(), keys.begin(), keys.end());
-  request(fields, timeout + kTransfer);
+  for (const auto end = Clock::now() + timeout; !check(keys); std::this_thread::sleep_for(kLook)) {
+    if (Clock::now() >= end) throw TimeoutError("nobody has set '{}' in the store within {} ms", keys.back(), timeout.count());
+  }
 }
 
 }  // namespace tessera

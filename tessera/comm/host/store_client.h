@@ -40,7 +40,6 @@ class StoreClient final : public c10d::Store {
 
  private:
   std::string request(const store_protocol::Fields& fields);
-  std::string request(const store_protocol::Fields& fields, std::chrono::milliseconds limit);
 
   const std::string host_;
   const int port_;

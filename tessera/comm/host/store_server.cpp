@@ -11,7 +11,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -27,8 +26,6 @@ using namespace store_protocol;
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 constexpr int kMostStrangers = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when no descriptors are left
-
-constexpr uint64_t kLongestWaitMs = 1'000'000'000;
 
 /// The number in a text, 0 if there is none. Unsigned, so that sums of what others send can't overflow.
 uint64_t number_in(const std::string& text) {
@@ -102,7 +99,7 @@ void StoreServer::serve() {
     for (const auto& peer : peers_) {
       const short events = peer.out.empty() ? POLLIN : POLLIN | POLLOUT;
       sources.push_back({.fd = peer.socket.get(), .events = events, .revents = 0});
-      waits |= !peer.admitted || !peer.awaited.empty();
+      waits |= !peer.admitted;
     }
     constexpr int kLookMs = 100;  // how often time limits are checked
     ::poll(sources.data(), sources.size(), waits ? kLookMs : -1);
@@ -112,7 +109,6 @@ void StoreServer::serve() {
       if (sources[place++].revents != 0) read(peer);
     }
     for (auto& peer : peers_) {
-      if (!peer.awaited.empty()) answer_waiting(peer);
       flush(peer);
       if (!peer.admitted && Clock::now() > peer.since + kHelloLimit) peer.gone = true;
     }
@@ -155,12 +151,12 @@ void StoreServer::read(Peer& peer) try {
       peer.gone |= count == 0 || errno != EAGAIN;
       break;
     }
-    peer.in.append(buffer.data(), static_cast<size_t>(count));
-    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it keeps sending while it waits for an answer
+    peer.in.append(buffer.data(), count);
+    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it sends faster than anybody asks
     if (!peer.admitted) admit(peer);
     if (peer.gone) return;
   }
-  while (peer.admitted && peer.awaited.empty()) {
+  while (peer.admitted) {
     auto request = take_sized(peer.in, kLongestFrame);
     if (!request) break;
     answer(peer, unpack(*request));
@@ -188,12 +184,8 @@ void StoreServer::admit(Peer& peer) {
   peer.gone |= !peer.admitted;
 }
 
-bool StoreServer::has_all(const Fields& keys) const {
-  return std::ranges::all_of(keys, [&](const auto& key) { return values_.contains(key); });
-}
-
 void StoreServer::answer(Peer& peer, Fields request) {
-  const auto done = [&](std::string_view value) { peer.out += pack({std::string(kDone), std::string(value)}); };
+  const auto done = [&](std::string_view value) { peer.out += sized(value); };
   const auto is = [&](std::string_view verb, size_t fields) {
     if (request.empty() || request.front() != verb) return false;
     if (request.size() < fields) throw IoError("a request without its arguments");
@@ -215,11 +207,7 @@ void StoreServer::answer(Peer& peer, Fields request) {
     if (fits) values_[request[1]] = request[3];
     done(fits ? request[3] : found == values_.end() ? request[2] : found->second);
   } else if (is(kCheck, 1)) {
-    done(has_all({request.begin() + 1, request.end()}) ? "1" : "0");
-  } else if (is(kWait, 3)) {
-    peer.wait_end = Clock::now() + std::chrono::milliseconds(std::min(number_in(request[1]), kLongestWaitMs));
-    peer.awaited.assign(request.begin() + 2, request.end());
-    answer_waiting(peer);
+    done(std::all_of(request.begin() + 1, request.end(), [&](const auto& key) { return values_.contains(key); }) ? "1" : "0");
   } else if (is(kDelete, 2)) {
     done(values_.erase(request[1]) > 0 ? "1" : "0");
   } else if (is(kCount, 1)) {
@@ -227,13 +215,6 @@ void StoreServer::answer(Peer& peer, Fields request) {
   } else {
     throw IoError("a request that does not exist");
   }
-}
-
-void StoreServer::answer_waiting(Peer& peer) {
-  const bool there = has_all(peer.awaited);
-  if (!there && Clock::now() < peer.wait_end) return;
-  peer.awaited.clear();
-  peer.out += pack({std::string(there ? kDone : kLate), ""});
 }
 
 void StoreServer::flush(Peer& peer) {
@@ -244,7 +225,7 @@ void StoreServer::flush(Peer& peer) {
       peer.gone |= errno != EAGAIN;
       return;
     }
-    peer.out.erase(0, static_cast<size_t>(count));
+    peer.out.erase(0, count);
   }
 }
 

@@ -26,8 +26,6 @@ class StoreServer {
     Clock::time_point since = Clock::now();
     bool admitted = false;
     std::string in = {}, out = {};
-    store_protocol::Fields awaited = {};  // keys that it waits for; it gets no other answer before
-    Clock::time_point wait_end = {};
     bool gone = false;
   };
 
@@ -37,8 +35,6 @@ class StoreServer {
   void read(Peer& peer);
   void admit(Peer& peer);
   void answer(Peer& peer, store_protocol::Fields request);
-  void answer_waiting(Peer& peer);
-  bool has_all(const store_protocol::Fields& keys) const;
   static void flush(Peer& peer);
 
   Fd listener_;

@@ -7,9 +7,8 @@
 
 namespace tessera {
 
-void LoopbackLink::combine(Digest& digest, Clock::time_point /*deadline*/) {
+void LoopbackLink::combine(Digest& /*digest*/, Clock::time_point /*deadline*/) {
   expect_running();
-  disseminate(digest, rank_, size(), [](const Digest& own, int, int) { return own; });
 }
 
 void LoopbackLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point /*deadline*/) {
@@ -19,7 +18,7 @@ void LoopbackLink::all_gather(ConstBytes own, std::span<const Bytes> from, Clock
 
 void LoopbackLink::all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point /*deadline*/) {
   expect_running();
-  visit(0, std::vector(to.size(), to[static_cast<size_t>(rank_)]));
+  visit(0, std::vector(to.size(), to[rank_]));
 }
 
 std::unique_ptr<Link> LoopbackLink::split(std::span<const int> members, Clock::time_point /*deadline*/) {
@@ -38,15 +37,12 @@ SharedAttempt LoopbackLink::share(const AreaShape& shape, Clock::time_point dead
 
 void LoopbackLink::abort(std::string_view reason, int culprit) noexcept {
   std::lock_guard lock(mutex_);
-  if (!aborted_.empty()) return;
-  aborted_ = reason;
-  culprit_ = culprit;
+  if (!aborted_) aborted_ = LinkFailure{.kind = LinkFailure::Kind::Aborted, .reason = std::string(reason), .culprit = culprit};
 }
 
 void LoopbackLink::expect_running() {
   std::lock_guard lock(mutex_);
-  if (aborted_.empty()) return;
-  throw LinkFailure{.kind = LinkFailure::Kind::Aborted, .ranks = {}, .reason = aborted_, .culprit = culprit_};
+  if (aborted_) throw LinkFailure(*aborted_);
 }
 
 }  // namespace tessera

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <mutex>
-#include <string>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,8 +29,7 @@ class LoopbackLink final : public Link {
   int rank_;
   const std::vector<int> world_ranks_;
   std::mutex mutex_;
-  std::string aborted_;  // the reason of abort(); empty before
-  int culprit_ = -1;
+  std::optional<LinkFailure> aborted_;
 };
 
 }  // namespace tessera

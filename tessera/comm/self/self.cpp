@@ -1,18 +1,48 @@
 #include "tessera/comm/self/self.h"
 
+#include <ATen/ATen.h>
+
+#include <limits>
+
 #include "tessera/base/launcher.h"
-#include "tessera/comm/device/lone_transport.h"
 #include "tessera/comm/device/own_device.h"
 #include "tessera/comm/engine.h"
 #include "tessera/comm/self/loopback_link.h"
 
 namespace tessera {
+namespace {
+
+/// Copies on a device what would be moved, on the stream of the caller. Over a link, as on the CPU, each operation would cost a turn of the
+/// group's thread and events between two streams.
+class LoneTransport final : public Transport {
+ public:
+  using Transport::Transport;
+
+  Moved run(const Request& request, const Launch& start) override {
+    start.inputs.block();
+    for (const auto& [whole, own, squares] : request.pieces) {
+      if (squares) *squares = std::numeric_limits<double>::quiet_NaN();
+      if (request.has_parts() && whole.const_data_ptr() == own.const_data_ptr()) continue;
+      const auto& from = request.operation == Operation::AllGather ? own : whole;
+      const auto sent = from.to(request.reduction.wire_dtype.value_or(from.scalar_type()));
+      const auto& target = request.operation == Operation::AllGather ? whole : own;
+      if (!sent.is_same(target)) target.view_as(sent).copy_(sent);
+    }
+    return {.ready = Event::later(traits().device)};
+  }
+
+  std::unique_ptr<Transport> split(std::span<const int> /*colors*/, std::shared_ptr<Link> /*part*/) override {
+    return std::make_unique<LoneTransport>(traits());
+  }
+};
+
+}  // namespace
 
 Communicator self_world(int world_rank, std::optional<c10::Device> wanted) {
   const auto device = own_device(wanted.value_or(default_device()), local_rank_from_environment().value_or(0));
-  if (device.is_cpu()) return world_over({.link = std::make_unique<LoopbackLink>(0, std::vector{world_rank})}, {.name = "self"});
   const GroupTraits traits{.name = "self", .world_ranks = {world_rank}, .device = device};
-  return world_over({.link = nullptr, .why_not = {}, .transport = std::make_unique<LoneTransport>(traits)}, traits);
+  if (device.is_cpu()) return world_over({.link = std::make_unique<LoopbackLink>(0, traits.world_ranks)}, traits);
+  return world_over({.transport = std::make_unique<LoneTransport>(traits)}, traits);
 }
 
 }  // namespace tessera

@@ -4,12 +4,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "tessera/base/error.h"
 #include "tessera/base/stream.h"
 #include "tessera/comm/groups/all_or_none.h"
+#include "tessera/comm/host/bytes.h"
 #include "tessera/comm/host/shared_area.h"
 
 namespace tessera {
@@ -19,12 +19,6 @@ constexpr size_t kSlot = size_t{1} << 20;
 // Larger transfers bypass the caches: reading a slot from the cache of another core is slow if the two share no cache, and large results
 // would evict everything else.
 constexpr size_t kLarge = size_t{1} << 22;
-
-template <class Span>
-Span range(Span bytes, size_t begin, size_t most) {
-  const auto rest = bytes.subspan(std::min(begin, bytes.size()));
-  return rest.first(std::min(most, rest.size()));
-}
 
 using Copy = void (*)(std::byte* target, const std::byte* source, size_t bytes);
 
@@ -38,7 +32,7 @@ Copy copy_of(size_t all) {
 }  // namespace
 
 size_t SharedMemoryLink::block_size(int ranks) {
-  return PeerGroup::header_bytes(ranks) + static_cast<size_t>(ranks) * (sizeof(Counter) + 2 * kSlot);
+  return PeerGroup::header_bytes(ranks) + ranks * (sizeof(Counter) + 2 * kSlot);
 }
 
 SharedMemoryLink::SharedMemoryLink(SharedBlock block, int rank, std::vector<int> world_ranks)
@@ -50,7 +44,7 @@ std::span<Counter> SharedMemoryLink::turns() const {
 
 std::byte* SharedMemoryLink::slot(int rank) const {
   auto* slots = peers_->payload() + turns().size_bytes();
-  return slots + (static_cast<size_t>(rank) * 2 + turn_ % 2) * kSlot;
+  return slots + (rank * 2 + turn_ % 2) * kSlot;
 }
 
 /// Each rank writes once and reads what all have written: among the ranks of a host that takes one turn, where messages would take several.
@@ -69,12 +63,12 @@ void SharedMemoryLink::all_gather(ConstBytes own, std::span<const Bytes> from, C
   const bool in_place = own.data() == from[rank()].data();
   for (size_t begin = 0; begin < longest; begin += kSlot) {
     turn_++;
-    const auto part = range(own, begin, kSlot);
+    const auto part = byte_range(own, begin, kSlot);
     copy(slot(rank()), part.data(), part.size());
-    if (!in_place) copy(range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while it is in the cache
+    if (!in_place) copy(byte_range(from[rank()], begin, kSlot).data(), part.data(), part.size());  // while it is in the cache
     next_turn(deadline);
     for (int r = 0; r < size(); r++) {
-      const auto target = range(from[r], begin, kSlot);
+      const auto target = byte_range(from[r], begin, kSlot);
       if (r != rank()) copy(target.data(), slot(r), target.size());
     }
   }
@@ -91,11 +85,11 @@ void SharedMemoryLink::all_to_all(std::span<const ConstBytes> to, Visit visit, C
   for (size_t begin = 0; begin < longest; begin += part_size) {
     turn_++;
     for (size_t r = 0; r < to.size(); r++) {
-      const auto part = range(to[r], begin, part_size);
+      const auto part = byte_range(to[r], begin, part_size);
       if (r != self) copy(slot(rank()) + r * part_size, part.data(), part.size());
     }
     next_turn(deadline);
-    const auto own = range(to[self], begin, part_size);
+    const auto own = byte_range(to[self], begin, part_size);
     for (size_t r = 0; r < to.size(); r++) {
       rows[r] = r == self ? own : ConstBytes(slot(static_cast<int>(r)) + self * part_size, own.size());
     }
@@ -141,7 +135,7 @@ SharedAttempt SharedMemoryLink::share(const AreaShape& shape, Clock::time_point 
   if (!step.failed()) step.attempt([&] { SharedArea::commit(*block, shape, rank(), size()); });
 
   if (const auto found = AllOrNone::first(all_gather_texts(*this, step.trouble(), deadline))) {
-    return {.area = nullptr, .why_not = fmt::format("rank {}: {}", world_ranks()[static_cast<size_t>(found->rank)], found->words)};
+    return {.why_not = fmt::format("rank {}: {}", world_ranks()[found->rank], found->words)};
   }
   block->seal();
   if (made_) made_->seal();

@@ -46,7 +46,7 @@ Connection connect_shm(const Meeting& meeting) {
   if (identity.rank != 0 && !tickets.front().empty()) step.attempt([&] { block = SharedBlock::open(unpack(tickets.front())); });
   const auto troubles = exchange(meeting.store, identity, "shm/opened", step.trouble(), wait);
   if (const auto found = AllOrNone::first(troubles)) {
-    return {.link = nullptr, .why_not = fmt::format("rank {}: {}", found->rank, found->words)};
+    return {.why_not = fmt::format("rank {}: {}", found->rank, found->words)};
   }
   block->seal();
   return {.link = std::make_unique<SharedMemoryLink>(std::move(*block), identity.rank, all_ranks(identity.world_size))};

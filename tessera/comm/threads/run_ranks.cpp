@@ -17,23 +17,10 @@ namespace {
 
 /// The failure that run_ranks throws: the first one that is not an echo, which only reports that another rank has failed, or else the
 /// first.
-class FirstFailure {
- public:
-  void record(const std::exception_ptr& error, bool is_echo) {
-    std::lock_guard lock(mutex_);
-    if (error_ && (is_echo || !is_echo_)) return;
-    error_ = error;
-    is_echo_ = is_echo;
-  }
-
-  void rethrow() const {
-    if (error_) std::rethrow_exception(error_);
-  }
-
- private:
-  std::mutex mutex_;
-  std::exception_ptr error_;
-  bool is_echo_ = false;
+struct FirstFailure {
+  std::mutex mutex;
+  std::exception_ptr error;
+  bool is_echo = false;
 };
 
 /// libtorch's vector functions are those of MKL, which chooses the kernel of each in its first call. If several threads make that call at
@@ -56,7 +43,13 @@ void choose_math_kernels() {
 void run_rank(const Communicator& world, const std::function<void(Communicator)>& program, FirstFailure& first) {
   const auto where = fmt::format("rank {}: ", world.rank());
   const auto end = [&](bool is_echo) {
-    first.record(with_context(where), is_echo);
+    {
+      const std::lock_guard lock(first.mutex);
+      if (!first.error || (first.is_echo && !is_echo)) {
+        first.error = with_context(where);
+        first.is_echo = is_echo;
+      }
+    }
     world.abort(message_of(std::current_exception()));
   };
   try {
@@ -95,7 +88,7 @@ void run_ranks(int size, const std::function<void(Communicator world)>& program,
         run_rank(own, program, first);
       });
   }
-  first.rethrow();
+  if (first.error) std::rethrow_exception(first.error);
 }
 
 }  // namespace tessera

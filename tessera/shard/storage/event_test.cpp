@@ -182,23 +182,18 @@ class StreamTransport final : public Transport {
   explicit StreamTransport(c10::Stream stream)
       : Transport({.name = "streams", .size = 2, .topology = Topology::one_host(2), .device = stream.device()}), stream_(stream) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> /*operands*/, const Launch& start) override {
+  Moved run(const Request& request, const Launch& start) override {
+    if (request.operation != Operation::AllGather) refuse();
     const c10::StreamGuard on_own_stream(stream_);
     start.inputs.block();
-    for (const auto& piece : pieces) {
+    for (const auto& piece : request.pieces) {
       enqueue([to = piece.whole.data_ptr(), from = piece.own.data_ptr(), bytes = piece.own.nbytes()] {
         for (const size_t place : {size_t{0}, bytes}) std::memcpy(static_cast<std::byte*>(to) + place, from, bytes);
       });
     }
     return {.ready = Event::record(stream_.device())};
   }
-
-  Moved reduce_scatter(std::span<const Piece> /*pieces*/, const Reduction& /*reduction*/, const Launch& /*start*/) override { refuse(); }
-  Moved all_reduce(const at::Tensor& /*tensor*/, const Reduction& /*reduction*/, const Launch& /*start*/) override { refuse(); }
-  Moved broadcast(const at::Tensor& /*tensor*/, int /*root*/, const Launch& /*start*/) override { refuse(); }
-  std::unique_ptr<Transport> split(std::span<const int> /*colors*/, std::shared_ptr<Link> /*part*/, const Launch& /*start*/) override {
-    refuse();
-  }
+  std::unique_ptr<Transport> split(std::span<const int> /*colors*/, std::shared_ptr<Link> /*part*/) override { refuse(); }
 
  private:
   [[noreturn]] static void refuse() { throw UsageError("this engine of a test knows all_gather alone"); }

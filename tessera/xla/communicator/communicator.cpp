@@ -32,7 +32,9 @@ GroupTraits traits_of(const ReplicaGroups& groups) {
           .traces = true};
 }
 
-Combine combine_of(Reduce op) { return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add; }
+Combine combine_of(Reduce op) {
+  return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add;
+}
 
 /// The unsigned type of the same size, in which adding zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
@@ -49,70 +51,32 @@ at::ScalarType bits_of(at::ScalarType element) {
 }
 
 /// Sends half types as 16-bit integers: compilers for CPUs would send them as float.
-at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? bits_of(element) : element; }
+at::ScalarType sent_as(at::ScalarType element) {
+  return c10::elementSize(element) == 2 ? bits_of(element) : element;
+}
 
 /// Converts to the wire dtype: a collective adds in the type in which it sends.
-Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) { return hlo::convert(read(tensor), *reduction.wire_dtype); }
+Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) {
+  return hlo::convert(read(tensor), *reduction.wire_dtype);
+}
 
 class XlaTransport final : public Transport {
  public:
   explicit XlaTransport(ReplicaGroups groups) : Transport(traits_of(groups)), groups_(std::move(groups)) {}
 
-  Moved all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands, const Launch& /*start*/) override {
+  Moved run(const Request& request, const Launch& /*start*/) override {
     const auto lock = lock_device();
-    std::vector<Value> own;
-    for (const auto& piece : pieces) own.push_back(read(piece.own));
-    put_behind_barrier(own, operands);  // else a compiler would gather all units at once, or keep a unit instead of gathering it again
-    uint64_t sent = 0;
-    for (size_t i = 0; i < pieces.size(); i++) {
-      if (pieces[i].own.numel() == 0) continue;
-      const auto element = own[i].element();
-      const auto all = hlo::all_gather(hlo::bitcast(hlo::flat(own[i]), sent_as(element)), groups_);
-      write(pieces[i].whole, hlo::reshape(hlo::bitcast(all, element), pieces[i].whole.sizes()));
-      sent += to_others(pieces[i].own.nbytes());
-    }
-    return {.bytes = sent};
-  }
-
-  Moved reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction, const Launch& /*start*/) override {
-    const auto lock = lock_device();
-    std::vector<Value> reduced;
-    std::vector<at::Tensor> own;
-    uint64_t sent = 0;
-    for (const auto& piece : pieces) {
-      if (piece.squares) *piece.squares = std::nan("");  // unknown while the program is traced
-      if (piece.own.numel() == 0) continue;
-      const auto sum = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
-      reduced.push_back(hlo::reshape(mean_of(sum, reduction), piece.own.sizes()));
-      own.push_back(piece.own);
-      sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
-    }
-    // Without the barrier, a compiler may all-reduce here and slice only at the use, and so keep whole gradients until then.
-    if (!reduced.empty()) reduced = hlo::barrier(reduced);
-    for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
-    return {.bytes = sent};
-  }
-
-  Moved all_reduce(const at::Tensor& tensor, const Reduction& reduction, const Launch& /*start*/) override {
+    if (request.operation == Operation::AllGather) return {.bytes = all_gather(request.pieces, request.operands)};
+    if (request.operation == Operation::ReduceScatter) return {.bytes = reduce_scatter(request.pieces, request.reduction)};
+    const auto& tensor = request.pieces.front().whole;
     if (tensor.numel() == 0) return {};
-    const auto lock = lock_device();
+    if (request.operation == Operation::Broadcast) return {.bytes = broadcast(tensor, request.root)};
+    const auto& reduction = request.reduction;
     write(tensor, mean_of(hlo::all_reduce(before_reduction(tensor, reduction), combine_of(reduction.op), groups_), reduction));
     return {.bytes = to_others(static_cast<size_t>(tensor.numel()) * c10::elementSize(*reduction.wire_dtype))};
   }
 
-  Moved broadcast(const at::Tensor& tensor, int root, const Launch& /*start*/) override {
-    if (tensor.numel() == 0) return {};
-    const auto lock = lock_device();
-    const auto value = read(tensor);
-    const auto element = value.element();
-    const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
-    const auto given = hlo::select(is_member(root), bits, hlo::fixed(bits, 0));
-    const auto all = hlo::all_reduce(given, Combine::Add, groups_);
-    write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
-    return {.bytes = to_others(tensor.nbytes())};
-  }
-
-  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/, const Launch& /*start*/) override {
+  std::unique_ptr<Transport> split(std::span<const int> colors, std::shared_ptr<Link> /*part*/) override {
     ReplicaGroups parts;
     for (const auto& group : groups_) {
       std::map<int, std::vector<int>> of_color;
@@ -153,6 +117,49 @@ class XlaTransport final : public Transport {
 
   Value mean_of(const Value& sum, const Reduction& reduction) const {
     return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;
+  }
+
+  uint64_t all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands) const {
+    std::vector<Value> own;
+    for (const auto& piece : pieces) own.push_back(read(piece.own));
+    put_behind_barrier(own, operands);  // else a compiler would gather all units at once, or keep a unit instead of gathering it again
+    uint64_t sent = 0;
+    for (size_t i = 0; i < pieces.size(); i++) {
+      if (pieces[i].own.numel() == 0) continue;
+      const auto element = own[i].element();
+      const auto all = hlo::all_gather(hlo::bitcast(hlo::flat(own[i]), sent_as(element)), groups_);
+      write(pieces[i].whole, hlo::reshape(hlo::bitcast(all, element), pieces[i].whole.sizes()));
+      sent += to_others(pieces[i].own.nbytes());
+    }
+    return sent;
+  }
+
+  uint64_t reduce_scatter(std::span<const Piece> pieces, const Reduction& reduction) const {
+    std::vector<Value> reduced;
+    std::vector<at::Tensor> own;
+    uint64_t sent = 0;
+    for (const auto& piece : pieces) {
+      if (piece.squares) *piece.squares = std::nan("");  // unknown while the program is traced
+      if (piece.own.numel() == 0) continue;
+      const auto sum = hlo::reduce_scatter(hlo::flat(before_reduction(piece.whole, reduction)), combine_of(reduction.op), groups_);
+      reduced.push_back(hlo::reshape(mean_of(sum, reduction), piece.own.sizes()));
+      own.push_back(piece.own);
+      sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
+    }
+    // Without the barrier, a compiler may all-reduce here and slice only at the use, and so keep whole gradients until then.
+    if (!reduced.empty()) reduced = hlo::barrier(reduced);
+    for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
+    return sent;
+  }
+
+  uint64_t broadcast(const at::Tensor& tensor, int root) const {
+    const auto value = read(tensor);
+    const auto element = value.element();
+    const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
+    const auto given = hlo::select(is_member(root), bits, hlo::fixed(bits, 0));
+    const auto all = hlo::all_reduce(given, Combine::Add, groups_);
+    write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
+    return to_others(tensor.nbytes());
   }
 
   static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
