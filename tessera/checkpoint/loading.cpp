@@ -1,11 +1,9 @@
 // checkpoint::load: all ranks agree that everything fits before any of them changes a value.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <numeric>
 #include <optional>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/adapters.h"
@@ -17,27 +15,13 @@
 #include "tessera/checkpoint/live/training_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/runs.h"
-#include "tessera/comm/calling.h"
-#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/write_guard.h"
-#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
 namespace {
 
 namespace fs = std::filesystem;
-
-/// Returns the names of the model's tensors, without those that only other ranks have.
-std::set<std::string> names_in_model(const Manifest& manifest, const std::set<std::string>& elsewhere) {
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : manifest.catalog.tensors) {
-    if (is_of_model(name, manifest) && !elsewhere.contains(name)) names.insert(name);
-  }
-  return names;
-}
 
 /// The names of the parameters in each group of the optimizer.
 std::vector<std::vector<std::string>> groups_of(const Contents& contents, const LoadOptions& options) {
@@ -55,12 +39,11 @@ ModelNames known_names(const LocalValues& model, const Contents& contents, const
 
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
-  Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, const LocalValues& model,
-        const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
-      : manifest(read_run(folder, known_names(model, contents, options))),
-        stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(),
-             names_in_base(folder, contents, options)) {
+  Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, ModelPlan& plan, const LoadOptions& options,
+        const Communicator& world)
+      : manifest(read_run(folder, known_names(plan.values(), contents, options))), stored(manifest.catalog) {
+    plan.fit(source_of(stored), options, "the checkpoint " + folder.string(), names_in_base(folder, contents, options),
+             [&](const std::string& name) { return is_of_model(name, manifest); });
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -73,7 +56,7 @@ struct Saved {
     generator = read_generator(stored, manifest, rank);
     device_generator = read_device_generator(stored, manifest, rank, device_with_generator(world));
     if (!contents.optimizer) return;
-    training = read_training_state(manifest, stored, *contents.model, elsewhere, options, world);
+    training = read_training_state(manifest, stored, *contents.model, plan.elsewhere(), options, world);
     expect_training_state(contents, training, manifest);
   }
 
@@ -124,7 +107,6 @@ struct Saved {
 
   Manifest manifest;
   CatalogReader stored;
-  ModelPlan plan;
   Notes notes;
   std::optional<at::Generator> generator;
   at::Tensor device_generator;  // its state
@@ -143,38 +125,20 @@ void expect_one_save(const Manifest& manifest, const fs::path& folder, const Com
 }  // namespace
 
 void load(const fs::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options) {
-  const Calling calling("checkpoint::load");
-  expect_idle("checkpoint::load");
+  const OuterCall call("checkpoint::load");
   expect_model(contents);
-  const c10::AutoGradMode no_grad(false);
-  const auto failure = fmt::format("can't load {}; nothing was changed", folder.string());
-  LocalValues model;
-  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
-    expect_loadable_beside(contents);
-    adapters().expect_unmerged(*contents.model);
-    model = local_values(*contents.model);
-  });
+  ModelPlan plan(*contents.model, world, {.unit = "checkpoint"}, folder.string(), [&] { expect_loadable_beside(contents); });
   const auto rows = rows_of_ranks(contents, world);
-  const auto elsewhere = names_elsewhere(model, world);
   std::optional<Saved> saved;
-  AllOrNone step;
-  step.attempt([&] {
-    saved.emplace(folder, contents, rows, model, elsewhere, options, world);
-    expect_writable(model.units);
-  });
-  step.expect_all(world, {.unit = "checkpoint"}, failure);
+  plan.together([&] { saved.emplace(folder, contents, rows, plan, options, world); });
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;
   reading.attempt([&] {
     if (contents.optimizer) load_training_state(contents, saved->training, saved->manifest, saved->stored, world);
   });
-  reading.attempt([&] {
-    const WriteGuard guard(model.units, WriteKind::Load);
-    saved->plan.load(local_values(*contents.model), world);  // read again, because the guard may have moved shards into other memory
-  });
+  reading.attempt([&] { plan.load(); });
   reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
-  reading.expect_all(world, {.unit = "checkpoint"},
-                     fmt::format("could not finish loading {}; what is loaded is part of it", folder.string()));
+  plan.expect_finished(reading);
   if (saved->generator) set_generator(at::kCPU, saved->generator->get_state());
   if (saved->device_generator.defined()) set_generator(device_with_generator(world), saved->device_generator);
   contents.notes = std::move(saved->notes);

@@ -1,24 +1,22 @@
 // The state of optimizers as state dicts.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
-#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -26,9 +24,11 @@ namespace {
 
 constexpr auto kStateLoadFailed = "can't load its optimizer state; nothing was changed";
 
-void expect_optimizer(const OptimizerRef& optimizer) {
-  if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
-}
+struct OptimizerCall : OuterCall {
+  OptimizerCall(std::string_view function, const OptimizerRef& optimizer) : OuterCall(function) {
+    if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
+  }
+};
 
 /// Returns the names of parameters by the identity of their shards, which optimizers know.
 std::map<const void*, std::string> names_of_shards(const torch::nn::Module& model) {
@@ -227,33 +227,29 @@ std::map<std::string, T> flattened(const std::map<std::string, std::map<std::str
   return flat;
 }
 
-at::Tensor copied(const at::Tensor& tensor, c10::Device device) {
-  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSource& source,
-          const std::vector<std::string>& may_be_unknown, const Communicator& world) {
+template <class Dict>
+void load_optimizer(std::string_view function, const OptimizerRef& optimizer, const torch::nn::Module& model, const Dict& dict,
+                    const LoadStateDictOptions& options) {
+  const OptimizerCall call(function, optimizer);
+  const auto world = world_for(model, options);
+  const auto source = source_of(flattened(dict), options, world, kStateLoadFailed);
   std::optional<StateLoader> loader;
   LocalValues values;
   all_or_none(world, kStateDict, kStateLoadFailed, [&] { values = local_values(model); });
   const auto elsewhere = names_elsewhere(values, world);
   all_or_none(world, kStateDict, kStateLoadFailed, [&] {
-    loader.emplace(source.catalog(), std::move(values), model, elsewhere, may_be_unknown);
-    loader->expect_parts(source);
+    loader.emplace(source->catalog(), std::move(values), model, elsewhere, options.may_be_unknown);
+    loader->expect_parts(*source);
   });
-  const auto state = loader->read(source, world);
+  const auto state = loader->read(*source, world);
   all_or_none(world, kStateDict, kStateLoadFailed, [&] { optimizer.expect_state(model, state); });
   optimizer.load_state(model, state);
 }
 
 }  // namespace
 
-OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                     const FullOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::full_optim_state_dict");
-  expect_idle("full_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options) {
+  const OptimizerCall call("checkpoint::full_optim_state_dict", optimizer);
   const auto world = world_for(model);
   std::optional<OwnState> own;
   all_or_none(world, kStateDict, "can't make the state dict of its optimizer", [&] { own.emplace(optimizer, model); });
@@ -265,9 +261,6 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
   }
   expect_all_on_each(own->values, world, "the state dict of an optimizer");
   const bool wanted = !options.rank0_only || world.is_first();
-  const auto kept = [&](const at::Tensor& tensor) {
-    return copied(tensor, options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device());
-  };
   OptimStateDict dict;
   std::set<std::string> keys;
   for (const auto& [name, state] : own->state) {
@@ -279,47 +272,36 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
       if (!tensor.defined() || tensor.dim() > 0) {
         return tensor.defined() ? tensor.reshape({-1}).narrow(0, part.offset, part.values.numel()) : tensor;
       }
-      if (wanted) dict[part.name][key] = kept(tensor);
+      if (wanted) dict[part.name][key] = copied(tensor, options);
       return at::Tensor();
     };
     gather_like(own->values, part_of, [&](const LocalPart& part, const at::Tensor& whole) {
-      if (wanted) dict[part.name][key] = kept(whole);
+      if (wanted) dict[part.name][key] = copied(whole, options);
     });
   }
   for (const auto& [name, tensor] : own->values.outside) {
     const auto state = own->state.find(name);
     if (!wanted || state == own->state.end()) continue;
-    for (const auto& [key, value] : state->second) dict[name][key] = kept(value);
+    for (const auto& [key, value] : state->second) dict[name][key] = copied(value, options);
   }
   return dict;
 }
 
 void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
-                                const LoadFullOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::load_full_optim_state_dict");
-  expect_idle("load_full_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
-  const auto world = world_for(model, whose);
-  const StateDict flat = flattened(dict);
-  load(optimizer, model, *source_of(flat, whose, world, kStateLoadFailed), options.may_be_unknown, world);
+                                const LoadStateDictOptions& options) {
+  load_optimizer("checkpoint::load_full_optim_state_dict", optimizer, model, dict, options);
 }
 
-ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                               const ShardedOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::sharded_optim_state_dict");
-  expect_idle("sharded_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  expect_one_rank(world_for(model));
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options) {
+  const OptimizerCall call("checkpoint::sharded_optim_state_dict", optimizer);
+  expect_own_part(world_for(model), options);
   const OwnState own(optimizer, model);
   ShardedOptimStateDict dict;
   const auto add = [&](const std::string& name, const std::string& key, PartRecord record, const at::Tensor& flat) {
-    auto views =
-        views_of_slices(copied(flat, options.offload_to_cpu ? c10::Device(at::kCPU) : flat.device()), record.slices, record.strides);
-    dict[name][key] = {
-        .dtype = flat.scalar_type(), .shape = std::move(record.shape), .slices = std::move(record.slices), .values = std::move(views)};
+    dict[name][key] = boxes_of({.shape = std::move(record.shape),
+                                .strides = std::move(record.strides),
+                                .slices = std::move(record.slices),
+                                .values = copied(flat, options)});
   };
   const auto add_whole = [&](const std::string& name, const std::string& key, const at::Tensor& tensor) {
     add(name, key, whole_record(tensor.sizes()), tensor.reshape({-1}));
@@ -346,14 +328,8 @@ ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, Co
 }
 
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
-                                   const LoadOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::load_sharded_optim_state_dict");
-  expect_idle("load_sharded_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  const auto world = world_for(model);
-  const ShardedStateDict flat = flattened(dict);
-  load(optimizer, model, *source_of(flat, world, kStateLoadFailed), options.may_be_unknown, world);
+                                   const LoadStateDictOptions& options) {
+  load_optimizer("checkpoint::load_sharded_optim_state_dict", optimizer, model, dict, options);
 }
 
 }  // namespace tessera::checkpoint
