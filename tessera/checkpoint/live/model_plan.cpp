@@ -211,9 +211,9 @@ void ModelPlan::load() {
   const auto units = values_.units;
   const WriteGuard guard(units, WriteKind::Load);
   values_ = local_values(model_);  // read again, because the guard may have moved shards into other memory
-  for (const auto& part : values_.parts) load_part(part);
+  for (const auto& part : values_.parts) fill(part.name, part.values, records_of(part), &part);
   for (const auto* tensors : {&values_.outside, &values_.buffers}) {
-    for (const auto& [name, tensor] : *tensors) load_whole(name, tensor);
+    for (const auto& [name, tensor] : *tensors) fill(name, tensor, whole_records(tensor.sizes(), world_), nullptr);
   }
   trust_start(values_, [&](const LocalPart& part) { return found_.contains(part.name); });
 }
@@ -228,52 +228,27 @@ at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form)
   }
 }
 
-void ModelPlan::load_part(const LocalPart& part) const {
-  const auto found = found_.find(part.name);
-  if (found == found_.end()) return;
-  const auto records = records_of(part);
-  const auto* const form = form_of(part.name);
-  stored_->open(found->second);
-  if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
-    const auto held = read_held(found->second, *form);
-    std::vector<at::Tensor> values;
-    for (const auto& range : part.ranges) values.push_back(held.narrow(0, range.begin, range.numel));
-    const auto own = tensor_of_ranks(std::move(values), part.values, records, world_);
-    part.values.narrow(0, 0, own.numel()).copy_(own);
-    part.note_values();
-    return;
-  }
-  if (part.values.is_cpu() && records.size() == 1) {  // without a copy
-    stored_->read(found->second, records.front(), part.values.narrow(0, 0, records.front().numel()), world_.local_ranks().front());
-    part.note_values();
-    return;
-  }
-  std::vector<at::Tensor> values;
-  for (size_t i = 0; i < records.size(); i++) {
-    values.push_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(part.values.scalar_type())));
-    stored_->read(found->second, records[i], values.back(), world_.local_ranks()[i]);
-  }
-  at::Tensor(part.values).copy_(tensor_of_ranks(std::move(values), part.values, records, world_));
-  part.note_values();
-}
-
-void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor) const {
+void ModelPlan::fill(const std::string& name, const at::Tensor& to, const std::vector<PartRecord>& records, const LocalPart* part) const {
   const auto found = found_.find(name);
   if (found == found_.end()) return;
-  const auto record = whole_record(tensor.sizes());
-  const auto* const form = form_of(name);
-  allocate_if_meta(tensor, world_.traits().device);
+  if (part == nullptr) allocate_if_meta(to, world_.traits().device);
   stored_->open(found->second);
+  const auto* const form = form_of(name);
+  const auto read = [&](const PartRecord& record, const at::Tensor& flat, int rank) { stored_->read(found->second, record, flat, rank); };
   if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
-    at::Tensor(tensor).view({-1}).copy_(read_held(found->second, *form));
-    return;
+    auto own = read_held(found->second, *form);
+    if (part != nullptr) {
+      std::vector<at::Tensor> values;
+      for (const auto& range : part->ranges) values.push_back(own.narrow(0, range.begin, range.numel));
+      own = tensor_of_ranks(std::move(values), to, records, world_);
+    }
+    to.view({-1}).narrow(0, 0, own.numel()).copy_(own);
+  } else if (part != nullptr && to.is_cpu() && records.size() == 1) {  // without a copy
+    read(records.front(), to.narrow(0, 0, records.front().numel()), world_.local_ranks().front());
+  } else {
+    at::Tensor(to).copy_(read_for_ranks(to, records, to.scalar_type(), world_, read));
   }
-  std::vector<at::Tensor> values;
-  for (const int rank : world_.local_ranks()) {
-    values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));
-    stored_->read(found->second, record, values.back().view({-1}), rank);
-  }
-  at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, std::vector(values.size(), record), world_));
+  if (part != nullptr) part->note_values();
 }
 
 size_t first_file(const CatalogReader& stored, int rank) {

@@ -53,8 +53,8 @@ class ModelPlan {
   void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
             const std::vector<PartRecord>& parts);
   const HeldForm* form_of(const std::string& name) const;
-  void load_part(const LocalPart& part) const;
-  void load_whole(const std::string& name, const at::Tensor& tensor) const;
+  /// Loads a tensor of the model: that of a part, or a whole one.
+  void fill(const std::string& name, const at::Tensor& to, const std::vector<PartRecord>& records, const LocalPart* part) const;
   /// Reads the values of a weight, and returns them, flat, in the form in which the parameter holds them.
   at::Tensor read_held(const std::string& stored, const HeldForm& form) const;
 
