@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -49,10 +48,12 @@ ShardedTensor checked(const std::string& name, const ShardedTensor& tensor) {
 
 ShardedTensor checked(const std::string& name, const LocalTensor& tensor) {
   expect_ordinary(name, tensor.values);
+  const auto fits = [&](const TensorSlice& slice) { return slice.shape == tensor.shape && slice.fits(); };
   const auto numel = PartRecord{.shape = {}, .strides = {}, .slices = tensor.slices}.numel();
-  if (tensor.values.dim() != 1 || tensor.values.numel() != numel) {
-    throw UsageError("'{}' in the state dict has values of [{}], but its slices have {} values", name, joined(tensor.values.sizes()),
-                     numel);
+  if (tensor.values.dim() != 1 || tensor.values.numel() != numel || tensor.strides.size() != tensor.shape.size() ||
+      !std::ranges::all_of(tensor.slices, fits)) {
+    throw UsageError("'{}' in the state dict has values of [{}], but its slices of [{}] have {} values", name,
+                     joined(tensor.values.sizes()), joined(tensor.shape), numel);
   }
   return checked(name, boxes_of(tensor));
 }
@@ -127,20 +128,15 @@ bool are_same(const at::Tensor& one, const at::Tensor& other) {
   return at::equal(bytes(one), bytes(other).to(one.device()));
 }
 
-/// The values of `box` in a tensor with the values of `of`, a box around it.
-at::Tensor inside(at::Tensor values, const TensorSlice& of, const TensorSlice& box) {
-  for (size_t d = 0; d < box.sizes.size(); d++) {
-    values = values.narrow(static_cast<int64_t>(d), box.offsets[d] - of.offsets[d], box.sizes[d]);
-  }
-  return values;
-}
-
 class DictSource : public ValueSource {
  public:
   /// `lacks` begins the error of a rank whose boxes lack values. With `from_first`, rank 0 has the values, which it broadcasts.
   DictSource(ShardedStateDict dict, std::string_view lacks, std::optional<Communicator> from_first = {})
       : dict_(std::move(dict)), lacks_(lacks), from_first_(std::move(from_first)) {
-    for (const auto& [name, tensor] : dict_) catalog_.tensors[name] = {.dtype = tensor.dtype, .shape = tensor.shape};
+    for (const auto& [name, tensor] : dict_) {
+      auto& there = catalog_.tensors[name] = {.dtype = tensor.dtype, .shape = tensor.shape};
+      for (const auto& slice : tensor.slices) there.boxes.push_back({.box = slice, .file = there.boxes.size()});
+    }
   }
 
   const Catalog& catalog() const override { return catalog_; }
@@ -152,7 +148,14 @@ class DictSource : public ValueSource {
 
   void expect_parts(const std::string& name, std::span<const PartRecord> parts) const override {
     for (const auto& part : parts) {
-      for (const auto& slice : part.slices) expect_covered(name, slice);
+      for (const auto& slice : part.slices) {
+        const auto missing = for_each_part(catalog_.tensors.at(name), slice, 0, [](const StoredBox&, const TensorSlice&) {});
+        if (missing.empty()) continue;
+        throw UsageError(
+            "{} lacks the values {} of '{}', which this rank has; load it on the ranks that it is from, sharded as they were, or load a "
+            "full state dict",
+            lacks_, to_string(missing.front()), name);
+      }
     }
   }
 
@@ -167,33 +170,16 @@ class DictSource : public ValueSource {
   }
 
   void read(const std::string& name, const PartRecord& part, const at::Tensor& values, int /*rank*/) const override {
-    const auto& there = dict_.at(name);
     const auto views = views_of_slices(values, part.slices, part.strides);
     for (size_t i = 0; i < views.size(); i++) {
-      for (size_t k = 0; k < there.slices.size(); k++) {
-        const auto both = intersection(part.slices[i], there.slices[k]);
-        const auto& box = from_first_ ? opened_ : there.values[k];
-        if (both) inside(views[i], part.slices[i], *both).copy_(inside(box.detach(), there.slices[k], *both));
-      }
+      for_each_part(catalog_.tensors.at(name), part.slices[i], 0, [&](const StoredBox& stored, const TensorSlice& own) {
+        const auto& box = from_first_ ? opened_ : dict_.at(name).values[stored.file];
+        part_of(views[i], part.slices[i], own).copy_(part_of(box.detach(), stored.box, own));
+      });
     }
   }
 
  private:
-  void expect_covered(const std::string& name, const TensorSlice& slice) const {
-    std::vector<TensorSlice> left;
-    if (slice.numel() > 0) left.push_back(slice);
-    for (const auto& there : dict_.at(name).slices) {
-      std::vector<TensorSlice> rest;
-      for (const auto& each : left) std::ranges::move(difference(each, there), std::back_inserter(rest));
-      left = std::move(rest);
-    }
-    if (left.empty()) return;
-    throw UsageError(
-        "{} lacks the values {} of '{}', which this rank has; load it on the ranks that it is from, sharded as they were, or load a full "
-        "state dict",
-        lacks_, to_string(left.front()), name);
-  }
-
   const ShardedStateDict dict_;
   const std::string lacks_;
   const std::optional<Communicator> from_first_;
