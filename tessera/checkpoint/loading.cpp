@@ -23,17 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The names of the parameters in each group of the optimizer.
-std::vector<std::vector<std::string>> groups_of(const Contents& contents, const LoadOptions& options) {
-  std::vector<std::vector<std::string>> groups;
-  if (!contents.optimizer || !options.optimizer_by_numbers) return groups;
-  for (const auto& group : nlohmann::json::parse(contents.optimizer.settings(*contents.model))) groups.push_back(group.at("params"));
-  return groups;
-}
-
+/// The names of the model and, for state that knows parameters by numbers, of those in each group of the optimizer.
 ModelNames known_names(const LocalValues& model, const Contents& contents, const LoadOptions& options) {
   auto names = names_of(model, options.may_be_missing);
-  names.groups = groups_of(contents, options);
+  if (!contents.optimizer || !options.optimizer_by_numbers) return names;
+  for (const auto& group : nlohmann::json::parse(contents.optimizer.settings(*contents.model))) names.groups.push_back(group.at("params"));
   return names;
 }
 
@@ -55,9 +49,7 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     device_generator = read_device_generator(stored, manifest, rank, device_with_generator(world));
-    if (!contents.optimizer) return;
-    training = read_training_state(manifest, stored, *contents.model, plan.elsewhere(), options, world);
-    expect_training_state(contents, training, manifest);
+    if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
   }
 
   /// Returns the names that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters and the same base.
@@ -110,7 +102,7 @@ struct Saved {
   Notes notes;
   std::optional<at::Generator> generator;
   at::Tensor device_generator;  // its state
-  std::map<std::string, optim::ParameterState> training;
+  std::optional<SavedState> training;
 };
 
 /// Throws DisagreementError on all ranks unless all of them have opened the same save.
@@ -134,7 +126,7 @@ void load(const fs::path& folder, Contents& contents, const Communicator& world,
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;
   reading.attempt([&] {
-    if (contents.optimizer) load_training_state(contents, saved->training, saved->manifest, saved->stored, world);
+    if (saved->training) saved->training->load();
   });
   reading.attempt([&] { plan.load(); });
   reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
