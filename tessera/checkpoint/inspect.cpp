@@ -58,7 +58,7 @@ std::string inspect(const fs::path& path) {
   if (format == Format::Tessera) {
     result["notes"] = run.notes.front();
     result["origin"] = run.origin;
-    if (!run.base.name.empty()) result["base"] = to_json(run.base);
+    if (!run.base.name.empty()) result["base"] = nlohmann::json(run.base);
     if (!run.adapters.empty()) result["adapters"] = run.adapters;
   }
   if (format == Format::TorchXla) result["ranks"] = catalog.files.size();
@@ -97,7 +97,7 @@ std::string to_table(const std::string& inspected) {
     text += fmt::format("origin: {}\n", printable(fmt::format("{}", fmt::join(words, ", "))));
   }
   if (found.contains("base")) {
-    const auto base = base_from_json(found["base"]);
+    const auto base = nlohmann::json(found["base"]).get<BaseRecord>();
     text += printable(fmt::format("base: {} (checksum {}{}), which has {} that are not here", base.name, base.checksum,
                                   base.forms.empty() ? "" : ", held as " + base.forms, counted(base.parameters.size(), "parameter"))) +
             '\n';

@@ -1,11 +1,9 @@
 // checkpoint::load: all ranks agree that everything fits before any of them changes a value.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
 #include <numeric>
 #include <optional>
-#include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/adapters.h"
@@ -17,12 +15,7 @@
 #include "tessera/checkpoint/live/training_state.h"
 #include "tessera/checkpoint/stored/optimizer_keys.h"
 #include "tessera/checkpoint/stored/runs.h"
-#include "tessera/comm/calling.h"
-#include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
-#include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/write_guard.h"
-#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -30,37 +23,21 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the names of the model's tensors, without those that only other ranks have.
-std::set<std::string> names_in_model(const Manifest& manifest, const std::set<std::string>& elsewhere) {
-  std::set<std::string> names;
-  for (const auto& [name, tensor] : manifest.catalog.tensors) {
-    if (is_of_model(name, manifest) && !elsewhere.contains(name)) names.insert(name);
-  }
-  return names;
-}
-
-/// The names of the parameters in each group of the optimizer.
-std::vector<std::vector<std::string>> groups_of(const Contents& contents, const LoadOptions& options) {
-  std::vector<std::vector<std::string>> groups;
-  if (!contents.optimizer || !options.optimizer_by_numbers) return groups;
-  for (const auto& group : nlohmann::json::parse(contents.optimizer.settings(*contents.model))) groups.push_back(group.at("params"));
-  return groups;
-}
-
+/// The names of the model and, for state that knows parameters by numbers, of those in each group of the optimizer.
 ModelNames known_names(const LocalValues& model, const Contents& contents, const LoadOptions& options) {
   auto names = names_of(model, options.may_be_missing);
-  names.groups = groups_of(contents, options);
+  if (!contents.optimizer || !options.optimizer_by_numbers) return names;
+  for (const auto& group : nlohmann::json::parse(contents.optimizer.settings(*contents.model))) names.groups.push_back(group.at("params"));
   return names;
 }
 
 /// A checkpoint that has been opened and checked. Nothing has been changed yet.
 struct Saved {
-  Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, const LocalValues& model,
-        const std::set<std::string>& elsewhere, const LoadOptions& options, const Communicator& world)
-      : manifest(read_run(folder, known_names(model, contents, options))),
-        stored(manifest.catalog),
-        plan(stored, names_in_model(manifest, elsewhere), model, options, "the checkpoint " + folder.string(),
-             names_in_base(folder, contents, options)) {
+  Saved(const fs::path& folder, const Contents& contents, const RowsOfRanks& rows, ModelPlan& plan, const LoadOptions& options,
+        const Communicator& world)
+      : manifest(read_run(folder, known_names(plan.values(), contents, options))), stored(manifest.catalog) {
+    plan.fit(source_of(stored), options, "the checkpoint " + folder.string(), names_in_base(folder, contents, options),
+             [&](const std::string& name) { return is_of_model(name, manifest); });
     const int rank = world.local_ranks().front();
     for (const auto& [name, text] : notes_of_rank(manifest, rank, world.size(), options)) notes[name] = text;
     if (options.expect) options.expect(notes);
@@ -72,9 +49,7 @@ struct Saved {
     verify_share(stored, world, all);
     generator = read_generator(stored, manifest, rank);
     device_generator = read_device_generator(stored, manifest, rank, device_with_generator(world));
-    if (!contents.optimizer) return;
-    training = read_training_state(manifest, stored, *contents.model, elsewhere, options, world);
-    expect_training_state(contents, training, manifest);
+    if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
   }
 
   /// Returns the names that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters and the same base.
@@ -124,11 +99,10 @@ struct Saved {
 
   Manifest manifest;
   CatalogReader stored;
-  ModelPlan plan;
   Notes notes;
   std::optional<at::Generator> generator;
   at::Tensor device_generator;  // its state
-  std::map<std::string, optim::ParameterState> training;
+  std::optional<SavedState> training;
 };
 
 /// Throws DisagreementError on all ranks unless all of them have opened the same save.
@@ -143,38 +117,20 @@ void expect_one_save(const Manifest& manifest, const fs::path& folder, const Com
 }  // namespace
 
 void load(const fs::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options) {
-  const Calling calling("checkpoint::load");
-  expect_idle("checkpoint::load");
+  const OuterCall call("checkpoint::load");
   expect_model(contents);
-  const c10::AutoGradMode no_grad(false);
-  const auto failure = fmt::format("can't load {}; nothing was changed", folder.string());
-  LocalValues model;
-  all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
-    expect_loadable_beside(contents);
-    adapters().expect_unmerged(*contents.model);
-    model = local_values(*contents.model);
-  });
+  ModelPlan plan(*contents.model, world, {.unit = "checkpoint"}, folder.string(), [&] { expect_loadable_beside(contents); });
   const auto rows = rows_of_ranks(contents, world);
-  const auto elsewhere = names_elsewhere(model, world);
   std::optional<Saved> saved;
-  AllOrNone step;
-  step.attempt([&] {
-    saved.emplace(folder, contents, rows, model, elsewhere, options, world);
-    expect_writable(model.units);
-  });
-  step.expect_all(world, {.unit = "checkpoint"}, failure);
+  plan.together([&] { saved.emplace(folder, contents, rows, plan, options, world); });
   expect_one_save(saved->manifest, folder, world);
   AllOrNone reading;
   reading.attempt([&] {
-    if (contents.optimizer) load_training_state(contents, saved->training, saved->manifest, saved->stored, world);
+    if (saved->training) saved->training->load();
   });
-  reading.attempt([&] {
-    const WriteGuard guard(model.units, WriteKind::Load);
-    saved->plan.load(local_values(*contents.model), world);  // read again, because the guard may have moved shards into other memory
-  });
+  reading.attempt([&] { plan.load(); });
   reading.attempt([&] { load_beside(contents, rows, saved->manifest, saved->stored, world); });
-  reading.expect_all(world, {.unit = "checkpoint"},
-                     fmt::format("could not finish loading {}; what is loaded is part of it", folder.string()));
+  plan.expect_finished(reading);
   if (saved->generator) set_generator(at::kCPU, saved->generator->get_state());
   if (saved->device_generator.defined()) set_generator(device_with_generator(world), saved->device_generator);
   contents.notes = std::move(saved->notes);

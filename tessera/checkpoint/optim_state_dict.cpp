@@ -1,24 +1,23 @@
 // The state of optimizers as state dicts.
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
+#include <c10/util/FunctionRef.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <functional>
+#include <optional>
 #include <set>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/live/contents.h"
 #include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/live/part_records.h"
-#include "tessera/comm/calling.h"
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/comm/groups/same_on_all.h"
 #include "tessera/shard/access/local_values.h"
-#include "tessera/shard/forward_phase.h"
 #include "tessera/shard/parameters.h"
 
 namespace tessera::checkpoint {
@@ -26,9 +25,11 @@ namespace {
 
 constexpr auto kStateLoadFailed = "can't load its optimizer state; nothing was changed";
 
-void expect_optimizer(const OptimizerRef& optimizer) {
-  if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
-}
+struct OptimizerCall : OuterCall {
+  OptimizerCall(std::string_view function, const OptimizerRef& optimizer) : OuterCall(function) {
+    if (!optimizer) throw UsageError("the state dict of an optimizer needs an optimizer, and was given a null pointer");
+  }
+};
 
 /// Returns the names of parameters by the identity of their shards, which optimizers know.
 std::map<const void*, std::string> names_of_shards(const torch::nn::Module& model) {
@@ -41,7 +42,13 @@ std::map<const void*, std::string> names_of_shards(const torch::nn::Module& mode
 struct OwnState {
   OwnState(const OptimizerRef& optimizer, const torch::nn::Module& model)
       : values(local_values(model)), names(names_of_shards(model)), state(optimizer.state(model)) {
-    for (const auto& part : values.parts) expect_whole(part);
+    for_each([&](const std::string&, const std::string& key, const at::Tensor& tensor, const LocalPart* part) {
+      if (part == nullptr || tensor.dim() == 0 || tensor.sizes() == part->shard.sizes()) return;
+      throw UsageError(
+          "the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
+          "it as it is",
+          key, name_of(*part));
+    });
   }
 
   /// The tensor of a shard's state by this key; undefined if there is none.
@@ -57,16 +64,16 @@ struct OwnState {
     return name == names.end() ? std::string() : name->second;
   }
 
-  void expect_whole(const LocalPart& part) const {
-    const auto own = state.find(name_of(part));
-    if (own == state.end()) return;
-    for (const auto& [key, tensor] : own->second) {
-      if (tensor.dim() == 0 || tensor.sizes() == part.shard.sizes()) continue;
-      throw UsageError(
-          "the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
-          "it as it is",
-          key, own->first);
-    }
+  /// Visits the state of each part and, without one, of each parameter in no unit.
+  void for_each(
+      c10::function_ref<void(const std::string& name, const std::string& key, const at::Tensor& tensor, const LocalPart*)> visit) const {
+    const auto all_of = [&](const std::string& own, const std::string& name, const LocalPart* part) {
+      const auto found = state.find(own);
+      if (found == state.end()) return;
+      for (const auto& [key, tensor] : found->second) visit(name, key, tensor, part);
+    };
+    for (const auto& part : values.parts) all_of(name_of(part), part.name, &part);
+    for (const auto& [name, tensor] : values.outside) all_of(name, name, nullptr);
   }
 
   /// Names, keys and dtypes, which must be the same on all ranks, so that they gather the same.
@@ -92,7 +99,7 @@ class StateLoader {
       : values_(std::move(values)), names_(names_of_shards(model)) {
     std::map<std::string, Target> targets;
     for (const auto& part : values_.parts) {
-      if (names_.contains(part.shard.unsafeGetTensorImpl())) targets[part.name] = {.part = &part, .shape = part.shape};
+      if (names_.contains(part.shard.unsafeGetTensorImpl())) targets[part.name] = {.part = &part, .name = part.name, .shape = part.shape};
     }
     for (const auto& [name, tensor] : values_.outside) targets[name] = {.name = name, .shape = tensor.sizes().vec()};
     for (const auto& [alias, first] : values_.aliases) {
@@ -114,8 +121,15 @@ class StateLoader {
         misfits.push_back(fmt::format("'{}' of '{}' is of [{}] there, but of [{}] in the model", key, name, fmt::join(tensor.shape, ", "),
                                       fmt::join(target.shape, ", ")));
       }
-      if (!taken.emplace(target.part != nullptr ? target.part->name : target.name, key).second) continue;
-      items_.push_back({.entry = entry, .key = key, .target = target, .dtype = tensor.dtype, .is_number = is_number});
+      if (!taken.emplace(target.name, key).second) continue;
+      const bool is_divided = target.part != nullptr && !is_number;
+      items_.push_back({.entry = entry,
+                        .name = target.part != nullptr ? names_.at(target.part->shard.unsafeGetTensorImpl()) : target.name,
+                        .key = key,
+                        .part = target.part,
+                        .records = is_divided ? records_of(*target.part) : std::vector{whole_record(tensor.shape)},
+                        .dtype = tensor.dtype,
+                        .is_divided = is_divided});
     }
     expect_whole_shards(misfits);
     std::vector<std::string> faults;
@@ -127,10 +141,7 @@ class StateLoader {
 
   /// Throws UsageError if the source lacks values that this rank needs.
   void expect_parts(const ValueSource& source) const {
-    for (const auto& item : items_) {
-      const bool whole = item.is_number || item.target.part == nullptr;
-      source.expect_parts(item.entry, whole ? std::vector{whole_record(shape_of(item))} : records_of(*item.target.part));
-    }
+    for (const auto& item : items_) source.expect_parts(item.entry, item.records);
   }
 
   /// Reads the state in the form that OptimizerRef::load_state takes. Collective.
@@ -138,28 +149,34 @@ class StateLoader {
     std::map<std::string, optim::ParameterState> result;
     for (const auto& item : items_) {
       source.open(item.entry);
-      auto& tensor = result[name_of(item.target)][item.key];
-      if (item.is_number || item.target.part == nullptr) {
-        tensor = read_whole(source, item, world);
+      auto& state = result[item.name][item.key];
+      const auto read = [&](const PartRecord& record, const at::Tensor& flat, int rank) { source.read(item.entry, record, flat, rank); };
+      if (item.is_divided) {
+        const auto& part = *item.part;
+        const auto values = read_for_ranks(part.values, item.records, item.dtype, world, read);
+        if (!state.defined()) state = at::zeros(part.shard.sizes(), values.options());
+        state.view({-1}).narrow(0, part.offset, part.values.numel()).copy_(values);
       } else {
-        add_part(tensor, *item.target.part, read_part(source, item, world));
+        state = at::empty(item.records.front().shape, at::TensorOptions(at::kCPU).dtype(item.dtype));
+        read(item.records.front(), state.view({-1}), world.local_ranks().front());
       }
     }
     return result;
   }
 
  private:
-  /// A part of a shard, or a parameter in no unit.
+  /// A part of a shard, or a parameter in no unit, with its first name.
   struct Target {
     const LocalPart* part = nullptr;
     std::string name = {};
     std::vector<int64_t> shape = {};
   };
   struct Item {
-    std::string entry, key;
-    Target target;
+    std::string entry, name, key;  // the name is that of the listed parameter
+    const LocalPart* part;
+    std::vector<PartRecord> records;
     at::ScalarType dtype;
-    bool is_number;
+    bool is_divided;  // as the part is; else each rank has all of it
   };
 
   static std::pair<std::string, std::string> split(const std::string& entry) {
@@ -167,15 +184,11 @@ class StateLoader {
     return {entry.substr(0, dot), entry.substr(dot + 1)};
   }
 
-  const std::string& name_of(const Target& target) const {
-    return target.part != nullptr ? names_.at(target.part->shard.unsafeGetTensorImpl()) : target.name;
-  }
-
   /// A shard of several parameters (Listing::Flat) has state for all of them or for none.
   void expect_whole_shards(std::vector<std::string>& misfits) const {
     std::map<std::pair<const void*, std::string>, size_t> counts;
     for (const auto& item : items_) {
-      if (item.target.part != nullptr) counts[{item.target.part->shard.unsafeGetTensorImpl(), item.key}]++;
+      if (item.part != nullptr) counts[{item.part->shard.unsafeGetTensorImpl(), item.key}]++;
     }
     for (const auto& [place, count] : counts) {
       const auto in_shard = std::ranges::count_if(
@@ -184,32 +197,6 @@ class StateLoader {
       misfits.push_back(
           fmt::format("it has '{}' of {} of the {} parameters in '{}'", place.second, count, in_shard, names_.at(place.first)));
     }
-  }
-
-  static std::vector<int64_t> shape_of(const Item& item) { return item.is_number ? std::vector<int64_t>() : item.target.shape; }
-
-  static at::Tensor read_whole(const ValueSource& source, const Item& item, const Communicator& world) {
-    const auto shape = shape_of(item);
-    const auto values = at::empty(shape, at::TensorOptions(at::kCPU).dtype(item.dtype));
-    source.read(item.entry, whole_record(shape), values.view({-1}), world.local_ranks().front());
-    return values;
-  }
-
-  static at::Tensor read_part(const ValueSource& source, const Item& item, const Communicator& world) {
-    const auto& part = *item.target.part;
-    const auto records = records_of(part);
-    std::vector<at::Tensor> values;
-    for (size_t i = 0; i < records.size(); i++) {
-      values.push_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(item.dtype)));
-      source.read(item.entry, records[i], values.back(), world.local_ranks()[i]);
-    }
-    return tensor_of_ranks(std::move(values), part.values, records, world);
-  }
-
-  /// Puts the flat values of a part into the state of its shard, which is undefined at first.
-  static void add_part(at::Tensor& state, const LocalPart& part, const at::Tensor& values) {
-    if (!state.defined()) state = at::zeros(part.shard.sizes(), values.options());
-    state.view({-1}).narrow(0, part.offset, part.values.numel()).copy_(values);
   }
 
   LocalValues values_;
@@ -227,33 +214,29 @@ std::map<std::string, T> flattened(const std::map<std::string, std::map<std::str
   return flat;
 }
 
-at::Tensor copied(const at::Tensor& tensor, c10::Device device) {
-  return tensor.to(device, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
-}
-
-void load(const OptimizerRef& optimizer, const torch::nn::Module& model, ValueSource& source,
-          const std::vector<std::string>& may_be_unknown, const Communicator& world) {
+template <class Dict>
+void load_optimizer(std::string_view function, const OptimizerRef& optimizer, const torch::nn::Module& model, const Dict& dict,
+                    const LoadStateDictOptions& options) {
+  const OptimizerCall call(function, optimizer);
+  const auto world = world_for(model, options);
+  const auto source = source_of(flattened(dict), options, world, kStateLoadFailed);
   std::optional<StateLoader> loader;
   LocalValues values;
   all_or_none(world, kStateDict, kStateLoadFailed, [&] { values = local_values(model); });
   const auto elsewhere = names_elsewhere(values, world);
   all_or_none(world, kStateDict, kStateLoadFailed, [&] {
-    loader.emplace(source.catalog(), std::move(values), model, elsewhere, may_be_unknown);
-    loader->expect_parts(source);
+    loader.emplace(source->catalog(), std::move(values), model, elsewhere, options.may_be_unknown);
+    loader->expect_parts(*source);
   });
-  const auto state = loader->read(source, world);
+  const auto state = loader->read(*source, world);
   all_or_none(world, kStateDict, kStateLoadFailed, [&] { optimizer.expect_state(model, state); });
   optimizer.load_state(model, state);
 }
 
 }  // namespace
 
-OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                     const FullOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::full_optim_state_dict");
-  expect_idle("full_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options) {
+  const OptimizerCall call("checkpoint::full_optim_state_dict", optimizer);
   const auto world = world_for(model);
   std::optional<OwnState> own;
   all_or_none(world, kStateDict, "can't make the state dict of its optimizer", [&] { own.emplace(optimizer, model); });
@@ -265,9 +248,6 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
   }
   expect_all_on_each(own->values, world, "the state dict of an optimizer");
   const bool wanted = !options.rank0_only || world.is_first();
-  const auto kept = [&](const at::Tensor& tensor) {
-    return copied(tensor, options.offload_to_cpu ? c10::Device(at::kCPU) : tensor.device());
-  };
   OptimStateDict dict;
   std::set<std::string> keys;
   for (const auto& [name, state] : own->state) {
@@ -276,84 +256,44 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
   for (const auto& key : keys) {
     const auto part_of = [&](const LocalPart& part) {
       const auto tensor = own->find(own->name_of(part), key);
-      if (!tensor.defined() || tensor.dim() > 0) {
-        return tensor.defined() ? tensor.reshape({-1}).narrow(0, part.offset, part.values.numel()) : tensor;
-      }
-      if (wanted) dict[part.name][key] = kept(tensor);
-      return at::Tensor();
+      const bool is_gathered = tensor.defined() && tensor.dim() > 0;
+      return is_gathered ? tensor.reshape({-1}).narrow(0, part.offset, part.values.numel()) : at::Tensor();
     };
     gather_like(own->values, part_of, [&](const LocalPart& part, const at::Tensor& whole) {
-      if (wanted) dict[part.name][key] = kept(whole);
+      if (wanted) dict[part.name][key] = copied(whole, options);
     });
   }
-  for (const auto& [name, tensor] : own->values.outside) {
-    const auto state = own->state.find(name);
-    if (!wanted || state == own->state.end()) continue;
-    for (const auto& [key, value] : state->second) dict[name][key] = kept(value);
-  }
+  own->for_each([&](const std::string& name, const std::string& key, const at::Tensor& tensor, const LocalPart* part) {
+    if (wanted && (part == nullptr || tensor.dim() == 0)) dict[name][key] = copied(tensor, options);
+  });
   return dict;
 }
 
 void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
-                                const LoadFullOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::load_full_optim_state_dict");
-  expect_idle("load_full_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  const auto whose = options.broadcast_from_rank0 ? DictOf::Rank0 : DictOf::EachRank;
-  const auto world = world_for(model, whose);
-  const StateDict flat = flattened(dict);
-  load(optimizer, model, *source_of(flat, whose, world, kStateLoadFailed), options.may_be_unknown, world);
+                                const LoadStateDictOptions& options) {
+  load_optimizer("checkpoint::load_full_optim_state_dict", optimizer, model, dict, options);
 }
 
-ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                               const ShardedOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::sharded_optim_state_dict");
-  expect_idle("sharded_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  expect_one_rank(world_for(model));
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options) {
+  const OptimizerCall call("checkpoint::sharded_optim_state_dict", optimizer);
+  expect_own_part(world_for(model), options);
   const OwnState own(optimizer, model);
   ShardedOptimStateDict dict;
-  const auto add = [&](const std::string& name, const std::string& key, PartRecord record, const at::Tensor& flat) {
-    auto views =
-        views_of_slices(copied(flat, options.offload_to_cpu ? c10::Device(at::kCPU) : flat.device()), record.slices, record.strides);
-    dict[name][key] = {
-        .dtype = flat.scalar_type(), .shape = std::move(record.shape), .slices = std::move(record.slices), .values = std::move(views)};
-  };
-  const auto add_whole = [&](const std::string& name, const std::string& key, const at::Tensor& tensor) {
-    add(name, key, whole_record(tensor.sizes()), tensor.reshape({-1}));
-  };
-  for (const auto& part : own.values.parts) {
-    const auto state = own.state.find(own.name_of(part));
-    if (state == own.state.end()) continue;
-    for (const auto& [key, tensor] : state->second) {
-      if (tensor.dim() == 0) {
-        add_whole(part.name, key, tensor);
-      } else {
-        auto record = records_of(part).front();
-        const auto flat = tensor.reshape({-1}).narrow(0, part.offset, record.numel());
-        add(part.name, key, std::move(record), flat);
-      }
-    }
-  }
-  for (const auto& [name, tensor] : own.values.outside) {
-    const auto state = own.state.find(name);
-    if (state == own.state.end()) continue;
-    for (const auto& [key, value] : state->second) add_whole(name, key, value);
-  }
+  own.for_each([&](const std::string& name, const std::string& key, const at::Tensor& tensor, const LocalPart* part) {
+    const bool is_divided = part != nullptr && tensor.dim() > 0;
+    auto record = is_divided ? records_of(*part).front() : whole_record(tensor.sizes());
+    const auto flat = tensor.reshape({-1}).narrow(0, is_divided ? part->offset : 0, record.numel());
+    dict[name][key] = boxes_of({.shape = std::move(record.shape),
+                                .strides = std::move(record.strides),
+                                .slices = std::move(record.slices),
+                                .values = copied(flat, options)});
+  });
   return dict;
 }
 
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
-                                   const LoadOptimStateDictOptions& options) {
-  const Calling calling("checkpoint::load_sharded_optim_state_dict");
-  expect_idle("load_sharded_optim_state_dict");
-  expect_optimizer(optimizer);
-  const c10::AutoGradMode no_grad(false);
-  const auto world = world_for(model);
-  const ShardedStateDict flat = flattened(dict);
-  load(optimizer, model, *source_of(flat, world, kStateLoadFailed), options.may_be_unknown, world);
+                                   const LoadStateDictOptions& options) {
+  load_optimizer("checkpoint::load_sharded_optim_state_dict", optimizer, model, dict, options);
 }
 
 }  // namespace tessera::checkpoint

@@ -246,7 +246,7 @@ TEST(FullOptimStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     run.train(0, 1);
     torch_run.train(0, 1);
     const auto dict = full_optim_state_dict(run.optimizer(), *run.model);
-    const auto refused = [&](const OptimStateDict& other, const checkpoint::LoadFullOptimStateDictOptions& options = {}) {
+    const auto refused = [&](const OptimStateDict& other, const checkpoint::LoadStateDictOptions& options = {}) {
       const auto message = message_of<UsageError>([&] { load_full_optim_state_dict(run.optimizer(), *run.model, other, options); });
       expect_equal(full_optim_state_dict(run.optimizer(), *run.model), dict);
       return message;

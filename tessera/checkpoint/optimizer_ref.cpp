@@ -48,25 +48,13 @@ std::vector<PythonGroup> groups_of(optim::Optimizer& optimizer) {
   return result;
 }
 
-States state_of(optim::Optimizer& optimizer, const torch::nn::Module& model) {
-  return optimizer.state(model);
-}
-States state_of(torch::optim::Optimizer& optimizer, const torch::nn::Module& model) {
-  return torch_state(optimizer, model);
-}
-
-void expect_state_in(optim::Optimizer& optimizer, const torch::nn::Module& model, const States& state) {
-  optimizer.expect_state(model, state);
-}
-void expect_state_in(torch::optim::Optimizer& optimizer, const torch::nn::Module& model, const States& state) {
-  expect_torch_state(optimizer, model, state);
-}
-
-void load_state_into(optim::Optimizer& optimizer, const torch::nn::Module& model, const States& state) {
-  optimizer.load_state(model, state);
-}
-void load_state_into(torch::optim::Optimizer& optimizer, const torch::nn::Module& model, const States& state) {
-  load_torch_state(optimizer, model, state);
+/// Calls one function for an optimizer of Tessera, and the other for one of torch::optim.
+template <class Own, class Torch>
+auto on(const AnyOptimizer& any, Own own, Torch torch) {
+  struct Either : Own, Torch {
+    using Own::operator(), Torch::operator();
+  };
+  return std::visit(Either{std::move(own), std::move(torch)}, any);
 }
 
 }  // namespace
@@ -95,7 +83,9 @@ std::string OptimizerRef::class_name() const {
 States OptimizerRef::state(const torch::nn::Module& model) const {
   States result;
   for (const auto& one : all_) {
-    for (auto& [name, state] : std::visit([&](auto* optimizer) { return state_of(*optimizer, model); }, one)) {
+    for (auto& [name, state] : on(
+             one, [&](optim::Optimizer* own) { return own->state(model); },
+             [&](torch::optim::Optimizer* torch) { return torch_state(*torch, model); })) {
       if (result.emplace(name, std::move(state)).second) continue;
       throw UsageError("two optimizers have a state of the parameter '{}'; a checkpoint has room for one", name);
     }
@@ -123,12 +113,20 @@ std::string OptimizerRef::settings(const torch::nn::Module& model) const {
 
 void OptimizerRef::expect_state(const torch::nn::Module& model, const States& state) const {
   const auto parts = divided(model, state);
-  for (size_t i = 0; i < all_.size(); i++) std::visit([&](auto* optimizer) { expect_state_in(*optimizer, model, parts[i]); }, all_[i]);
+  for (size_t i = 0; i < all_.size(); i++) {
+    on(
+        all_[i], [&](optim::Optimizer* own) { own->expect_state(model, parts[i]); },
+        [&](torch::optim::Optimizer* torch) { expect_torch_state(*torch, model, parts[i]); });
+  }
 }
 
 void OptimizerRef::load_state(const torch::nn::Module& model, const States& state) const {
   const auto parts = divided(model, state);
-  for (size_t i = 0; i < all_.size(); i++) std::visit([&](auto* optimizer) { load_state_into(*optimizer, model, parts[i]); }, all_[i]);
+  for (size_t i = 0; i < all_.size(); i++) {
+    on(
+        all_[i], [&](optim::Optimizer* own) { own->load_state(model, parts[i]); },
+        [&](torch::optim::Optimizer* torch) { load_torch_state(*torch, model, parts[i]); });
+  }
 }
 
 std::vector<States> OptimizerRef::divided(const torch::nn::Module& model, const States& state) const {

@@ -19,32 +19,18 @@ using StateDict = std::map<std::string, at::Tensor>;
 /// The state of an optimizer by the names of parameters, and by its own names for the tensors: dict["head.weight"]["exp_avg"].
 using OptimStateDict = std::map<std::string, optim::ParameterState>;
 
-struct FullStateDictOptions {
-  bool offload_to_cpu = false;  // the tensors are on the host; no more than one unit is on the device at a time
-  bool rank0_only = false;      // the other ranks get an empty dict, and hold no more than one unit at a time
+struct StateDictOptions {
+  bool offload_to_cpu = false;        // the tensors are on the host; no more than one unit is on the device at a time
+  bool rank0_only = false;            // of full dicts: the other ranks get an empty one, and hold no more than one unit at a time
   bool ignore_frozen_params = false;  // parameters that don't train are left out, such as the base below adapters
 };
-struct FullOptimStateDictOptions {
-  bool offload_to_cpu = false, rank0_only = false;
-};
 
-/// Which names need not be in both: whole names as regular expressions, as in LoadOptions.
+/// Which names need not be in both: whole names of parameters and buffers as regular expressions, as in LoadOptions.
 struct LoadStateDictOptions {
+  bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are not looked at
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
   bool first_of_tied = false;                    // of a tied parameter whose names have different values, the first is taken
-};
-struct LoadOptimStateDictOptions {
-  std::vector<std::string> may_be_unknown = {};  // names of parameters
-};
-struct LoadFullStateDictOptions {
-  bool broadcast_from_rank0 = false;  // only rank 0 has the dict; the dicts of other ranks are not looked at
-  std::vector<std::string> may_be_missing = {}, may_be_unknown = {};
-  bool first_of_tied = false;
-};
-struct LoadFullOptimStateDictOptions {
-  bool broadcast_from_rank0 = false;
-  std::vector<std::string> may_be_unknown = {};  // names of parameters
 };
 
 // All functions here throw in the middle of a forward or backward pass. In a collective one, an error on one rank is thrown on all of them,
@@ -53,19 +39,18 @@ struct LoadFullOptimStateDictOptions {
 
 /// Copies of all whole parameters and buffers. The names of a tied parameter have one tensor. Buffers are those of rank 0, in their
 /// original dtype. Collective.
-StateDict full_state_dict(ConstModuleRef model, const FullStateDictOptions& options = {});
+StateDict full_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
 /// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. One name
 /// of a tied parameter is enough. Collective.
-void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadFullStateDictOptions& options = {});
+void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadStateDictOptions& options = {});
 
 /// Returns the whole state of an optimizer: tensors in the shape of the parameter, and step counts. A tied parameter has its first name.
 /// Settings such as learning rates are not in it. Throws UsageError for state in eight bits (AdamW8bit), which has no whole form.
 /// Collective.
-OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                     const FullOptimStateDictOptions& options = {});
+OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options = {});
 /// Parameters that the dict does not name start without state. Collective.
 void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
-                                const LoadFullOptimStateDictOptions& options = {});
+                                const LoadStateDictOptions& options = {});
 
 /// The boxes of a tensor that this rank has.
 struct ShardedTensor {
@@ -76,30 +61,20 @@ struct ShardedTensor {
 };
 using ShardedStateDict = std::map<std::string, ShardedTensor>;
 
-struct ShardedStateDictOptions {
-  bool offload_to_cpu = false;
-  bool ignore_frozen_params = false;  // as for full dicts
-};
-
 /// Returns this rank's part of each parameter, and this rank's whole buffers and parameters in no unit. A tied parameter has its first
 /// name. Communicates nothing.
-ShardedStateDict sharded_state_dict(ConstModuleRef model, const ShardedStateDictOptions& options = {});
+ShardedStateDict sharded_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
 /// Each rank's dict must have the values of that rank's shards, divided into any boxes. Collective.
 void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
 
 using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
 
-struct ShardedOptimStateDictOptions {
-  bool offload_to_cpu = false;
-};
-
 /// Returns this rank's part of the state of an optimizer, with the names and errors of full_optim_state_dict. Communicates nothing. (The
 /// local form is Optimizer::state().)
-ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model,
-                                               const ShardedOptimStateDictOptions& options = {});
+ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options = {});
 /// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
-                                   const LoadOptimStateDictOptions& options = {});
+                                   const LoadStateDictOptions& options = {});
 
 /// The values of this rank's shard as they lie in memory: slice after slice, each in the order of `strides`.
 struct LocalTensor {
@@ -108,11 +83,10 @@ struct LocalTensor {
   at::Tensor values = {};  // flat
 };
 using LocalStateDict = std::map<std::string, LocalTensor>;
-using LocalStateDictOptions = ShardedStateDictOptions;
 
 /// As sharded_state_dict, but one flat tensor for each parameter.
-LocalStateDict local_state_dict(ConstModuleRef model, const LocalStateDictOptions& options = {});
-/// The model must be sharded like the one that the dict was made from: the same ranks, layout, units and memory formats. Collective.
+LocalStateDict local_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
+/// As load_sharded_state_dict: each rank's dict must have the values of that rank's shards. Collective.
 void load_local_state_dict(ModuleRef model, const LocalStateDict& dict, const LoadStateDictOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -219,7 +219,7 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     const auto start = full_state_dict(*run.model);
     StateDict other;
     for (const auto& [name, tensor] : start) other[name] = at::zeros_like(tensor);
-    const auto refused = [&]<class E>(E*, const StateDict& dict, const checkpoint::LoadFullStateDictOptions& options = {}) {
+    const auto refused = [&]<class E>(E*, const StateDict& dict, const checkpoint::LoadStateDictOptions& options = {}) {
       const auto message = message_of<E>([&] { load_full_state_dict(*run.model, dict, options); });
       expect_same(full_state_dict(*run.model), start);
       return message;

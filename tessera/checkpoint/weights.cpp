@@ -1,21 +1,13 @@
 #include "tessera/checkpoint/weights.h"
 
-#include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-
 #include <optional>
 #include <regex>
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/adapters.h"
+#include "tessera/checkpoint/live/contents.h"
+#include "tessera/checkpoint/live/dict_source.h"
 #include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/stored/catalogs.h"
-#include "tessera/comm/calling.h"
-#include "tessera/comm/groups/all_or_none.h"
-#include "tessera/comm/self/self.h"
-#include "tessera/shard/access/local_values.h"
-#include "tessera/shard/access/write_guard.h"
-#include "tessera/shard/forward_phase.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -61,42 +53,23 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
 }  // namespace
 
 void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options) {
-  const Calling calling("checkpoint::load_weights");
-  expect_idle("load_weights");
-  const c10::AutoGradMode no_grad(false);
-  const auto known = world_of(module);
-  const auto world = known ? *known : self_world();
-  const auto together = [&](const std::string& failure, c10::function_ref<void()> act) {
-    all_or_none(world, {.unit = "weights"}, failure, act);
-  };
-  LocalValues model;
+  const OuterCall call("checkpoint::load_weights");
+  const auto world = world_for(module);
+  ModelPlan plan(module, world, {.unit = "weights"}, path.string());
   std::optional<CatalogReader> stored;
-  std::optional<ModelPlan> plan;
-  const auto failure = fmt::format("can't load {}; nothing was changed", path.string());
-  together(failure, [&] {
-    adapters().expect_unmerged(module);
-    model = local_values(module);
-  });
-  const auto elsewhere = names_elsewhere(model, world);
-  together(failure, [&] {
+  plan.together([&] {
     // If names are to be replaced, the model's names say nothing about those in the files.
-    const auto known = options.renamed.empty() ? names_of(model, options.may_be_missing) : ModelNames();
-    stored.emplace(renamed(read_model(path, known), Renames(options.renamed)));
-    std::set<std::string> names;
-    for (const auto& [name, tensor] : stored->catalog().tensors) {
-      if (!elsewhere.contains(name)) names.insert(name);
-    }
-    const LoadOptions difference{
-        .may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied};
-    plan.emplace(*stored, std::move(names), model, difference, path.string());
+    const auto names = options.renamed.empty() ? names_of(plan.values(), options.may_be_missing) : ModelNames();
+    stored.emplace(renamed(read_model(path, names), Renames(options.renamed)));
+    plan.fit(source_of(*stored),
+             {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied},
+             path.string());
     const auto& topology = world.topology();
     verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own copy
-    expect_writable(model.units);
   });
-  together(fmt::format("could not finish loading {}; what is loaded is part of it", path.string()), [&] {
-    const WriteGuard guard(model.units, WriteKind::Load);
-    plan->load(local_values(module), world);
-  });
+  AllOrNone reading;
+  reading.attempt([&] { plan.load(); });
+  plan.expect_finished(reading);
 }
 
 }  // namespace tessera::checkpoint

@@ -105,7 +105,7 @@ class RankPart {
       add(tensor, whole(tensor), true);
     } else if (tensor.shape.empty()) {
       if (rank_ != 0) return;
-      record_.outside.push_back(tensor.name);
+      record_.whole.push_back(tensor.name);
       add(tensor, whole(tensor), true);
     } else {
       const auto part = even_part(tensor);

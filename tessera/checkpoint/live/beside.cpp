@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <array>
 #include <set>
 
@@ -24,11 +23,6 @@ namespace {
 
 std::string stored_name(const std::string& name) {
   return kBesidePrefix + name;
-}
-
-/// A number is one row.
-at::Tensor as_rows(const at::Tensor& tensor) {
-  return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
 }
 
 void expect_dense(const std::string& name, const at::Tensor& tensor) {
@@ -54,19 +48,11 @@ std::string checksum_of_values(const at::Tensor& tensor) {
       what);
 }
 
-/// Whether a tensor of the checkpoint has the dtype and the sizes; -1 stands for any number of rows.
-bool fits(const StoredTensor& there, at::ScalarType dtype, std::vector<int64_t> sizes) {
-  if (there.dtype != dtype || there.shape.size() != sizes.size()) return false;
-  if (!sizes.empty() && sizes.front() < 0) sizes.front() = there.shape.front();
-  return there.shape == sizes;
-}
-
-void read_into(const at::Tensor& tensor, std::vector<at::Tensor> values, const Communicator& world) {
-  const auto records = whole_records(tensor.sizes(), world);
-  at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, records, world));
-}
-
 }  // namespace
+
+at::Tensor as_rows(const at::Tensor& tensor) {
+  return tensor.dim() == 0 ? tensor.unsqueeze(0) : tensor;
+}
 
 void expect_savable_beside(const Contents& contents) {
   for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
@@ -117,22 +103,6 @@ void expect_same_beside(const Contents& contents, const Communicator& world) {
   if (!found.empty()) throw_different(found);
 }
 
-void add_beside(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
-  for (const auto& [name, tensor] : contents.tensors) {
-    if (!world.is_first()) break;
-    ranks.front().record.beside.push_back(stored_name(name));
-    ranks.front().tensors.emplace_back(stored_name(name), values_of_ranks(tensor, whole_records(tensor.sizes(), world), world).front());
-  }
-  for (const auto& [name, tensor] : contents.tensors_by_rank) {
-    const auto rows = as_rows(tensor);
-    const auto values = values_of_ranks(rows, whole_records(rows.sizes(), world), world);
-    for (size_t i = 0; i < ranks.size(); i++) {
-      ranks[i].record.by_rank.push_back(stored_name(name));
-      ranks[i].tensors.emplace_back(stored_name(name), values[i]);
-    }
-  }
-}
-
 RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
   std::string lines;
   std::vector<int64_t> counts;
@@ -163,27 +133,21 @@ RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
 void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const LoadOptions& options,
                    const std::string& where) {
   std::vector<std::string> troubles;
-  const auto find = [&](const std::string& name) -> const StoredTensor* {
-    if (manifest.beside.contains(stored_name(name))) return &manifest.catalog.tensors.at(stored_name(name));
-    if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not there", name));
-    return nullptr;
+  const auto expect_fit = [&](const std::string& name, const at::Tensor& tensor, at::IntArrayRef sizes, std::string_view whose) {
+    if (!manifest.beside.contains(stored_name(name))) {
+      if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not there", name));
+      return;
+    }
+    const auto& there = manifest.catalog.tensors.at(stored_name(name));
+    if (!tensor.defined() || (there.dtype == tensor.scalar_type() && at::IntArrayRef(there.shape) == sizes)) return;
+    troubles.push_back(fmt::format("'{}'{} is {} of [{}] there, but {} of [{}] here", name, whose, c10::toString(there.dtype),
+                                   fmt::join(there.shape, ", "), c10::toString(tensor.scalar_type()), fmt::join(sizes, ", ")));
   };
-  const auto text_of = [](const StoredTensor& there) {
-    return fmt::format("{} of [{}]", c10::toString(there.dtype), fmt::join(there.shape, ", "));
-  };
-  for (const auto& [name, tensor] : contents.tensors) {
-    const auto* const there = find(name);
-    if (there == nullptr || !tensor.defined() || fits(*there, tensor.scalar_type(), tensor.sizes().vec())) continue;
-    troubles.push_back(fmt::format("'{}' is {} there, but {} of [{}] here", name, text_of(*there), c10::toString(tensor.scalar_type()),
-                                   fmt::join(tensor.sizes(), ", ")));
-  }
+  for (const auto& [name, tensor] : contents.tensors) expect_fit(name, tensor, tensor.defined() ? tensor.sizes() : at::IntArrayRef(), "");
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
-    const auto* const there = find(name);
     auto all = as_rows(tensor).sizes().vec();
     all.front() = rows.at(name).back();
-    if (there == nullptr || fits(*there, tensor.scalar_type(), all)) continue;
-    troubles.push_back(fmt::format("'{}' of all ranks is {} there, but {} of [{}] here", name, text_of(*there),
-                                   c10::toString(tensor.scalar_type()), fmt::join(all, ", ")));
+    expect_fit(name, tensor, all, " of all ranks");
   }
   if (!troubles.empty()) {
     const auto names = names_beside(manifest);
@@ -198,34 +162,28 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
 
 void load_beside(Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const CatalogReader& stored,
                  const Communicator& world) {
-  const auto values_for = [&](const std::string& name, const at::Tensor& tensor, auto&& box_of) {
-    std::vector<at::Tensor> values;
-    for (const int rank : world.local_ranks()) {
-      values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));
-      stored.read(stored_name(name), box_of(rank), as_rows(values.back()).view(box_of(rank).sizes), first_file(stored, rank));
-    }
-    return values;
+  const auto fill = [&](const std::string& name, const at::Tensor& tensor, const std::vector<PartRecord>& records) {
+    const auto read = [&](const PartRecord& record, const at::Tensor& flat, int rank) {
+      read_part(stored, stored_name(name), record, flat, rank);
+    };
+    at::Tensor(tensor).copy_(read_for_ranks(tensor, records, tensor.scalar_type(), world, read));
   };
   for (auto& [name, tensor] : contents.tensors) {
     if (!manifest.beside.contains(stored_name(name))) continue;
     const auto& there = stored.info(stored_name(name));
     if (!tensor.defined()) tensor = at::empty(there.shape, at::TensorOptions(at::kCPU).dtype(there.dtype));
-    read_into(tensor, values_for(name, tensor, [&](int) { return whole_slice(there.shape); }), world);
+    fill(name, tensor, whole_records(there.shape, world));
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     if (!manifest.beside.contains(stored_name(name))) continue;
-    const auto& there = stored.info(stored_name(name));
-    read_into(tensor,
-              values_for(name, tensor,
-                         [&](int rank) {
-                           const auto& begins = rows.at(name);
-                           const auto at = static_cast<size_t>(rank);
-                           auto box = whole_slice(there.shape);
-                           box.offsets.front() = begins[at];
-                           box.sizes.front() = begins[at + 1] - begins[at];
-                           return box;
-                         }),
-              world);
+    auto records = whole_records(stored.info(stored_name(name)).shape, world);
+    for (size_t i = 0; i < records.size(); i++) {
+      const auto* const begin = &rows.at(name).at(static_cast<size_t>(world.local_ranks()[i]));
+      auto& box = records[i].slices.front();
+      box.offsets.front() = begin[0];
+      box.sizes.front() = begin[1] - begin[0];
+    }
+    fill(name, tensor, records);
   }
 }
 

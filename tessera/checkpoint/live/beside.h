@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "tessera/checkpoint/checkpoint.h"
-#include "tessera/checkpoint/live/rank_contents.h"
 #include "tessera/checkpoint/stored/manifest.h"
 
 namespace tessera::checkpoint {
@@ -19,8 +18,8 @@ void expect_loadable_beside(const Contents& contents);
 /// dtypes and row shapes. Collective.
 void expect_same_beside(const Contents& contents, const Communicator& world);
 
-/// Adds the tensors to the contents that ranks write.
-void add_beside(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world);
+/// A tensor by rank as rows: a number is one.
+at::Tensor as_rows(const at::Tensor& tensor);
 
 /// For each tensor by rank, where each rank's rows begin here: rank r has those from the number at r to the number at r + 1.
 using RowsOfRanks = std::map<std::string, std::vector<int64_t>>;

@@ -5,17 +5,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <regex>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/base/words.h"
+#include "tessera/checkpoint/adapters.h"
 #include "tessera/checkpoint/convert/pieces.h"
 #include "tessera/checkpoint/live/part_records.h"
 #include "tessera/shard/access/buffer_dtype.h"
-#include "tessera/shard/access/local_values.h"
+#include "tessera/shard/access/write_guard.h"
 #include "tessera/shard/weight_forms.h"
 
 namespace tessera::checkpoint {
@@ -57,11 +57,6 @@ class StoredValues : public ValueSource {
  private:
   const CatalogReader& reader_;
 };
-
-const HeldForm* form_of(const LocalValues& model, const std::string& name) {
-  const auto found = model.forms.find(name);
-  return found == model.forms.end() ? nullptr : found->second;
-}
 
 /// Whether a stored tensor has the values of the weight itself instead of the form in which it is held.
 bool has_weight(const StoredTensor& stored, const HeldForm* form) {
@@ -105,19 +100,48 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-ModelPlan::ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-                     const std::string& where, const std::set<std::string>& in_base)
-    : ModelPlan(std::make_unique<StoredValues>(stored), std::move(names), model, options, where, in_base) {}
+std::unique_ptr<ValueSource> source_of(const CatalogReader& reader) {
+  return std::make_unique<StoredValues>(reader);
+}
 
-ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-                     const std::string& where, const std::set<std::string>& in_base)
-    : stored_(std::move(stored)), first_of_tied_(options.first_of_tied), unused_(std::move(names)) {
+ModelPlan::ModelPlan(const torch::nn::Module& model, const Communicator& world, Subject subject, std::string what,
+                     c10::function_ref<void()> first)
+    : model_(model), world_(world), subject_(subject), what_(std::move(what)) {
+  together([&] {
+    first();
+    adapters().expect_unmerged(model_);
+    values_ = local_values(model_);
+  });
+  elsewhere_ = names_elsewhere(values_, world_);
+}
+
+void ModelPlan::together(c10::function_ref<void()> act) const {
+  all_or_none(world_, subject_, fmt::format("can't load {}; nothing was changed", what_), act);
+}
+
+void ModelPlan::expect_finished(const AllOrNone& step) const {
+  step.expect_all(world_, subject_, fmt::format("could not finish loading {}; what is loaded is part of it", what_));
+}
+
+void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& options, const std::string& where,
+                    const std::set<std::string>& in_base, c10::function_ref<bool(const std::string& name)> of_model) {
+  stored_ = std::move(stored);
+  first_of_tied_ = options.first_of_tied;
+  for (const auto& [name, tensor] : stored_->catalog().tensors) {
+    if (of_model(name) && !elsewhere_.contains(name)) unused_.insert(name);
+  }
   std::map<std::string, std::vector<std::string>> aliases;
-  for (const auto& [alias, first] : model.aliases) aliases[first].push_back(alias);
-  for (const auto& part : model.parts) find(part.name, aliases[part.name], part.values, records_of(part), form_of(model, part.name));
-  for (const auto& [name, tensor] : model.outside)
-    find(name, aliases[name], tensor, {whole_record(tensor.sizes())}, form_of(model, name));
-  for (const auto& [name, tensor] : model.buffers) find(name, {}, tensor, {whole_record(tensor.sizes())}, nullptr);
+  for (const auto& [alias, first] : values_.aliases) aliases[first].push_back(alias);
+  // Each tensor of the model, with the parts of it that this process has.
+  const auto for_each = [&](auto&& visit) {
+    for (const auto& part : values_.parts) visit(part.name, part.values, records_of(part));
+    for (const auto* tensors : {&values_.outside, &values_.buffers}) {
+      for (const auto& [name, tensor] : *tensors) visit(name, tensor, std::vector{whole_record(tensor.sizes())});
+    }
+  };
+  for_each([&](const std::string& name, const at::Tensor& here, const std::vector<PartRecord>& parts) {
+    find(name, aliases[name], here, parts);
+  });
   std::erase_if(missing_, [&](const std::string& name) { return in_base.contains(name); });
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
@@ -133,17 +157,24 @@ ModelPlan::ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> 
   if (!faults.empty())
     throw UsageError("{} is of another model: {}; make the model as it was saved, or choose another checkpoint", where,
                      joined(faults, "; "));
-  for (const auto& part : model.parts) expect_parts(part.name, records_of(part));
-  for (const auto& [name, tensor] : model.outside) expect_parts(name, std::array{whole_record(tensor.sizes())});
-  for (const auto& [name, tensor] : model.buffers) expect_parts(name, std::array{whole_record(tensor.sizes())});
+  for_each([&](const std::string& name, const at::Tensor&, const std::vector<PartRecord>& parts) {
+    const auto found = found_.find(name);
+    if (found == found_.end()) return;
+    const auto* const form = form_of(name);
+    const bool is_encoded = has_weight(stored_->catalog().tensors.at(found->second), form);  // here, from all of the weight
+    stored_->expect_parts(found->second, is_encoded ? std::vector{whole_record(form->sizes)} : parts);
+  });
+  expect_writable(values_.units);
 }
 
-void ModelPlan::expect_parts(const std::string& name, std::span<const PartRecord> parts) const {
-  if (const auto found = found_.find(name); found != found_.end()) stored_->expect_parts(found->second, parts);
+const HeldForm* ModelPlan::form_of(const std::string& name) const {
+  const auto found = values_.forms.find(name);
+  return found == values_.forms.end() ? nullptr : found->second;
 }
 
 void ModelPlan::find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
-                     const std::vector<PartRecord>& parts, const HeldForm* form) {
+                     const std::vector<PartRecord>& parts) {
+  const auto* const form = form_of(name);
   auto candidates = other_names;
   candidates.insert(candidates.begin(), name);
   // A tied parameter may be stored once, under any of its names.
@@ -176,16 +207,20 @@ void ModelPlan::find(const std::string& name, const std::vector<std::string>& ot
   if (!found_.contains(name)) missing_.push_back(name);
 }
 
-void ModelPlan::load(const LocalValues& model, const Communicator& world) const {
-  for (const auto& part : model.parts) load_part(part, form_of(model, part.name), world);
-  for (const auto& [name, tensor] : model.outside) load_whole(name, tensor, form_of(model, name), world);
-  for (const auto& [name, tensor] : model.buffers) load_whole(name, tensor, nullptr, world);
-  trust_start(model, [&](const LocalPart& part) { return found_.contains(part.name); });
+void ModelPlan::load() {
+  const auto units = values_.units;
+  const WriteGuard guard(units, WriteKind::Load);
+  values_ = local_values(model_);  // read again, because the guard may have moved shards into other memory
+  for (const auto& part : values_.parts) fill(part.name, part.values, records_of(part), &part);
+  for (const auto* tensors : {&values_.outside, &values_.buffers}) {
+    for (const auto& [name, tensor] : *tensors) fill(name, tensor, whole_records(tensor.sizes(), world_), nullptr);
+  }
+  trust_start(values_, [&](const LocalPart& part) { return found_.contains(part.name); });
 }
 
-at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form, int rank) const {
+at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form) const {
   const auto values = at::empty(form.sizes, at::TensorOptions(at::kCPU).dtype(form.dtype));
-  stored_->read(stored, whole_record(form.sizes), values.view({-1}), rank);
+  stored_->read(stored, whole_record(form.sizes), values.view({-1}), world_.local_ranks().front());
   try {
     return form.encode(values).view({-1});
   } catch (const UsageError& error) {
@@ -193,50 +228,27 @@ at::Tensor ModelPlan::read_held(const std::string& stored, const HeldForm& form,
   }
 }
 
-void ModelPlan::load_part(const LocalPart& part, const HeldForm* form, const Communicator& world) const {
-  const auto found = found_.find(part.name);
-  if (found == found_.end()) return;
-  const auto records = records_of(part);
-  stored_->open(found->second);
-  if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
-    const auto held = read_held(found->second, *form, world.local_ranks().front());
-    std::vector<at::Tensor> values;
-    for (const auto& range : part.ranges) values.push_back(held.narrow(0, range.begin, range.numel));
-    const auto own = tensor_of_ranks(std::move(values), part.values, records, world);
-    part.values.narrow(0, 0, own.numel()).copy_(own);
-    part.note_values();
-    return;
-  }
-  if (part.values.is_cpu() && records.size() == 1) {  // without a copy
-    stored_->read(found->second, records.front(), part.values.narrow(0, 0, records.front().numel()), world.local_ranks().front());
-    part.note_values();
-    return;
-  }
-  std::vector<at::Tensor> values;
-  for (size_t i = 0; i < records.size(); i++) {
-    values.push_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(part.values.scalar_type())));
-    stored_->read(found->second, records[i], values.back(), world.local_ranks()[i]);
-  }
-  at::Tensor(part.values).copy_(tensor_of_ranks(std::move(values), part.values, records, world));
-  part.note_values();
-}
-
-void ModelPlan::load_whole(const std::string& name, const at::Tensor& tensor, const HeldForm* form, const Communicator& world) const {
+void ModelPlan::fill(const std::string& name, const at::Tensor& to, const std::vector<PartRecord>& records, const LocalPart* part) const {
   const auto found = found_.find(name);
   if (found == found_.end()) return;
-  const auto record = whole_record(tensor.sizes());
-  allocate_if_meta(tensor, world.traits().device);
+  if (part == nullptr) allocate_if_meta(to, world_.traits().device);
   stored_->open(found->second);
+  const auto* const form = form_of(name);
+  const auto read = [&](const PartRecord& record, const at::Tensor& flat, int rank) { stored_->read(found->second, record, flat, rank); };
   if (has_weight(stored_->catalog().tensors.at(found->second), form)) {
-    at::Tensor(tensor).view({-1}).copy_(read_held(found->second, *form, world.local_ranks().front()));
-    return;
+    auto own = read_held(found->second, *form);
+    if (part != nullptr) {
+      std::vector<at::Tensor> values;
+      for (const auto& range : part->ranges) values.push_back(own.narrow(0, range.begin, range.numel));
+      own = tensor_of_ranks(std::move(values), to, records, world_);
+    }
+    to.view({-1}).narrow(0, 0, own.numel()).copy_(own);
+  } else if (part != nullptr && to.is_cpu() && records.size() == 1) {  // without a copy
+    read(records.front(), to.narrow(0, 0, records.front().numel()), world_.local_ranks().front());
+  } else {
+    at::Tensor(to).copy_(read_for_ranks(to, records, to.scalar_type(), world_, read));
   }
-  std::vector<at::Tensor> values;
-  for (const int rank : world.local_ranks()) {
-    values.push_back(at::empty(tensor.sizes(), at::TensorOptions(at::kCPU).dtype(tensor.scalar_type())));
-    stored_->read(found->second, record, values.back().view({-1}), rank);
-  }
-  at::Tensor(tensor).copy_(tensor_of_ranks(std::move(values), tensor, std::vector(values.size(), record), world));
+  if (part != nullptr) part->note_values();
 }
 
 size_t first_file(const CatalogReader& stored, int rank) {

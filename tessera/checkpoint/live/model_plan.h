@@ -1,57 +1,79 @@
-// ModelPlan: from which tensor of a checkpoint or of a state dict each tensor of a model is loaded.
+// ModelPlan: how a model is loaded from files of a checkpoint or from a state dict, the same for all of them.
 #pragma once
+
+#include <c10/util/FunctionRef.h>
 
 #include <map>
 #include <memory>
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tessera/checkpoint/live/value_source.h"
 #include "tessera/checkpoint/load_options.h"
 #include "tessera/checkpoint/stored/catalog.h"
 #include "tessera/checkpoint/stored/places.h"
 #include "tessera/checkpoint/stored/rank_file.h"
-
-namespace tessera {
-class Communicator;
-struct HeldForm;
-struct LocalPart;
-struct LocalValues;
-}  // namespace tessera
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/groups/all_or_none.h"
+#include "tessera/shard/access/local_values.h"
 
 namespace tessera::checkpoint {
 
+/// Loads a model, whatever from: first all ranks agree that everything fits, and then each copies what it needs.
 class ModelPlan {
  public:
-  /// Throws UsageError, which lists all that does not fit, unless the stored tensors `names` are those of the model or the options allow
-  /// the difference. Throws if the source lacks values of them. `where` names the source in messages.
-  ModelPlan(std::unique_ptr<ValueSource> stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-            const std::string& where, const std::set<std::string>& in_base = {});
-  /// From files, which must stay open. Throws IoError if they lack values. Parameters of the model that are `in_base` keep their values if
-  /// the files lack them.
-  ModelPlan(const CatalogReader& stored, std::set<std::string> names, const LocalValues& model, const LoadOptions& options,
-            const std::string& where, const std::set<std::string>& in_base = {});
+  /// Finds the model's values, which must be unmerged, after `first`. `what` says in errors what is loaded. Collective: an error on one
+  /// rank is thrown on all.
+  ModelPlan(
+      const torch::nn::Module& model, const Communicator& world, Subject subject, std::string what,
+      c10::function_ref<void()> first = [] {});
 
-  /// Copies what each rank of this process needs into the model, whose shards must be writable.
-  void load(const LocalValues& model, const Communicator& world) const;
+  /// Runs a step that changes nothing. Collective: an error on one rank is thrown on all.
+  void together(c10::function_ref<void()> act) const;
+  /// Throws on all ranks if the step that changes values has failed on one. Collective.
+  void expect_finished(const AllOrNone& step) const;
+
+  const LocalValues& values() const { return values_; }
+  /// The names that only other ranks have.
+  const std::set<std::string>& elsewhere() const { return elsewhere_; }
+
+  /// Throws UsageError, which lists all that does not fit, unless the stored tensors that are `of_model` are those of the model or the
+  /// options allow the difference. Throws if the source lacks values of them, or if the model's shards can't be written. `where` names the
+  /// source in messages. Parameters of the model that are `in_base` keep their values if the source lacks them.
+  void fit(
+      std::unique_ptr<ValueSource> stored, const LoadOptions& options, const std::string& where, const std::set<std::string>& in_base = {},
+      c10::function_ref<bool(const std::string& name)> of_model = [](const std::string&) { return true; });
+
+  /// Copies what each rank of this process needs into the model.
+  void load();
 
  private:
   void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
-            const std::vector<PartRecord>& parts, const HeldForm* form);
-  void expect_parts(const std::string& name, std::span<const PartRecord> parts) const;
-  void load_part(const LocalPart& part, const HeldForm* form, const Communicator& world) const;
-  void load_whole(const std::string& name, const at::Tensor& tensor, const HeldForm* form, const Communicator& world) const;
+            const std::vector<PartRecord>& parts);
+  const HeldForm* form_of(const std::string& name) const;
+  /// Loads a tensor of the model: that of a part, or a whole one.
+  void fill(const std::string& name, const at::Tensor& to, const std::vector<PartRecord>& records, const LocalPart* part) const;
   /// Reads the values of a weight, and returns them, flat, in the form in which the parameter holds them.
-  at::Tensor read_held(const std::string& stored, const HeldForm& form, int rank) const;
+  at::Tensor read_held(const std::string& stored, const HeldForm& form) const;
 
+  const torch::nn::Module& model_;
+  const Communicator& world_;
+  const Subject subject_;
+  const std::string what_;
+  LocalValues values_;
+  std::set<std::string> elsewhere_;
   std::unique_ptr<ValueSource> stored_;
-  bool first_of_tied_;
+  bool first_of_tied_ = false;
   std::map<std::string, std::string> found_;  // from the name of the model's tensor to that of the stored one
   std::set<std::string> unused_;
   std::vector<std::string> missing_;
   std::vector<std::string> misfits_;
 };
+
+/// The files of a checkpoint, which must stay open. Values that they lack are an IoError.
+std::unique_ptr<ValueSource> source_of(const CatalogReader& reader);
 
 /// The model's names, by which a checkpoint is understood. Parameters that match the patterns may be missing in it.
 ModelNames names_of(const LocalValues& model, const std::vector<std::string>& may_be_missing);

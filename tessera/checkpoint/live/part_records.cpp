@@ -83,6 +83,17 @@ at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& lik
   return world.from_replicas(values);
 }
 
+at::Tensor read_for_ranks(const at::Tensor& like, std::span<const PartRecord> records, at::ScalarType dtype, const Communicator& world,
+                          c10::function_ref<void(const PartRecord& record, const at::Tensor& flat, int rank)> read) {
+  std::vector<at::Tensor> values;
+  for (size_t i = 0; i < records.size(); i++) {
+    auto& own = values.emplace_back(at::empty({records[i].numel()}, at::TensorOptions(at::kCPU).dtype(dtype)));
+    read(records[i], own, world.local_ranks()[i]);
+    if (own.numel() == like.numel()) own = own.view(like.sizes());
+  }
+  return tensor_of_ranks(std::move(values), like, records, world);
+}
+
 at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world) {
   const auto info = shard_info(parameter);
   const auto records = info ? records_of_ranges(info->shape, info->strides, info->ranges) : whole_records(parameter.sizes(), world);

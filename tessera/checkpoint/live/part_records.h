@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <span>
 #include <string_view>
@@ -36,6 +37,9 @@ std::vector<at::Tensor> values_of_ranks(const at::Tensor& tensor, std::span<cons
 /// The reverse of values_of_ranks(): one tensor from the values of all ranks. It is padded to the size of `like`.
 at::Tensor tensor_of_ranks(std::vector<at::Tensor> values, const at::Tensor& like, std::span<const PartRecord> records,
                            const Communicator& world);
+/// The same for the values that `read` copies, for each rank, to a flat tensor of this dtype on the host.
+at::Tensor read_for_ranks(const at::Tensor& like, std::span<const PartRecord> records, at::ScalarType dtype, const Communicator& world,
+                          c10::function_ref<void(const PartRecord& record, const at::Tensor& flat, int rank)> read);
 /// The same for a tensor of the optimizer's state for a parameter.
 at::Tensor state_of_ranks(std::vector<at::Tensor> values, const at::Tensor& parameter, const Communicator& world);
 

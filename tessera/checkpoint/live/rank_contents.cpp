@@ -44,84 +44,93 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   std::erase_if(model.aliases, [&](const auto& alias) { return base.contains(alias.second); });
 }
 
-void add_model(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
-  adapters().expect_unmerged(*contents.model);
-  auto model = local_values(*contents.model);
-  expect_values(model, "a save");
-  warn_of_lost_ties(model, world);
-  leave_out_base(ranks, model, contents);
-  for (const auto& part : model.parts) {
-    const auto records = records_of(part);
-    const auto values = values_of_ranks(part.values, records, world);
+/// The contents of the ranks of this process, as they grow tensor by tensor.
+struct Gathered {
+  const Contents& contents;
+  const Communicator& world;
+  std::vector<RankContents> ranks;
+
+  /// Adds what each rank has of a tensor.
+  void add(std::map<std::string, PartRecord> RankRecord::*where, const std::string& name, const at::Tensor& tensor,
+           const std::vector<PartRecord>& parts) {
+    const auto values = values_of_ranks(tensor, parts, world);
     for (size_t i = 0; i < ranks.size(); i++) {
-      if (!ranks[i].record.parts.emplace(part.name, records[i]).second) {
-        throw UsageError("two parameters in units of the model are called '{}'; shard the whole model last", part.name);
-      }
-      ranks[i].tensors.emplace_back(part.name, values[i]);
-    }
-  }
-  const auto whole_values = [&](const at::Tensor& tensor) { return values_of_ranks(tensor, whole_records(tensor.sizes(), world), world); };
-  for (const auto& [name, tensor] : model.outside) {
-    if (!world.is_first()) break;
-    ranks.front().record.outside.push_back(name);
-    ranks.front().tensors.emplace_back(name, whole_values(tensor).front());
-  }
-  for (const auto& [name, tensor] : model.buffers) {
-    const auto values = whole_values(tensor.to(original_dtype(tensor)));
-    for (size_t i = 0; i < ranks.size(); i++) {
-      ranks[i].record.buffers.push_back(name);
+      if (!(ranks[i].record.*where).emplace(name, parts[i]).second)
+        throw UsageError("two parameters in units of the model are called '{}'; shard the whole model last", name);
       ranks[i].tensors.emplace_back(name, values[i]);
     }
   }
-  const auto origin = origin_here(fmt::format("{}", fmt::join(model.layouts, ", ")), fmt::format("{}", fmt::join(model.meshes, ", ")));
-  const auto described = adapters().describe(*contents.model);
-  for (auto& rank : ranks) {
-    rank.record.adapters = described;
-    rank.record.aliases = model.aliases;
-    rank.record.origin = origin;
-  }
-}
 
-void add_optimizer(std::vector<RankContents>& ranks, const Contents& contents, const Communicator& world) {
-  if (contents.average != nullptr) contents.average->expect_savable();
-  std::map<std::string, at::Tensor> parameters;
-  for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
-  for (const auto& [parameter, state] : training_state(contents)) {
-    for (const auto& [key, tensor] : state) {
-      const auto name = fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key);
-      const auto records = records_of_state(parameters.at(parameter), key, tensor, world);
-      const auto values = values_of_ranks(tensor, records, world);
-      for (size_t i = 0; i < ranks.size(); i++) {
-        ranks[i].record.state[name] = records[i];
-        ranks[i].tensors.emplace_back(name, values[i]);
+  /// Adds a tensor that each rank has as a whole, and of which each saves its own, or rank 0 that of all.
+  void add(std::vector<std::string> RankRecord::*where, const std::string& name, const at::Tensor& tensor, bool by_all = true) {
+    if (!by_all && !world.is_first()) return;
+    const auto values = values_of_ranks(tensor, whole_records(tensor.sizes(), world), world);
+    for (size_t i = 0; i < (by_all ? ranks.size() : 1); i++) {
+      (ranks[i].record.*where).push_back(name);
+      ranks[i].tensors.emplace_back(name, values[i]);
+    }
+  }
+
+  void add_model() {
+    adapters().expect_unmerged(*contents.model);
+    auto model = local_values(*contents.model);
+    expect_values(model, "a save");
+    warn_of_lost_ties(model, world);
+    leave_out_base(ranks, model, contents);
+    for (const auto& part : model.parts) add(&RankRecord::parts, part.name, part.values, records_of(part));
+    for (const auto& [name, tensor] : model.outside) add(&RankRecord::whole, name, tensor, /*by_all=*/false);
+    for (const auto& [name, tensor] : model.buffers) add(&RankRecord::buffers, name, tensor.to(original_dtype(tensor)));
+    const auto origin = origin_here(fmt::format("{}", fmt::join(model.layouts, ", ")), fmt::format("{}", fmt::join(model.meshes, ", ")));
+    const auto described = adapters().describe(*contents.model);
+    for (auto& rank : ranks) {
+      rank.record.adapters = described;
+      rank.record.aliases = model.aliases;
+      rank.record.origin = origin;
+    }
+  }
+
+  void add_optimizer() {
+    if (contents.average != nullptr) contents.average->expect_savable();
+    std::map<std::string, at::Tensor> parameters;
+    for (const auto& [name, parameter] : named_parameters(*contents.model)) parameters[name] = parameter;
+    for (const auto& [parameter, state] : training_state(contents)) {
+      for (const auto& [key, tensor] : state) {
+        add(&RankRecord::state, fmt::format("{}{}.{}", kOptimizerPrefix, parameter, key), tensor,
+            records_of_state(parameters.at(parameter), key, tensor, world));
       }
     }
   }
-}
+
+  void add_beside() {
+    for (const auto& [name, tensor] : contents.tensors) add(&RankRecord::beside, kBesidePrefix + name, tensor, /*by_all=*/false);
+    for (const auto& [name, tensor] : contents.tensors_by_rank) add(&RankRecord::by_rank, kBesidePrefix + name, as_rows(tensor));
+  }
+
+  void add_generators() {
+    const auto device = device_with_generator(world);
+    for (auto& [record, tensors] : ranks) {
+      tensors.emplace_back(record.generator = kHiddenGeneratorName, state_of_generator(at::kCPU));
+      if (!device.is_cpu()) tensors.emplace_back(record.device_generator = generator_name(device), state_of_generator(device));
+    }
+  }
+};
 
 }  // namespace
 
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world) {
-  std::vector<RankContents> ranks;
+  Gathered all{.contents = contents, .world = world, .ranks = {}};
   std::map<std::string, std::string> notes;
   for (const auto& [name, note] : contents.notes) notes[name] = note.text();
   for (const int rank : world.local_ranks()) {
-    ranks.push_back(
+    all.ranks.push_back(
         {.record = {.rank = rank, .ranks = world.size(), .save = save, .optimizer = contents.optimizer.class_name(), .notes = notes}});
   }
-  add_model(ranks, contents, world);
-  if (contents.optimizer) add_optimizer(ranks, contents, world);
-  add_beside(ranks, contents, world);
-  for (auto& rank : ranks) {
-    rank.record.generator = kHiddenGeneratorName;
-    rank.tensors.emplace_back(rank.record.generator, state_of_generator(at::kCPU));
-    if (const auto device = device_with_generator(world); !device.is_cpu()) {
-      rank.record.device_generator = generator_name(device);
-      rank.tensors.emplace_back(rank.record.device_generator, state_of_generator(device));
-    }
-    sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
-  }
-  return ranks;
+  all.add_model();
+  if (contents.optimizer) all.add_optimizer();
+  all.add_beside();
+  all.add_generators();
+  for (auto& rank : all.ranks) sort_by_width(rank.tensors, [](const auto& named) { return named.second.scalar_type(); });
+  return std::move(all.ranks);
 }
 
 std::vector<SafetensorsEntry> entries_of(const RankContents& rank) {

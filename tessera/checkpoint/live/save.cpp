@@ -13,10 +13,10 @@
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/live/beside.h"
 #include "tessera/checkpoint/live/contents.h"
+#include "tessera/checkpoint/live/model_plan.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/manifest.h"
 #include "tessera/comm/groups/all_or_none.h"
-#include "tessera/shard/access/local_values.h"
 #include "tessera/shard/forward_phase.h"
 
 namespace tessera::checkpoint {
@@ -110,14 +110,6 @@ void write_rank_file(const fs::path& folder, const RankContents& rank, c10::func
   writer.close();
 }
 
-void expect_writable_names(const LocalValues& model) {
-  for (const auto& part : model.parts) expect_writable_name(part.name);
-  for (const auto* tensors : {&model.outside, &model.buffers}) {
-    for (const auto& [name, tensor] : *tensors) expect_writable_name(name);
-  }
-  for (const auto& [alias, name] : model.aliases) expect_writable_name(alias);
-}
-
 /// Throws UsageError for what can't be saved, or not in this way.
 void expect_sound(const fs::path& folder, const Contents& contents, const SaveOptions& options) {
   expect_model(contents);
@@ -151,7 +143,8 @@ uint64_t expect_savable(const fs::path& folder, const Contents& contents, const 
   all_or_none(world, {.unit = "checkpoint"}, failure, [&] {
     expect_sound(folder, contents, options);
     model = local_values(*contents.model);
-    expect_writable_names(model);
+    const auto names = names_of(model, /*may_be_missing=*/{});
+    for (const auto& name : names.all) expect_writable_name(name);
   });
   expect_one_value_each(model, world, "a save");
   expect_same_beside(contents, world);

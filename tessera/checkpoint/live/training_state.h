@@ -13,19 +13,29 @@ namespace tessera::checkpoint {
 /// Returns the state by names of parameters. The average has a key of its own.
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents);
 
-/// Reads the state from a checkpoint, with the keys of the optimizer that was saved. A tensor that can be read straight into the
-/// optimizer's memory has only sizes here (device "meta"). Leaves out parameters `elsewhere`, which only other ranks have, and those that
-/// may be unknown. Throws UsageError for state that can't be divided as the model is.
-std::map<std::string, optim::ParameterState> read_training_state(const Manifest& manifest, const CatalogReader& stored,
-                                                                 const torch::nn::Module& model, const std::set<std::string>& elsewhere,
-                                                                 const LoadOptions& options,
-                                                                 const Communicator& world);
+/// The state in a checkpoint, with the keys of the optimizer that was saved. A tensor that can be read straight into the optimizer's memory
+/// has only sizes (device "meta") until load() reads it.
+class SavedState {
+ public:
+  /// Leaves out parameters `elsewhere`, which only other ranks have, and those that may be unknown. Throws UsageError for state that can't
+  /// be divided as the model is, or does not fit the optimizer and the average. The arguments must outlive it.
+  SavedState(const Contents& contents, const Manifest& manifest, const CatalogReader& stored, const std::set<std::string>& elsewhere,
+             const LoadOptions& options, const Communicator& world);
+  void load() const;
 
-/// Throws UsageError if the state does not fit the optimizer and the average.
-void expect_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest);
+ private:
+  void expect_average() const;
+  /// The state that is the optimizer's, under its keys.
+  std::map<std::string, optim::ParameterState> of_optimizer() const;
+  bool reads_in_place(const std::string& name, const at::Tensor& parameter) const;
+  void read_in_place(const std::string& name, const at::Tensor& parameter, const at::Tensor& to) const;
+  at::Tensor read(const std::string& name, const at::Tensor& parameter) const;
 
-/// Loads that state, and reads the tensors that have only sizes.
-void load_training_state(const Contents& contents, const std::map<std::string, optim::ParameterState>& state, const Manifest& manifest,
-                         const CatalogReader& stored, const Communicator& world);
+  const Contents& contents_;
+  const Manifest& manifest_;
+  const CatalogReader& stored_;
+  const Communicator& world_;
+  std::map<std::string, optim::ParameterState> state_ = {};
+};
 
 }  // namespace tessera::checkpoint

@@ -18,7 +18,7 @@ class ValueSource {
   ValueSource& operator=(const ValueSource&) = delete;
   virtual ~ValueSource() = default;
 
-  /// Names, dtypes and shapes of the tensors, and aliases. Only files have boxes.
+  /// The tensors, and aliases. The boxes of a dict are numbered in the place of files.
   virtual const Catalog& catalog() const = 0;
   /// Whether two names stand for the same values, as those of a tied parameter do. A source that has only parts compares the parts.
   virtual bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> parts) const = 0;

@@ -115,36 +115,9 @@ Region region_of(const StoredBox& stored, const TensorSlice& box) {
   return region;
 }
 
-/// The view of `part` in a tensor with the values of `box`.
-at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const TensorSlice& part) {
-  auto result = tensor;
-  for (size_t d = 0; d < box.sizes.size(); d++) {
-    result = result.narrow(static_cast<int64_t>(d), part.offsets[d] - box.offsets[d], part.sizes[d]);
-  }
-  return result;
-}
-
-/// Calls `use` with stored boxes and parts of them that together are all of `box`, without overlap.
-void for_each_part(const std::string& name, const StoredTensor& tensor, const TensorSlice& box, size_t first,
-                   const std::function<void(const StoredBox& stored, const TensorSlice& part)>& use) {
-  if (box.numel() == 0) return;
-  auto missing = std::vector{box};
-  const auto take_from = [&](const StoredBox& stored) {
-    std::vector<TensorSlice> rest;
-    for (const auto& wanted : missing) {
-      const auto common = intersection(wanted, stored.box);
-      if (common) use(stored, *common);
-      std::ranges::move(common ? difference(wanted, stored.box) : std::vector{wanted}, std::back_inserter(rest));
-    }
-    missing = std::move(rest);
-  };
-  for (const bool is_first : {true, false}) {
-    for (const auto& stored : tensor.boxes) {
-      if ((stored.file == first) != is_first) continue;
-      take_from(stored);
-      if (missing.empty()) return;
-    }
-  }
+/// Throws IoError if parts of a tensor are missing.
+void expect_none(const std::string& name, const std::vector<TensorSlice>& missing) {
+  if (missing.empty()) return;
   throw IoError("the files have not all values of '{}': the first that is missing is at [{}]", name,
                 joined(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets));
 }
@@ -156,6 +129,34 @@ std::vector<InputFile> open(const std::vector<std::filesystem::path>& paths) {
 }
 
 }  // namespace
+
+std::vector<TensorSlice> for_each_part(const StoredTensor& tensor, const TensorSlice& box, size_t first,
+                                       c10::function_ref<void(const StoredBox& stored, const TensorSlice& part)> use) {
+  std::vector<TensorSlice> missing;
+  if (box.numel() > 0) missing.push_back(box);
+  for (const bool is_first : {true, false}) {
+    for (const auto& stored : tensor.boxes) {
+      if (missing.empty()) return missing;
+      if ((stored.file == first) != is_first) continue;
+      std::vector<TensorSlice> rest;
+      for (const auto& wanted : missing) {
+        const auto common = intersection(wanted, stored.box);
+        if (common) use(stored, *common);
+        std::ranges::move(common ? difference(wanted, stored.box) : std::vector{wanted}, std::back_inserter(rest));
+      }
+      missing = std::move(rest);
+    }
+  }
+  return missing;
+}
+
+at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const TensorSlice& part) {
+  auto result = tensor;
+  for (size_t d = 0; d < box.sizes.size(); d++) {
+    result = result.narrow(static_cast<int64_t>(d), part.offsets[d] - box.offsets[d], part.sizes[d]);
+  }
+  return result;
+}
 
 uint64_t save_number(std::string_view text, const std::string& file) {
   uint64_t number = 0;
@@ -244,9 +245,9 @@ const StoredTensor& CatalogReader::info(const std::string& name) const {
 
 void CatalogReader::read(const std::string& name, const TensorSlice& box, const at::Tensor& to, size_t first) const {
   const auto& tensor = info(name);
-  for_each_part(name, tensor, box, first, [&](const StoredBox& stored, const TensorSlice& part) {
-    RegionReader(files_[stored.file], Encoding(tensor)).read(region_of(stored, part), part_of(to, box, part));
-  });
+  expect_none(name, for_each_part(tensor, box, first, [&](const StoredBox& stored, const TensorSlice& part) {
+                RegionReader(files_[stored.file], Encoding(tensor)).read(region_of(stored, part), part_of(to, box, part));
+              }));
 }
 
 at::Tensor CatalogReader::read(const std::string& name) const {
@@ -259,7 +260,7 @@ at::Tensor CatalogReader::read(const std::string& name) const {
 
 void CatalogReader::expect_complete(const std::string& name) const {
   const auto& tensor = info(name);
-  for_each_part(name, tensor, whole_slice(tensor.shape), 0, [](const StoredBox&, const TensorSlice&) {});
+  expect_none(name, for_each_part(tensor, whole_slice(tensor.shape), 0, [](const StoredBox&, const TensorSlice&) {}));
 }
 
 void CatalogReader::verify(const StoredChecksum& bytes) const {

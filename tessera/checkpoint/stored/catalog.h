@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 #include <filesystem>
@@ -72,6 +73,13 @@ struct Catalog {
   std::vector<std::string> faults = {};              // damage in parts that are left out, because the model loads without them
   std::optional<SaveNumber> save = {};
 };
+
+/// Calls `use` with stored boxes and parts of them that together are all of `box`, without overlap; boxes of file number `first` come
+/// first. Returns the parts that no box has.
+std::vector<TensorSlice> for_each_part(const StoredTensor& tensor, const TensorSlice& box, size_t first,
+                                       c10::function_ref<void(const StoredBox& stored, const TensorSlice& part)> use);
+/// The view of `part` in a tensor with the values of `box`, which is around it.
+at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const TensorSlice& part);
 
 /// Parses the number of a save. Throws IoError if the text is not one.
 uint64_t save_number(std::string_view text, const std::string& file);

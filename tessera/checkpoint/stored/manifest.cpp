@@ -26,15 +26,16 @@ constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so
 class Composition {
  public:
   explicit Composition(const RankFile& first) {
-    manifest_.ranks = first.record.ranks;
-    manifest_.save = first.record.save;
-    manifest_.catalog.save = {.number = manifest_.save, .file = first.tensors.path()};
-    manifest_.optimizer = first.record.optimizer;
-    manifest_.origin = first.record.origin;
-    manifest_.generator = first.record.generator;
-    manifest_.base = first.record.base;
-    manifest_.adapters = first.record.adapters;
-    manifest_.device_generator = first.record.device_generator;
+    const auto& record = first.record;
+    manifest_ = {.ranks = record.ranks,
+                 .save = record.save,
+                 .optimizer = record.optimizer,
+                 .generator = record.generator,
+                 .device_generator = record.device_generator,
+                 .origin = record.origin,
+                 .base = record.base,
+                 .adapters = record.adapters};
+    manifest_.catalog.save = {.number = record.save, .file = first.tensors.path()};
   }
 
   void add(const RankFile& file) {
@@ -53,7 +54,7 @@ class Composition {
       add_slices(name, part);
       note_model(name);
     }
-    for (const auto* names : {&file.record.outside, &file.record.buffers}) {
+    for (const auto* names : {&file.record.whole, &file.record.buffers}) {
       for (const auto& name : *names) {
         add_whole(name);
         note_model(name);
@@ -184,14 +185,12 @@ StoredTensor tensor_from_json(const json& text) {
   return tensor;
 }
 
-json to_json(const fs::path& folder, const Manifest& manifest) {
+json content_of(const fs::path& folder, const Manifest& manifest) {
   const auto& catalog = manifest.catalog;
-  json result = {{"format", kManifestFormat},       {"version", kManifestVersion},     {"ranks", manifest.ranks},
-                 {"save", manifest.save},           {"optimizer", manifest.optimizer}, {"notes", manifest.notes},
-                 {"buffers", catalog.buffers},      {"aliases", catalog.aliases},      {"tensors", json::object()},
-                 {"files", json::array()},          {"origin", manifest.origin},       {"generator", manifest.generator},
-                 {"not_state", manifest.not_state}, {"beside", manifest.beside},       {"device_generator", manifest.device_generator},
-                 {"base", to_json(manifest.base)},  {"adapters", manifest.adapters}};
+  json result = manifest;
+  result.update({{"format", kManifestFormat}, {"version", kManifestVersion}, {"buffers", catalog.buffers}, {"aliases", catalog.aliases}});
+  result["tensors"] = json::object();
+  result["files"] = json::array();
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
     const auto bytes = size_of_file(path);
@@ -215,16 +214,11 @@ void expect_known(const json& text) {
 
 /// `bytes_of_files` gets the sizes that the files should have.
 Manifest manifest_from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
-  Manifest manifest{.ranks = text.at("ranks"), .save = text.at("save"), .optimizer = text.at("optimizer"), .notes = text.at("notes")};
-  manifest.origin = text.at("origin");
+  auto manifest = text.get<Manifest>();
   auto& catalog = manifest.catalog;
   catalog.save = {.number = manifest.save, .file = folder / kManifestFile};
   catalog.aliases = text.at("aliases");
   catalog.buffers = text.at("buffers");
-  manifest.not_state = text.at("not_state");
-  manifest.beside = text.at("beside");
-  manifest.base = base_from_json(text.at("base"));
-  manifest.adapters = text.at("adapters");
   for (const auto& file : text.at("files")) {
     const fs::path name = file.at("name").get<std::string>();
     if (name.has_parent_path() || name.empty()) throw IoError("it names the file '{}', which is not in its folder", name);
@@ -244,8 +238,6 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
     if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name))
       throw IoError("there is no tensor '{}' beside the model", name);
   }
-  manifest.generator = text.at("generator");
-  manifest.device_generator = text.at("device_generator");
   for (auto* name : {&manifest.generator, &manifest.device_generator}) {
     if (!catalog.tensors.contains(*name)) name->clear();
   }
@@ -317,7 +309,7 @@ Manifest read_manifest(const fs::path& folder) {
 }
 
 void write_manifest(const fs::path& folder, const Manifest& manifest) {
-  auto content = json::parse(to_json(folder, manifest).dump(-1, ' ', false, json::error_handler_t::replace));
+  auto content = json::parse(content_of(folder, manifest).dump(-1, ' ', false, json::error_handler_t::replace));
   content[kChecksum] = checksum_of(content.dump());
   write_text(folder / kManifestFile, content.dump(1) + "\n");
 }

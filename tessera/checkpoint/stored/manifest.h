@@ -32,6 +32,8 @@ struct Manifest {
   BaseRecord base = {};
   std::string adapters = {};  // RankRecord::adapters
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Manifest, ranks, save, optimizer, generator, device_generator, not_state, beside, notes, origin, base,
+                                   adapters)  // and the catalog, which write_manifest() adds
 
 inline constexpr auto kManifestFile = "manifest.json";
 

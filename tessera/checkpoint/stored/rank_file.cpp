@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -21,72 +20,30 @@ constexpr auto kKey = "tessera";
 constexpr std::string_view kRank = "rank-";
 constexpr int kRankFormat = 3;
 
-nlohmann::json to_json(const std::map<std::string, PartRecord>& parts) {
-  auto json = nlohmann::json::object();
-  for (const auto& [name, part] : parts) {
-    auto slices = nlohmann::json::array();
-    for (const auto& slice : part.slices) slices.push_back({{"offsets", slice.offsets}, {"sizes", slice.sizes}});
-    json[name] = {{"shape", part.shape}, {"strides", part.strides}, {"slices", slices}};
-  }
-  return json;
-}
-
-nlohmann::json to_json(const RankRecord& record) {
-  return {{"format", kRankFormat},          {"rank", record.rank},
-          {"ranks", record.ranks},          {"save", record.save},
-          {"parts", to_json(record.parts)}, {"state", to_json(record.state)},
-          {"whole", record.outside},        {"buffers", record.buffers},
-          {"aliases", record.aliases},      {"optimizer", record.optimizer},
-          {"notes", record.notes},          {"origin", record.origin},
-          {"generator", record.generator},  {"beside", record.beside},
-          {"by_rank", record.by_rank},      {"device_generator", record.device_generator},
-          {"base", to_json(record.base)},   {"adapters", record.adapters}};
-}
-
-PartRecord part_from_json(const nlohmann::json& json) {
-  PartRecord part{.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
+void expect_sense(const PartRecord& part) {
   if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
   auto left = checked_numel(part.shape);
   if (!left) throw IoError("there is no tensor of the shape [{}]", joined(part.shape));
-  for (const auto& slice : json.at("slices")) {
-    part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
-    if (!part.slices.back().fits()) throw IoError("it has a slice that does not fit into its shape");
-    *left -= part.slices.back().numel();
+  for (const auto& slice : part.slices) {
+    if (!slice.fits()) throw IoError("it has a slice that does not fit into its shape");
+    *left -= slice.numel();
     if (*left < 0) throw IoError("its slices have more values than its shape");
   }
-  return part;
-}
-
-std::map<std::string, PartRecord> parts_from_json(const nlohmann::json& json) {
-  std::map<std::string, PartRecord> parts;
-  for (const auto& [name, part] : json.items()) {
-    try {
-      parts[name] = part_from_json(part);
-    } catch (const Error& error) {
-      throw IoError("the place of '{}' makes no sense: {}", name, error.what());
-    }
-  }
-  return parts;
 }
 
 RankRecord record_from_json(const nlohmann::json& json) {
   if (const auto format = json.at("format").get<int>(); format != kRankFormat)
     throw UsageError("its format is {}, this version of Tessera reads {}; load it with the one that wrote it", format, kRankFormat);
-  RankRecord record{.rank = json.at("rank"), .ranks = json.at("ranks"), .save = json.at("save")};
-  record.parts = parts_from_json(json.at("parts"));
-  record.state = parts_from_json(json.at("state"));
-  record.outside = json.at("whole").get<std::vector<std::string>>();
-  record.buffers = json.at("buffers").get<std::vector<std::string>>();
-  record.aliases = json.at("aliases").get<std::map<std::string, std::string>>();
-  record.optimizer = json.at("optimizer").get<std::string>();
-  record.notes = json.at("notes").get<std::map<std::string, std::string>>();
-  record.origin = json.at("origin").get<std::map<std::string, std::string>>();
-  record.generator = json.at("generator").get<std::string>();
-  record.device_generator = json.at("device_generator").get<std::string>();
-  record.beside = json.at("beside").get<std::vector<std::string>>();
-  record.by_rank = json.at("by_rank").get<std::vector<std::string>>();
-  record.base = base_from_json(json.at("base"));
-  record.adapters = json.at("adapters").get<std::string>();
+  auto record = json.get<RankRecord>();
+  for (const auto* parts : {&record.parts, &record.state}) {
+    for (const auto& [name, part] : *parts) {
+      try {
+        expect_sense(part);
+      } catch (const Error& error) {
+        throw IoError("the place of '{}' makes no sense: {}", name, error.what());
+      }
+    }
+  }
   return record;
 }
 
@@ -121,16 +78,22 @@ std::map<std::string, std::string> origin_here(std::string layout, std::string m
   return {{"tessera", TESSERA_VERSION}, {"libtorch", TORCH_VERSION}, {"layout", std::move(layout)}, {"mesh", std::move(mesh)}};
 }
 
-nlohmann::json to_json(const BaseRecord& base) {
-  return {{"name", base.name}, {"checksum", base.checksum}, {"forms", base.forms}, {"parameters", base.parameters}};
+void to_json(nlohmann::json& json, const PartRecord& part) {
+  auto slices = nlohmann::json::array();
+  for (const auto& slice : part.slices) slices.push_back({{"offsets", slice.offsets}, {"sizes", slice.sizes}});
+  json = {{"shape", part.shape}, {"strides", part.strides}, {"slices", std::move(slices)}};
 }
 
-BaseRecord base_from_json(const nlohmann::json& json) {
-  return {.name = json.at("name"), .checksum = json.at("checksum"), .forms = json.at("forms"), .parameters = json.at("parameters")};
+void from_json(const nlohmann::json& json, PartRecord& part) {
+  part = {.shape = json.at("shape"), .strides = json.at("strides"), .slices = {}};
+  for (const auto& slice : json.at("slices"))
+    part.slices.push_back({.shape = part.shape, .offsets = slice.at("offsets"), .sizes = slice.at("sizes")});
 }
 
 std::map<std::string, std::string> to_metadata(const RankRecord& record) {
-  return {{"format", "pt"}, {kKey, to_json(record).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
+  nlohmann::json json = record;
+  json["format"] = kRankFormat;
+  return {{"format", "pt"}, {kKey, json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)}};
 }
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks) {
@@ -169,7 +132,7 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
         if (values_of(name) != part.numel()) refuse(name, part);
       }
     }
-    for (const auto* names : {&record.outside, &record.buffers, &record.beside, &record.by_rank}) {
+    for (const auto* names : {&record.whole, &record.buffers, &record.beside, &record.by_rank}) {
       for (const auto& name : *names) file.info(name);
     }
     for (const auto* names : {&record.beside, &record.by_rank}) {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
@@ -35,14 +35,15 @@ struct PartRecord {
 
   int64_t numel() const;
 };
+void to_json(nlohmann::json& json, const PartRecord& part);
+void from_json(const nlohmann::json& json, PartRecord& part);
 
 /// The parameters that a checkpoint leaves out, because the model has them from elsewhere.
 struct BaseRecord {
   std::string name = {}, checksum = {}, forms = {};  // those of a Base; empty if nothing is left out
   std::set<std::string> parameters = {};
 };
-nlohmann::json to_json(const BaseRecord& base);
-BaseRecord base_from_json(const nlohmann::json& json);
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseRecord, name, checksum, forms, parameters)
 
 struct RankRecord {
   int rank = 0, ranks = 1;
@@ -50,7 +51,7 @@ struct RankRecord {
   std::map<std::string, PartRecord> parts = {};  // sharded parameters
   /// Tensors of the optimizer's state. One with a value for each block of a parameter's values has slices of its own, of one dimension.
   std::map<std::string, PartRecord> state = {};
-  std::vector<std::string> outside = {};            // parameters that belong to no unit; only rank 0 writes them
+  std::vector<std::string> whole = {};              // parameters that belong to no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};            // each rank writes its own
   std::vector<std::string> beside = {};             // tensors beside the model that are the same on all ranks; only rank 0 writes them
   std::vector<std::string> by_rank = {};            // tensors beside the model of which each rank has rows of its own
@@ -64,6 +65,8 @@ struct RankRecord {
   /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, ranks, save, parts, state, whole, buffers, beside, by_rank, aliases, optimizer,
+                                   generator, device_generator, notes, base, adapters, origin)
 
 /// RankRecord::origin of what this program writes.
 std::map<std::string, std::string> origin_here(std::string layout, std::string mesh);
