@@ -246,12 +246,6 @@ std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   return json.dump(2) + "\n";
 }
 
-int64_t file_type_of(std::string_view code) {
-  constexpr std::pair<std::string_view, int64_t> kTypes[] = {{"F32", 0},  {"F16", 1},   {"Q4_0", 2}, {"Q8_0", 7},
-                                                             {"Q5_0", 8}, {"Q4_K", 14}, {"BF16", 32}};
-  return std::ranges::find(kTypes, code, [](const auto& type) { return type.first; })->second;
-}
-
 const checkpoint::BlockCode* code_named(const std::string& name) {
   const auto* code = checkpoint::find_block_code(name);
   if (code == nullptr || code->encode == nullptr)
@@ -322,7 +316,7 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto tokenizer = data::Tokenizer::read(folder);
   expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
-  auto metadata = general(config, "model", options.name.empty() ? name_of_folder(folder) : options.name, file_type_of(options.code));
+  auto metadata = general(config, "model", options.name.empty() ? name_of_folder(folder) : options.name, code->file_type);
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;

@@ -277,21 +277,21 @@ void encode_bf16(const float* values, uint8_t* block) {
 }
 
 constexpr std::array kCodes = {
-    BlockCode{"F32", 0, 1, 4, decode_f32, encode_f32},
-    BlockCode{"F16", 1, 1, 2, decode_f16, encode_f16},
-    BlockCode{"Q4_0", 2, kSmall, 18, decode_small<false, false>, encode_small<false>},
+    BlockCode{"F32", 0, 1, 4, decode_f32, encode_f32, 0},
+    BlockCode{"F16", 1, 1, 2, decode_f16, encode_f16, 1},
+    BlockCode{"Q4_0", 2, kSmall, 18, decode_small<false, false>, encode_small<false>, 2},
     BlockCode{"Q4_1", 3, kSmall, 20, decode_small<false, true>},
-    BlockCode{"Q5_0", 6, kSmall, 22, decode_small<true, false>, encode_small<true>},
+    BlockCode{"Q5_0", 6, kSmall, 22, decode_small<true, false>, encode_small<true>, 8},
     BlockCode{"Q5_1", 7, kSmall, 24, decode_small<true, true>},
-    BlockCode{"Q8_0", 8, kSmall, 34, decode_q8_0, encode_q8_0},
+    BlockCode{"Q8_0", 8, kSmall, 34, decode_q8_0, encode_q8_0, 7},
     BlockCode{"Q2_K", 10, kLarge, 84, decode_q2_k},
     BlockCode{"Q3_K", 11, kLarge, 110, decode_q3_k},
-    BlockCode{"Q4_K", 12, kLarge, 144, decode_k<false>, encode_q4_k},
+    BlockCode{"Q4_K", 12, kLarge, 144, decode_k<false>, encode_q4_k, 14},
     BlockCode{"Q5_K", 13, kLarge, 176, decode_k<true>},
     BlockCode{"Q6_K", 14, kLarge, 210, decode_q6_k},
     BlockCode{"IQ4_NL", 20, kSmall, 18, decode_iq4_nl},
     BlockCode{"IQ4_XS", 23, kLarge, 136, decode_iq4_xs},
-    BlockCode{"BF16", 30, 1, 2, decode_bf16, encode_bf16},
+    BlockCode{"BF16", 30, 1, 2, decode_bf16, encode_bf16, 32},
 };
 
 /// Codes of ggml that Tessera does not read.
