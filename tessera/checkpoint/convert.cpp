@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -106,10 +107,11 @@ void expect_ending_of(const fs::path& out, Format format) {
   // An ending that begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = ending.size() < 2 || std::isdigit(static_cast<unsigned char>(ending[1])) != 0;
   if (row.has_ending(out) || is_none) return;
-  throw UsageError(
-      "{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
-      "and those of GGUF in .gguf",
-      out);
+  std::vector<std::string> known;
+  for (const auto& each : format_rows()) {
+    if (!each.endings.empty()) known.push_back(fmt::format("{} ends in {}", each.name, fmt::join(each.endings, ", ")));
+  }
+  throw UsageError("{} asks for another format: the name of {}", out, joined(known, "; of "));
 }
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {
