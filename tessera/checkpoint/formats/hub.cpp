@@ -53,10 +53,7 @@ std::vector<std::string> files_before(const fs::path& folder) {
 }
 
 Catalog read_weights(const fs::path& file) {
-  if (file.extension() == ".bin") return read_torch_file(file);
-  Catalog catalog;
-  add_safetensors(catalog, SafetensorsFile(file));
-  return catalog;
+  return file.extension() == ".bin" ? read_torch_file(file) : read_safetensors(file);
 }
 
 struct HubIndex {

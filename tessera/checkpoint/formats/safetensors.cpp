@@ -99,20 +99,17 @@ Catalog read_safetensors(const std::filesystem::path& path) {
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
   const auto number = catalog.files.size();
   catalog.files.push_back(file.path());
-  for (const auto& name : file.names()) {
-    const auto& [same_name, dtype, sizes] = file.info(name);
-    const auto strides = c10::contiguous_strides(sizes);
-    const StoredBox all{
-        .box = whole_slice(sizes), .file = number, .offset = file.offset(name), .strides = {strides.begin(), strides.end()}};
-    if (!catalog.tensors.emplace(name, StoredTensor{.dtype = dtype, .shape = sizes, .boxes = {all}}).second) {
-      throw IoError("'{}' is in {} and in a file before it", name, file.path());
-    }
-    if (!file.has_checksum(name)) continue;
-    catalog.checksums.push_back({.file = number,
-                                 .begin = file.offset(name),
-                                 .bytes = static_cast<uint64_t>(file.info(name).bytes()),
-                                 .checksum = file.checksum(name),
-                                 .name = name});
+  for (const auto& [entry, begin, checksum] : file.places()) {
+    const auto strides = c10::contiguous_strides(entry.sizes);
+    const StoredBox all{.box = whole_slice(entry.sizes),
+                        .file = number,
+                        .offset = file.header_bytes() + begin,
+                        .strides = {strides.begin(), strides.end()}};
+    if (!catalog.tensors.emplace(entry.name, StoredTensor{.dtype = entry.dtype, .shape = entry.sizes, .boxes = {all}}).second)
+      throw IoError("'{}' is in {} and in a file before it", entry.name, file.path());
+    if (checksum.empty()) continue;
+    catalog.checksums.push_back(
+        {.file = number, .begin = all.offset, .bytes = static_cast<uint64_t>(entry.bytes()), .checksum = checksum, .name = entry.name});
   }
   for (const auto& [alias, name] : file.metadata()) {
     if (file.contains(name) && !file.contains(alias)) catalog.aliases[alias] = name;
@@ -178,8 +175,7 @@ void SafetensorsWriter::expect_stored() const {
     const SafetensorsFile file(path_);
     for (size_t i = 0; i < tensors_.all().size(); i++) {
       const auto& name = tensors_.all()[i].name;
-      const auto own = std::string_view(checksums_).substr(Checksum::kDigits * (i + 1), Checksum::kDigits);
-      if (!file.contains(name) || file.checksum(name) != own) throw IoError("it has another '{}'", name);
+      if (!file.contains(name) || file.checksum(name) != checksum_at(checksums_, i)) throw IoError("it has another '{}'", name);
       file.verify(name);
     }
   } catch (const IoError& error) {

@@ -35,7 +35,8 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   const InputFile& file() const { return file_; }
-  /// The names in the order in which the tensors lie in the file.
+  /// The tensors in the order in which they lie in the file, and their names.
+  const std::vector<SafetensorsHeader::Place>& places() const { return header_.places; }
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }

@@ -44,8 +44,9 @@ class DcpReader {
     const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
     const auto& metadata = fields_of(root, dcp::kMetadata, "its content");
     expect_known_version(metadata);
-    if (const auto* const note = metadata.find(dcp::kNote)) take_note(*note, bytes);
-    take_places(get<pickle::Dict>(metadata, "storage_data", "a dict"));
+    const auto& storage_data = get<pickle::Dict>(metadata, "storage_data", "a dict");
+    if (const auto* const note = metadata.find(dcp::kNote)) take_note(*note, bytes, storage_data.entries.size());
+    take_places(storage_data);
     for (const auto& [key, entry] : get<pickle::Dict>(metadata, "state_dict_metadata", "a dict").entries) {
       const auto* const name = key.as<std::string>();
       const auto* const object = entry.as<pickle::Object>();
@@ -112,23 +113,19 @@ class DcpReader {
   }
 
   /// Takes the checksums and the number of the save, if Tessera wrote the folder.
-  void take_note(const Value& value, std::string_view text) {
+  void take_note(const Value& value, std::string_view text, size_t archives) {
     const auto* const note = value.as<pickle::Dict>();
     if (note == nullptr) return;  // somebody else's
     checksums_ = text_in(*note, dcp::kChecksums);
-    if (checksum_around(text, checksums_) != checksums_.substr(0, Checksum::kDigits)) {
-      damaged_(
-          "it has another checksum than when it was written, so a bit has changed; or a program has rewritten it and kept "
-          "'{}', which then has to be left out",
-          dcp::kNote);
+    try {
+      expect_as_written(text, checksums_, archives, dcp::kNote);
+    } catch (const IoError& error) {
+      damaged_("{}", error.what());
     }
     catalog_.save = {.number = number_in(*note, dcp::kSave), .file = path_};
   }
 
   void take_places(const pickle::Dict& storage_data) {
-    constexpr auto kDigits = Checksum::kDigits;
-    if (!checksums_.empty() && checksums_.size() != kDigits * (storage_data.entries.size() + 1))
-      damaged_("it has {} archives, but checksums with {} digits", storage_data.entries.size(), checksums_.size());
     size_t number = 0;  // of the archive's checksum
     for (const auto& [index, info] : storage_data.entries) {
       const auto& key = fields_of(index, dcp::kIndex, "a key of storage_data");
@@ -144,11 +141,10 @@ class DcpReader {
       if (file.empty() || file.starts_with('.') || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
         damaged_("'{}' should be in the file '{}', which is none of the folder", name, file);
       }
-      if (!checksums_.empty()) number++;
       places_[{name, std::move(part)}] = {.file = file,
                                           .offset = number_in(place, "offset"),
                                           .bytes = number_in(place, "length"),
-                                          .checksum = checksums_.substr(kDigits * number, number > 0 ? kDigits : 0)};
+                                          .checksum = checksums_.empty() ? "" : checksum_at(checksums_, number++)};
     }
   }
 

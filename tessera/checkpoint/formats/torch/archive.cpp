@@ -74,23 +74,24 @@ TorchArchive::TorchArchive(const InputFile& file) : TorchArchive(file, 0, file.s
 std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, const std::string& name) const {
   const auto* const object = value.as<pickle::Object>();
   if (object == nullptr) return std::nullopt;
-  const auto& made = object->name;
+  const auto made = rebuilt_by(object->name);
   const Damage damaged(fmt::format("{} is damaged: the tensor '{}' ", where_, name));
-  if (made == "torch._utils._rebuild_tensor_v2" || made == "torch._utils._rebuild_tensor_v3" || made == "torch._utils._rebuild_tensor")
-    return view_of_storage(value, made.ends_with("_v3"), name, damaged);
-  if (made == "torch._utils._rebuild_parameter" || made == "torch._utils._rebuild_parameter_with_state") {
+  if (made == "tensor_v2" || made == "tensor_v3" || made == "tensor") return view_of_storage(value, made == "tensor_v3", name, damaged);
+  if (made == "parameter" || made == "parameter_with_state") {
     if (value[0].as<pickle::Object>() == nullptr) damaged("is a parameter without values");
     return tensor(value[0], name);
   }
-  if (made == "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
+  if (object->name ==
+      "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
     const auto* const function = value[0].as<pickle::Global>();
     const auto* const inner = value[2].as<pickle::Tuple>();
-    if (function == nullptr || inner == nullptr || function->name == made) damaged("is not made as tensors are");
+    if (function == nullptr || inner == nullptr || function->name == object->name) damaged("is not made as tensors are");
     return tensor(pickle::Object{.name = function->name, .arguments = inner->items}, name);
   }
-  if (made == "torch._utils._rebuild_qtensor" || made == "torch._utils._rebuild_sparse_tensor") {
-    throw IoError("{} has a {} tensor '{}', which can't be read; save {}", where_, made.ends_with("qtensor") ? "quantized" : "sparse", name,
-                  made.ends_with("qtensor") ? "its dequantize()" : "its to_dense()");
+  const bool is_quantized = made == "qtensor";
+  if (is_quantized || made == "sparse_tensor") {
+    throw IoError("{} has a {} tensor '{}', which can't be read; save {}", where_, is_quantized ? "quantized" : "sparse", name,
+                  is_quantized ? "its dequantize()" : "its to_dense()");
   }
   return std::nullopt;
 }

@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/formats/torch/pickle.h"
 
 #include <algorithm>
-#include <array>
 
 #include "tessera/base/error.h"
 
@@ -13,27 +12,22 @@ using pickle::Value;
 constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
 
 // Includes those of quantized and sparse tensors, so that such a tensor can be refused by its name in the file.
-constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuild_tensor",
-                                                           "torch._utils._rebuild_tensor_v2",
-                                                           "torch._utils._rebuild_tensor_v3",
-                                                           "torch._utils._rebuild_parameter",
-                                                           "torch._utils._rebuild_parameter_with_state",
-                                                           "torch._tensor._rebuild_from_type_v2",
-                                                           "torch.Tensor",
-                                                           "torch.nn.parameter.Parameter",
-                                                           "torch.nn.parameter.Buffer",
-                                                           "torch.storage.UntypedStorage",
-                                                           "torch.Size",
-                                                           "torch.device",
-                                                           "torch.serialization._get_layout",
-                                                           "builtins.set",
-                                                           "torch._utils._rebuild_qtensor",
-                                                           "torch._utils._rebuild_sparse_tensor",
-                                                           "torch.per_tensor_affine",
-                                                           "torch.per_channel_affine",
-                                                           "torch.QInt8Storage",
-                                                           "torch.QUInt8Storage",
-                                                           "torch.QInt32Storage"});
+constexpr std::string_view kObjects[] = {"torch.Tensor",
+                                         "torch.nn.parameter.Parameter",
+                                         "torch.nn.parameter.Buffer",
+                                         "torch.storage.UntypedStorage",
+                                         "torch.Size",
+                                         "torch.device",
+                                         "torch.serialization._get_layout",
+                                         "builtins.set",
+                                         "torch._tensor._rebuild_from_type_v2",
+                                         "torch.per_tensor_affine",
+                                         "torch.per_channel_affine",
+                                         "torch.QInt8Storage",
+                                         "torch.QUInt8Storage",
+                                         "torch.QInt32Storage"};
+constexpr std::string_view kRebuilt[] = {"tensor",  "tensor_v2",    "tensor_v3", "parameter", "parameter_with_state",
+                                         "qtensor", "sparse_tensor"};
 
 std::optional<nlohmann::json> items_to_json(const std::vector<Value>& items) {
   auto result = nlohmann::json::array();
@@ -71,11 +65,16 @@ std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
 
 }  // namespace
 
+std::string_view rebuilt_by(std::string_view global) {
+  constexpr std::string_view kRebuild = "torch._utils._rebuild_";
+  return global.starts_with(kRebuild) ? global.substr(kRebuild.size()) : std::string_view();
+}
+
 std::optional<pickle::Meaning> torch_globals(const std::string& name) {
   if (name == "collections.OrderedDict") return pickle::Meaning::Dict;
   if (name == "_codecs.encode" || name == "builtins.bytes") return pickle::Meaning::Encoded;
   if (name.starts_with(kModules) || name.starts_with(kWrappers)) return pickle::Meaning::Object;
-  if (std::ranges::find(kObjects, name) != kObjects.end() || torch_dtype_named(name) != nullptr ||
+  if (std::ranges::count(kObjects, name) > 0 || std::ranges::count(kRebuilt, rebuilt_by(name)) > 0 || torch_dtype_named(name) != nullptr ||
       torch_dtype_of_storage(name) != nullptr) {
     return pickle::Meaning::Object;
   }

@@ -13,6 +13,8 @@
 
 namespace tessera::checkpoint {
 
+/// What the functions of torch make that rebuild something: "tensor_v2" by "torch._utils._rebuild_tensor_v2". Empty for other globals.
+std::string_view rebuilt_by(std::string_view global);
 /// The globals of tensors and plain values. Others are refused.
 std::optional<pickle::Meaning> torch_globals(const std::string& name);
 /// Accepts all globals, for files with values of any class: nothing is called, so knowing their names does no harm.
