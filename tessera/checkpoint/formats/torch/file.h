@@ -24,7 +24,6 @@ class TorchFileWriter {
       : file_(path), archive_(file_, 0, content, save) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
-  void append(const at::Tensor& values) { archive_.append(values); }
   /// As in SafetensorsWriter.
   std::vector<ReservedBytes> reserve();
   void close(std::span<const std::string> checksums = {});
