@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -10,9 +11,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
-#include "tessera/base/log.h"
 #include "tessera/base/storage.h"
-#include "tessera/base/words.h"
 #include "tessera/checkpoint/convert/run_source.h"
 #include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/accelerate.h"
@@ -37,14 +36,15 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
 
 /// Throws UsageError for options that mean nothing for this format.
 void expect_used(const ConvertOptions& options) {
-  const auto to = options.to;
   const ConvertOptions plain;
   const auto refuse = [&](const char* option) {
-    throw UsageError("ConvertOptions::{} means nothing for {}{}", option, name_of(to), options.weights_only ? " with weights only" : "");
+    throw UsageError("ConvertOptions::{} means nothing for {}{}", option, name_of(options.to),
+                     options.weights_only ? " with weights only" : "");
   };
-  if (options.accelerate_layout != plain.accelerate_layout && to != Format::Accelerate) refuse("accelerate_layout");
-  if (options.max_shard_size != plain.max_shard_size && to != Format::Hub) refuse("max_shard_size");
-  if (!options.model_key.empty() && (to != Format::Torch || !options.weights_only)) refuse("model_key");
+  const auto& row = row_of(options.to);
+  if (options.accelerate_layout != plain.accelerate_layout && !row.takes("accelerate_layout")) refuse("accelerate_layout");
+  if (options.max_shard_size != plain.max_shard_size && !row.takes("max_shard_size")) refuse("max_shard_size");
+  if (!options.model_key.empty() && !(row.takes("model_key") && options.weights_only)) refuse("model_key");
 }
 
 void expect_sound(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {
@@ -78,7 +78,7 @@ std::string folder_of_model(const fs::path& checkpoint) {
 }  // namespace
 
 void expect_writable_as(const fs::path& out, Format format) {
-  expect_written(format);
+  if (const auto& row = row_of(format); row.write == nullptr) throw UsageError(std::string(row.unwritten));
   expect_no_run(out);
   expect_ending_of(out, format);
   if (format == Format::Hub) expect_free_for_model(out);
@@ -97,31 +97,21 @@ void expect_no_blocks(const Manifest& run) {
       run.optimizer);
 }
 
-void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
-  std::vector<std::string> names;
-  for (const auto& [name, why] : done.left_out) {
-    if (why == kStandsBeside) names.push_back(name);
-  }
-  if (names.empty()) return;
-  log(LogLevel::Warning,
-      fmt::format("only the model of {} is written, without what stands beside it: {}", checkpoint.string(), some_of(names)));
-}
-
 void expect_ending_of(const fs::path& out, Format format) {
   const auto ending = out.extension().string();
-  const auto has = [&](const FormatRow& row) { return std::ranges::find(row.endings, ending) != row.endings.end(); };
   const auto& row = row_of(format);
   if (row.endings.empty()) {
-    if (std::ranges::none_of(format_rows(), has)) return;
+    if (std::ranges::none_of(format_rows(), [&](const FormatRow& each) { return each.has_ending(out); })) return;
     throw UsageError("{} is the name of a file, but {} is a folder; leave '{}' out", out, row.name, ending);
   }
   // An ending that begins with a digit is a part of the name, as in net-0.5.
   const bool is_none = ending.size() < 2 || std::isdigit(static_cast<unsigned char>(ending[1])) != 0;
-  if (has(row) || is_none) return;
-  throw UsageError(
-      "{} asks for another format: names of safetensors files end in .safetensors, those of torch.save in .pth, .pt or .bin, "
-      "and those of GGUF in .gguf",
-      out);
+  if (row.has_ending(out) || is_none) return;
+  std::vector<std::string> known;
+  for (const auto& each : format_rows()) {
+    if (!each.endings.empty()) known.push_back(fmt::format("{} ends in {}", each.name, fmt::join(each.endings, ", ")));
+  }
+  throw UsageError("{} asks for another format: the name of {}", out, joined(known, "; of "));
 }
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {
@@ -167,10 +157,6 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   result.files = row_of(options.to).write(source, out);
   result.left_out.insert(source.left_out().begin(), source.left_out().end());
   return result;
-}
-
-Converted reshard(const fs::path& checkpoint, const fs::path& out, int world) {
-  return convert(checkpoint, out, {.to = Format::Tessera, .world = world});
 }
 
 }  // namespace tessera::checkpoint

@@ -301,12 +301,11 @@ TEST(Optimizers, GoOnAsThoseOfTorch) {
 }
 
 void write_torch(const std::filesystem::path& path, const State& state) {
-  checkpoint::TorchTree::Dict dict;
+  checkpoint::pickle::Dict dict;
   for (const auto& [key, tensor] : state) {
-    const checkpoint::TorchTensor like{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
-    dict.entries.emplace_back(key, checkpoint::TorchTree{std::make_shared<checkpoint::TorchTensor>(like)});
+    dict.entries.emplace_back(key, checkpoint::pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   }
-  checkpoint::TorchFileWriter writer(path, {std::move(dict)});
+  checkpoint::TorchFileWriter writer(path, std::move(dict));
   for (const auto& [key, tensor] : state) writer.write(tensor);
   writer.close();
 }

@@ -13,22 +13,10 @@
 #include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 #include "tessera/checkpoint/stored/manifest.h"
-#include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
-namespace {
 
 namespace fs = std::filesystem;
-
-Catalog read_safetensors(const fs::path& path) {
-  const SafetensorsFile file(path);
-  if (is_rank_file(file)) throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
-  Catalog catalog;
-  add_safetensors(catalog, file);
-  return catalog;
-}
-
-}  // namespace
 
 std::span<const FormatRow> format_rows() {
   static const std::vector<FormatRow> kRows = {
@@ -36,12 +24,14 @@ std::span<const FormatRow> format_rows() {
        .flag = "dcp",
        .name = "a folder of torch.distributed.checkpoint",
        .is_folder = [](const fs::path& folder) { return is_there(folder / ".metadata"); },
+       .options = {"world", "settings", "notes_of_first_rank"},
        .read = read_dcp,
        .write = write_dcp},
       {.format = Format::Tessera,
        .flag = "tessera",
        .name = "a checkpoint of Tessera",
        .is_folder = [](const fs::path& folder) { return is_there(folder / kManifestFile); },
+       .options = {"world", "notes_of_first_rank"},
        .read = [](const fs::path& path) { return read_manifest(path).catalog; },
        .write = write_ranks},
       {.format = Format::Accelerate,
@@ -49,6 +39,7 @@ std::span<const FormatRow> format_rows() {
        .name = "a folder of Accelerate's save_state",
        .is_folder = is_accelerate_folder,
        .takes_extra = false,
+       .options = {"world", "settings", "accelerate_layout", "notes_of_first_rank"},
        .read = read_accelerate,
        .write = write_accelerate},
       {.format = Format::Hub,
@@ -56,6 +47,7 @@ std::span<const FormatRow> format_rows() {
        .name = "a folder of the Hugging Face Hub",
        .is_folder = [](const fs::path& folder) { return is_hub_folder(folder); },
        .model_alone = true,
+       .options = {"max_shard_size"},
        .read = read_hub_folder,
        .write = write_hub},
       {.format = Format::Safetensors,
@@ -69,6 +61,7 @@ std::span<const FormatRow> format_rows() {
        .flag = "torch",
        .name = "a file of torch.save",
        .endings = {".pth", ".pt", ".bin"},
+       .options = {"settings", "model_key", "notes_of_first_rank"},
        .read = read_torch_file,
        .write = write_torch},
       {.format = Format::TorchXla,
@@ -81,8 +74,10 @@ std::span<const FormatRow> format_rows() {
        .name = "a GGUF file",
        .endings = {".gguf"},
        .model_alone = true,
+       .options = {"code"},
        .read = [](const fs::path& path) { return read_gguf(GgufFile(path)); },
-       .unwritten = "a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub"},
+       .unwritten = "a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub",
+       .package = "models"},
   };
   return kRows;
 }
@@ -96,10 +91,6 @@ const FormatRow& row_of(Format format) {
 
 std::string_view name_of(Format format) {
   return row_of(format).name;
-}
-
-void expect_written(Format format) {
-  if (row_of(format).write == nullptr) throw UsageError(std::string(row_of(format).unwritten));
 }
 
 }  // namespace tessera::checkpoint

@@ -27,8 +27,6 @@ namespace {
 
 using checkpoint::Format;
 using checkpoint::merge;
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -48,12 +46,10 @@ State save_run(const std::filesystem::path& folder) {
 
 /// Writes a model as a file of torch.save: {"model": ..., "step": 2}.
 void write_torch(const std::filesystem::path& path, const State& state) {
-  TorchTree::Dict model;
-  for (const auto& [name, tensor] : state) {
-    model.entries.emplace_back(
-        name, TorchTree{std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()})});
-  }
-  checkpoint::TorchFileWriter writer(path, {TorchTree::Dict{{{"model", TorchTree{model}}, {"step", TorchTree{nlohmann::json(2)}}}}});
+  checkpoint::pickle::Dict model;
+  for (const auto& [name, tensor] : state)
+    model.entries.emplace_back(name, checkpoint::pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+  checkpoint::TorchFileWriter writer(path, checkpoint::pickle::Dict{{{"model", std::move(model)}, {"step", int64_t{2}}}});
   for (const auto& [name, tensor] : state) writer.write(tensor);
   writer.close();
 }

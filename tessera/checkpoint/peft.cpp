@@ -58,32 +58,51 @@ constexpr const char* kUnread[] = {"layers_to_transform",
                                    "arrow_config",
                                    "velora_config"};
 
+/// Stands for a setting that is written as false and never read.
+struct Unread {};
+
+/// Calls `field` with the key and the place of each setting, in the order of the file.
+void visit_settings(auto& options, auto&& field) {
+  field("r", options.r);
+  field("lora_alpha", options.lora_alpha);
+  field("lora_dropout", options.lora_dropout);
+  field("use_rslora", options.use_rslora);
+  field("use_dora", options.use_dora);
+  field("bias", options.bias);
+  field("init_lora_weights", options.init_lora_weights);
+  Unread unread;
+  field("fan_in_fan_out", unread);
+  field("rank_pattern", options.rank_pattern);
+  field("alpha_pattern", options.alpha_pattern);
+  field("modules_to_save", options.modules_to_save);
+  field("exclude_modules", options.layers.exclude_modules);
+  field("target_modules", options.layers);
+}
+
 Json config_of(const lora::Options& options, const AdapterFile& about) {
   Json json = {{"peft_type", "LORA"},
                {"base_model_name_or_path", about.base},
                {"task_type", about.task_type.empty() ? Json() : Json(about.task_type)},
-               {"inference_mode", true},
-               {"r", options.r},
-               {"lora_alpha", options.lora_alpha},
-               {"lora_dropout", options.lora_dropout},
-               {"use_rslora", options.use_rslora},
-               {"use_dora", options.use_dora},
-               {"bias", lora::name_of(options.bias)},
-               {"init_lora_weights", options.init_lora_weights == lora::Init::Pissa ? Json("pissa") : Json(true)},
-               {"fan_in_fan_out", false},
-               {"rank_pattern", Json::object()},
-               {"alpha_pattern", Json::object()},
-               {"modules_to_save", nullptr},
-               {"exclude_modules", nullptr}};
-  if (!options.layers.target_pattern.empty()) {
-    json["target_modules"] = options.layers.target_pattern;
-  } else {
-    json["target_modules"] = options.layers.target_modules;
-  }
-  for (const auto& [pattern, r] : options.rank_pattern) json["rank_pattern"][pattern] = r;
-  for (const auto& [pattern, alpha] : options.alpha_pattern) json["alpha_pattern"][pattern] = alpha;
-  if (!options.modules_to_save.empty()) json["modules_to_save"] = options.modules_to_save;
-  if (!options.layers.exclude_modules.empty()) json["exclude_modules"] = options.layers.exclude_modules;
+               {"inference_mode", true}};
+  visit_settings(options, [&]<class T>(const char* key, const T& value) {
+    auto& out = json[key];
+    if constexpr (std::is_arithmetic_v<T>) {
+      out = value;
+    } else if constexpr (std::is_same_v<T, Unread>) {
+      out = false;
+    } else if constexpr (std::is_same_v<T, lora::Bias>) {
+      out = lora::name_of(value);
+    } else if constexpr (std::is_same_v<T, lora::Init>) {
+      out = value == lora::Init::Pissa ? Json("pissa") : Json(true);
+    } else if constexpr (std::is_same_v<T, nn::LayerChoice>) {
+      out = value.target_pattern.empty() ? Json(value.target_modules) : Json(value.target_pattern);
+    } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+      if (!value.empty()) out = value;
+    } else {
+      out = Json::object();
+      for (const auto& [pattern, each] : value) out[pattern] = each;
+    }
+  });
   return json;
 }
 
@@ -129,7 +148,7 @@ CatalogReader open_weights(const fs::path& folder) {
 /// The parts of a layer's adapter, by the ends of their names in files.
 struct AdapterPart {
   std::string_view end;
-  at::Tensor lora::Weights::* member;
+  at::Tensor lora::Weights::*member;
   bool of_embedding;
 };
 constexpr AdapterPart kAdapterParts[] = {{".lora_A.weight", &lora::Weights::a, false},
@@ -191,6 +210,13 @@ lora::Options read_adapter_config(const fs::path& folder) {
     throw ConfigError("{}: {}: {} is not read here", path, key, json.value(key, Json()).dump());
   };
   std::string at_key;
+  // JSON would convert a number that does not fit to an arbitrary one.
+  const auto rank_of = [&](const Json& value) {
+    const auto r = value.get<double>();
+    if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
+    throw ConfigError("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path, at_key, value.dump(),
+                      lora::kMostRank);
+  };
   const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
   try {
     if (json.value("peft_type", "") != "LORA") refuse("peft_type");
@@ -198,42 +224,41 @@ lora::Options read_adapter_config(const fs::path& folder) {
       if (!is_nothing(json.value(key, Json()))) refuse(key);
     }
     lora::Options options;
-    const auto take = [&](const char* key, auto& value) {
-      at_key = key;
-      value = json.value(key, value);
-    };
-    // json would convert a number that does not fit to an arbitrary one.
-    const auto rank_in = [&](const char* key, const Json& value) {
-      at_key = key;
-      const auto r = value.get<double>();
-      if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
-      throw ConfigError("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path, key, value.dump(), lora::kMostRank);
-    };
-    options.r = rank_in("r", json.value(at_key = "r", Json(options.r)));
-    take("lora_alpha", options.lora_alpha), take("use_rslora", options.use_rslora);
-    take("lora_dropout", options.lora_dropout), take("use_dora", options.use_dora);
-    const auto init = json.value(at_key = "init_lora_weights", Json(true));
-    if (init == "pissa") {
-      options.init_lora_weights = lora::Init::Pissa;
-    } else if (init.is_string() && std::ranges::find(kPlainInits, init.get<std::string>()) == std::end(kPlainInits)) {
-      refuse("init_lora_weights");
-    }
-    const auto& targets = json.at(at_key = "target_modules");
-    if (targets.is_string() && targets != "all-linear") options.layers.target_pattern = targets.get<std::string>();
-    if (targets.is_array()) options.layers.target_modules = targets.get<std::vector<std::string>>();
-    const auto names = [&](const char* key) {
-      const auto value = json.value(at_key = key, Json());
-      if (value.is_string()) refuse(key);  // an expression
-      return value.is_null() ? std::vector<std::string>() : value.get<std::vector<std::string>>();
-    };
-    options.layers.exclude_modules = names("exclude_modules");
-    options.modules_to_save = names("modules_to_save");
-    const auto ranks = json.value(at_key = "rank_pattern", Json::object()), alphas = json.value(at_key = "alpha_pattern", Json::object());
-    for (const auto& [pattern, r] : ranks.items()) options.rank_pattern.emplace_back(pattern, rank_in("rank_pattern", r));
-    for (const auto& [pattern, alpha] : alphas.items()) options.alpha_pattern.emplace_back(pattern, alpha);
-    const auto bias = lora::bias_named(json.value(at_key = "bias", "none"));
-    if (!bias) refuse("bias");
-    options.bias = *bias;
+    json.at(at_key = "target_modules");  // must be there
+    visit_settings(options, [&]<class T>(const char* key, T& value) {
+      const auto given = json.value(at_key = key, Json());
+      const bool is_text = given.is_string();
+      if (given.is_null()) return;
+      if constexpr (std::is_same_v<T, nn::LayerChoice>) {
+        if (is_text && given != "all-linear") given.get_to(value.target_pattern);
+        if (given.is_array()) given.get_to(value.target_modules);
+      } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+        if (is_text) refuse(key);  // an expression
+        given.get_to(value);
+      } else if constexpr (std::is_same_v<T, int64_t>) {
+        value = rank_of(given);
+      } else if constexpr (std::is_arithmetic_v<T>) {
+        given.get_to(value);
+      } else if constexpr (std::is_same_v<T, lora::Bias>) {
+        const auto bias = lora::bias_named(given.template get<std::string>());
+        if (!bias) refuse(key);
+        value = *bias;
+      } else if constexpr (std::is_same_v<T, lora::Init>) {
+        if (given == "pissa") {
+          value = lora::Init::Pissa;
+        } else if (is_text && std::ranges::count(kPlainInits, given.template get<std::string>()) == 0) {
+          refuse(key);
+        }
+      } else if constexpr (!std::is_same_v<T, Unread>) {
+        for (const auto& [pattern, each] : given.items()) {
+          if constexpr (std::is_same_v<T, lora::ByPattern<int64_t>>) {
+            value.emplace_back(pattern, rank_of(each));
+          } else {
+            value.emplace_back(pattern, each.template get<double>());
+          }
+        }
+      }
+    });
     return options;
   } catch (const Json::exception&) {
     throw IoError("{} is damaged: {} is missing, or of another form", path, at_key);

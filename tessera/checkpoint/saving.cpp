@@ -30,11 +30,9 @@ namespace fs = std::filesystem;
 constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once, and stay in the cache until they are written
 
 /// Throws UsageError for what the format has no place for.
-void expect_place(const fs::path& path, const Contents& contents, const SaveOptions& options) {
+void expect_place(const Contents& contents, const SaveOptions& options) {
   const auto& row = row_of(options.format);
   const auto format = row.name;
-  if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
-  expect_written(options.format);
   if (contents.base) throw UsageError("a checkpoint that refers to a base is of Tessera's format, not of {}", format);
   if (options.keep || options.in_place)
     throw UsageError("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format);
@@ -85,10 +83,11 @@ void save_as(const fs::path& given, const Contents& contents, const Communicator
   const bool is_accelerates = options.format == Format::Accelerate;
   std::optional<NamedLock> lock;  // of a folder that is replaced, in the process of rank 0
   together([&] {
+    if (path.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
     expect_storable(path, options.format);
-    expect_place(path, contents, options);
-    expect_whole_model(*contents.model, options.format);
     expect_writable_as(path, options.format);
+    expect_place(contents, options);
+    expect_whole_model(*contents.model, options.format);
     if (!is_accelerates || !world.is_first()) return;
     lock.emplace(lock_place(path));
     recover_folder(path);

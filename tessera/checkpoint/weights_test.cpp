@@ -143,14 +143,13 @@ using State = std::map<std::string, at::Tensor>;
 void write_state(const std::filesystem::path& folder, const State& state) {
   std::filesystem::create_directories(folder);
   std::vector<checkpoint::SafetensorsEntry> entries;
-  checkpoint::TorchTree::Dict dict;
+  checkpoint::pickle::Dict dict;
   for (const auto& [name, tensor] : state) {
     entries.push_back({.name = name, .dtype = tensor.scalar_type(), .sizes = tensor.sizes().vec()});
-    const checkpoint::TorchTensor like{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
-    dict.entries.emplace_back(name, checkpoint::TorchTree{std::make_shared<checkpoint::TorchTensor>(like)});
+    dict.entries.emplace_back(name, checkpoint::pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   }
   checkpoint::SafetensorsWriter safetensors(folder / "state.safetensors", std::move(entries));
-  checkpoint::TorchFileWriter torch(folder / "state.pt", {std::move(dict)});
+  checkpoint::TorchFileWriter torch(folder / "state.pt", std::move(dict));
   for (const auto& [name, tensor] : state) {
     safetensors.write(tensor);
     torch.write(tensor);

@@ -180,15 +180,11 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
   expect_fit(adapter, config, folder, base);
   const auto alpha = alpha_of(adapter);
   const auto architecture = architecture_of(config);
-  const checkpoint::GgufMetadata metadata = {{"general.architecture", text(architecture)},
-                                             {"general.type", text("adapter")},
-                                             {"general.name", text(name_of_folder(folder))},
-                                             {"general.file_type", u32(0)},
-                                             {"general.quantization_version", u32(2)},
-                                             {kType, text(kLora)},
-                                             {kAlpha, f32(alpha)},
-                                             {architecture + kHeads, u32(config.num_attention_heads)},  // for write_peft_adapter()
-                                             {architecture + kSharedHeads, u32(config.key_value_heads())}};
+  auto metadata = general(config, "adapter", name_of_folder(folder), 0);
+  metadata.emplace_back(kType, text(kLora));
+  metadata.emplace_back(kAlpha, f32(alpha));
+  metadata.emplace_back(architecture + kHeads, u32(config.num_attention_heads));  // for write_peft_adapter()
+  metadata.emplace_back(architecture + kSharedHeads, u32(config.key_value_heads()));
   std::vector<checkpoint::GgufTensor> tensors;
   std::vector<at::Tensor> values;
   const auto add = [&](const std::string& name, const at::Tensor& value) {

@@ -31,6 +31,12 @@ using checkpoint::kRopeFactors;
 using models::LlamaConfig;
 
 constexpr std::array<std::string_view, 4> kArchitectures = {"llama", "qwen2", "qwen3", "smollm3"};
+/// The sizes that every file has, in the order of the file.
+constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_length", &LlamaConfig::max_position_embeddings},
+                                                                     {"embedding_length", &LlamaConfig::hidden_size},
+                                                                     {"block_count", &LlamaConfig::num_hidden_layers},
+                                                                     {"feed_forward_length", &LlamaConfig::intermediate_size},
+                                                                     {"attention.head_count", &LlamaConfig::num_attention_heads}};
 // The meanings of the numbers in tokenizer.ggml.token_type.
 constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
@@ -85,16 +91,12 @@ LlamaConfig config_of(const fs::path& path) {
   };
   const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
   LlamaConfig config{.model_type = architecture,
-                     .hidden_size = needed("embedding_length"),
-                     .intermediate_size = needed("feed_forward_length"),
-                     .num_hidden_layers = needed("block_count"),
-                     .num_attention_heads = needed("attention.head_count"),
                      .num_key_value_heads = file.integer(key("attention.head_count_kv")),
                      .head_dim = file.integer(key("attention.key_length")),
-                     .max_position_embeddings = needed("context_length"),
                      .attention_bias = architecture != "qwen2" && has("model.layers.0.self_attn.q_proj.bias"),
                      .mlp_bias = has("model.layers.0.mlp.up_proj.bias"),
                      .tie_word_embeddings = !has("lm_head.weight")};
+  for (const auto& [name, member] : kSizes) config.*member = needed(name);
   if (has("model.embed_tokens.weight")) {
     const auto& shape = stored.info("model.embed_tokens.weight").shape;
     if (shape.size() != 2) throw ConfigError("{}: token_embd.weight is no matrix", path);
@@ -136,10 +138,9 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
   if (*model != "gpt2")
-    throw ConfigError(*model == "llama"
-                          ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
-                          : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE", path.string(),
-                                        *model));
+    throw ConfigError(*model == "llama" ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
+                                        : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE",
+                                                      path.string(), *model));
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
   const auto pre = file.text("tokenizer.ggml.pre");
@@ -179,11 +180,7 @@ void add_config(GgufMetadata& metadata, const LlamaConfig& config) {
     metadata.emplace_back(fmt::format("{}.{}", architecture_of(config), name), std::move(value));
   };
   add("vocab_size", u32(config.vocab_size));
-  add("context_length", u32(config.max_position_embeddings));
-  add("embedding_length", u32(config.hidden_size));
-  add("block_count", u32(config.num_hidden_layers));
-  add("feed_forward_length", u32(config.intermediate_size));
-  add("attention.head_count", u32(config.num_attention_heads));
+  for (const auto& [name, member] : kSizes) add(name, u32(config.*member));
   add("attention.head_count_kv", u32(config.key_value_heads()));
   add("attention.key_length", u32(config.head_size()));
   add("attention.value_length", u32(config.head_size()));
@@ -247,12 +244,6 @@ std::string with_dtype(const std::string& text, at::ScalarType dtype) {
   if (!json.is_object()) return text;
   json[json.contains("dtype") ? "dtype" : "torch_dtype"] = models::name_in_config(dtype);
   return json.dump(2) + "\n";
-}
-
-int64_t file_type_of(std::string_view code) {
-  constexpr std::pair<std::string_view, int64_t> kTypes[] = {{"F32", 0},  {"F16", 1},   {"Q4_0", 2}, {"Q8_0", 7},
-                                                             {"Q5_0", 8}, {"Q4_K", 14}, {"BF16", 32}};
-  return std::ranges::find(kTypes, code, [](const auto& type) { return type.first; })->second;
 }
 
 const checkpoint::BlockCode* code_named(const std::string& name) {
@@ -325,11 +316,7 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto tokenizer = data::Tokenizer::read(folder);
   expect_gguf_place(config, tokenizer, folder);
   const checkpoint::CatalogReader stored(checkpoint::read_model(folder));
-  GgufMetadata metadata = {{"general.architecture", text(architecture_of(config))},
-                           {"general.type", text("model")},
-                           {"general.name", text(options.name.empty() ? name_of_folder(folder) : options.name)},
-                           {"general.file_type", u32(file_type_of(options.code))},
-                           {"general.quantization_version", u32(2)}};
+  auto metadata = general(config, "model", options.name.empty() ? name_of_folder(folder) : options.name, code->file_type);
   add_config(metadata, config);
   add_tokenizer(metadata, tokenizer, config);
   std::vector<GgufTensor> tensors;

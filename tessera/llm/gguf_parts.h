@@ -40,4 +40,13 @@ inline checkpoint::GgufValue text(std::string value) {
   return {checkpoint::GgufType::Text, std::move(value)};
 }
 
+/// What every file has: `type` is that of its contents, `file_type` that of most tensors.
+inline checkpoint::GgufMetadata general(const models::LlamaConfig& config, const char* type, std::string name, int64_t file_type) {
+  return {{"general.architecture", text(architecture_of(config))},
+          {"general.type", text(type)},
+          {"general.name", text(std::move(name))},
+          {"general.file_type", u32(file_type)},
+          {"general.quantization_version", u32(2)}};
+}
+
 }  // namespace tessera::llm

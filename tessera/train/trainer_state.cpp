@@ -96,28 +96,31 @@ void expect_replaceable(const fs::path& folder) {
   throw UsageError("{} is there already, and no earlier save_state; save under another name", folder);
 }
 
+template <class T>
+std::optional<T> note_in(const checkpoint::Notes& notes, const std::string& name) {
+  return notes.contains(name) ? std::optional(notes.at(name).as<T>()) : std::nullopt;
+}
+
 /// The place in this loader that a saved position has, whose batches may have had another size. Nothing if Tessera has saved none.
 std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
-  if (!notes.contains(name + ".position")) return std::nullopt;
-  const auto position = notes.at(name + ".position").as<data::Position>();
-  const auto order = notes.contains(name + ".order") ? notes.at(name + ".order").as<std::string>() : loader.order();
-  if (order != loader.order()) {
+  const auto position = note_in<data::Position>(notes, name + ".position");
+  if (!position) return std::nullopt;
+  if (const auto order = note_in<std::string>(notes, name + ".order"); order.value_or(loader.order()) != loader.order()) {
     throw UsageError(
-        "the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same", order,
+        "the run was saved with a loader of {}, and this one is of {}: samples would come in another order; make them the same", *order,
         loader.order());
   }
-  if (const auto data = name + ".data"; notes.contains(data) && !loader.data().empty() && notes.at(data).as<std::string>() != loader.data()) {
-    throw UsageError("the run was saved with other data: a loader of {}, and this one is of {}; give it the same, or begin anew",
-                     notes.at(data).as<std::string>(), loader.data());
+  if (const auto data = note_in<std::string>(notes, name + ".data"); data && !loader.data().empty() && *data != loader.data()) {
+    throw UsageError("the run was saved with other data: a loader of {}, and this one is of {}; give it the same, or begin anew", *data,
+                     loader.data());
   }
-  if (notes.contains(name + ".batches") && notes.at(name + ".batches").as<int64_t>() == position.batch) {
+  if (note_in<int64_t>(notes, name + ".batches") == position->batch) {
     // The epoch was over, whatever filled its last batch.
-    if (const auto batches = loader.batches_of_epoch(position.epoch)) return data::Position{.epoch = position.epoch, .batch = *batches};
-    return data::Position{.epoch = position.epoch + 1};
+    if (const auto batches = loader.batches_of_epoch(position->epoch)) return data::Position{.epoch = position->epoch, .batch = *batches};
+    return data::Position{.epoch = position->epoch + 1};
   }
-  const auto then = notes.contains(name + ".global_batch") ? notes.at(name + ".global_batch").as<int64_t>() : loader.global_batch();
-  return loader.place_of(position, then);
+  return loader.place_of(*position, note_in<int64_t>(notes, name + ".global_batch").value_or(loader.global_batch()));
 }
 
 }  // namespace
@@ -143,11 +146,13 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
   }
   if (model > 0) return notes;
   for (size_t i = 0; i < loaders_.size(); i++) {
-    notes[numbered("dl_state_dict", i) + ".position"] = loaders_[i]->position();
-    notes[numbered("dl_state_dict", i) + ".global_batch"] = loaders_[i]->global_batch();
-    if (const auto batches = loaders_[i]->batches()) notes[numbered("dl_state_dict", i) + ".batches"] = *batches;
-    notes[numbered("dl_state_dict", i) + ".order"] = loaders_[i]->order();
-    if (!loaders_[i]->data().empty()) notes[numbered("dl_state_dict", i) + ".data"] = loaders_[i]->data();
+    const auto name = numbered("dl_state_dict", i);
+    auto& loader = *loaders_[i];
+    notes[name + ".position"] = loader.position();
+    notes[name + ".global_batch"] = loader.global_batch();
+    if (const auto batches = loader.batches()) notes[name + ".batches"] = *batches;
+    notes[name + ".order"] = loader.order();
+    if (!loader.data().empty()) notes[name + ".data"] = loader.data();
   }
   for (size_t i = 0; i < registered_.size(); i++) notes[registered_name(i)] = registered_[i].save();
   if (scaler_.options().enabled) {
@@ -168,16 +173,16 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   };
   for (size_t i = 0; i < models_[model].optimizers.size(); i++) {
     const auto name = numbered("scheduler", i);
-    const int64_t total = notes.contains(name + kLastEpoch) ? notes.at(name + kLastEpoch).as<int64_t>() : -1;
+    const auto number = [&](const char* of) { return note_in<int64_t>(notes, name + of); };
+    const int64_t total = number(kLastEpoch).value_or(-1);
     // A program of Accelerate that has continued our run counts further, and leaves our notes in the file.
     const auto is_ours = [&](int64_t steps) {
-      if (notes.contains(name + kCount)) return total == notes.at(name + kCount).as<int64_t>();
+      if (const auto count = number(kCount)) return total == *count;
       return total < 0 || total == steps * processes || total == steps;
     };
-    if (notes.contains(name + kSteps) && is_ours(notes.at(name + kSteps).as<int64_t>())) {
-      resumed.steps.push_back(notes.at(name + kSteps).as<int64_t>());
-      if (loaders_.empty() || !notes.contains(name + kStepSize)) continue;
-      const auto then = notes.at(name + kStepSize).as<int64_t>(), now = loaders_.front()->global_batch();
+    if (const auto own = number(kSteps); own && is_ours(*own)) {
+      resumed.steps.push_back(*own);
+      const auto then = number(kStepSize).value_or(0), now = loaders_.empty() ? 0 : loaders_.front()->global_batch();
       if (then == now || then == 0 || now == 0) continue;
       auto& steps = resumed.steps.back();
       const auto before = std::exchange(steps, (steps * then + now / 2) / now);
@@ -205,11 +210,12 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   if (std::ranges::any_of(resumed.positions, [](const auto& position) { return !position; }))
     remark("there is no position of a loader that this program could take, so loaders stay where they are");
   for (size_t i = 0; i < registered_.size(); i++) {
-    if (!notes.contains(registered_name(i))) {
+    const auto state = note_in<std::string>(notes, registered_name(i));
+    if (!state) {
       throw UsageError("the run that was saved has no custom_checkpoint_{}.pkl of a program of Tessera, but this one has registered {}", i,
                        counted(static_cast<int64_t>(registered_.size()), "object"));
     }
-    resumed.states.push_back(notes.at(registered_name(i)).as<std::string>());
+    resumed.states.push_back(*state);
   }
   if (notes.contains(registered_name(registered_.size()))) {
     throw UsageError(

@@ -192,7 +192,7 @@ TEST(TrainerState, CountsStepsWithoutTheFilesOfSomeRanks) {
         if (world.is_first()) {
           std::filesystem::remove(place / "random_states_1.pkl");
           if (by_accelerate) {  // the count is all that it has
-            checkpoint::TorchFileWriter writer(place / "scheduler.bin", {nlohmann::json{{"last_epoch", 8}}});
+            checkpoint::TorchFileWriter writer(place / "scheduler.bin", checkpoint::pickle::Dict{{{"last_epoch", int64_t{8}}}});
             writer.close();
           }
         }

@@ -9,13 +9,13 @@
 #include "fuzz.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::fuzz {
 namespace {
 
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
+namespace pickle = checkpoint::pickle;
 
 const std::string& state_folder() {
   static const auto path = [] {
@@ -45,9 +45,9 @@ void read_accelerate(std::span<const uint8_t> data) {
 std::vector<std::string> seeds_of_accelerate() {
   const auto written = [](at::ScalarType dtype, const nlohmann::json& step) {
     const auto path = folder() + "/seed";
-    const auto state = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = {8}});
+    const pickle::Tensor state{.dtype = dtype, .shape = {8}};
     checkpoint::TorchFileWriter writer(
-        path, {TorchTree::Dict{{{"step", {step}}, {checkpoint::accelerate::kTorchGenerator, {TorchTree::Tensor(state)}}}}}, 17);
+        path, pickle::Dict{{{"step", checkpoint::from_json(step)}, {checkpoint::accelerate::kTorchGenerator, state}}}, 17);
     writer.write(at::ones({8}, dtype));
     writer.close();
     std::ifstream file(path, std::ios::binary);

@@ -1,5 +1,6 @@
 // Files of torch.save: the zip archive, and what is in it, also as a rank file of torch_xla.
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 
 #include <ATen/ATen.h>
@@ -30,8 +31,6 @@ void read_torch_file(std::span<const uint8_t> data) {
   expect_own_errors([&] { read_all(checkpoint::read_torch_xla(path)); });
 }
 
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
 namespace pickle = checkpoint::pickle;
 
 std::string bytes_of(const std::string& path) {
@@ -41,11 +40,11 @@ std::string bytes_of(const std::string& path) {
 
 std::string torch_file_written() {
   const auto path = folder() + "/seed";
-  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat, .shape = {2, 3}});
-  const auto other = std::make_shared<TorchTensor>(TorchTensor{.dtype = at::kFloat8_e5m2, .shape = {2}});
-  const TorchTree list{TorchTree::List{{{tensor}, {nlohmann::json("x")}}}};
-  checkpoint::TorchFileWriter writer(
-      path, {TorchTree::Dict{{{"w", {tensor}}, {int64_t{1}, list}, {"f8", {other}}, {"lr", {nlohmann::json({0.5, nullptr})}}}}});
+  const pickle::Value tensor = pickle::Tensor{.dtype = at::kFloat, .shape = {2, 3}};
+  const pickle::Tensor other{.dtype = at::kFloat8_e5m2, .shape = {2}};
+  const pickle::List list{{tensor, "x"}};
+  checkpoint::TorchFileWriter writer(path,
+                                     pickle::Dict{{{"w", tensor}, {int64_t{1}, list}, {"f8", other}, {"lr", pickle::List{{0.5, {}}}}}});
   writer.write(at::ones({2, 3}));
   writer.write(at::ones({2}, at::kFloat8_e5m2));
   writer.close();

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 
 namespace tessera::testing {
 
@@ -24,7 +25,8 @@ enum class TorchXlaWay { Values, Flat, Rows };
 /// Writes the files of all ranks. The state of their optimizer has the parameters' own values as `exp_avg`.
 inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std::map<std::string, at::Tensor> parameters,
                             TorchXlaWay way = TorchXlaWay::Values) {
-  using checkpoint::TorchTree;
+  using checkpoint::from_json;
+  namespace pickle = checkpoint::pickle;
   nlohmann::json flatten_info = nlohmann::json::object();
   if (way == TorchXlaWay::Flat) {
     nlohmann::json names, shapes, numels;
@@ -40,7 +42,7 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
   }
   constexpr int64_t kMultiple = 128;  // of which the number of values of a rank is a multiple
   for (int rank = 0; rank < ranks; rank++) {
-    TorchTree::Dict model, state;
+    pickle::Dict model, state;
     nlohmann::json shards, numbers = nlohmann::json::array();
     std::vector<at::Tensor> parts;
     for (const auto& [name, whole] : parameters) {
@@ -53,11 +55,9 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
       auto more = values.sizes().vec();
       more.front() = padded - values.size(0);
       parts.push_back(at::cat({values, at::zeros(more, values.options())}).slice(0, own * rank, own * (rank + 1)).contiguous());
-      const auto tensor = [shape = parts.back().sizes().vec(), dtype = whole.scalar_type()] {
-        return TorchTree{std::make_shared<checkpoint::TorchTensor>(dtype, shape)};
-      };
-      model.entries.emplace_back(key, tensor());
-      state.entries.emplace_back(static_cast<int64_t>(numbers.size()), TorchTree{TorchTree::Dict{{{"exp_avg", tensor()}}}});
+      const pickle::Tensor tensor{.dtype = whole.scalar_type(), .shape = parts.back().sizes().vec()};
+      model.entries.emplace_back(key, tensor);
+      state.entries.emplace_back(static_cast<int64_t>(numbers.size()), pickle::Dict{{{"exp_avg", tensor}}});
       shards[key] = {{"_orig_size", whole.sizes().vec()}, {"_orig_name", original}};
       numbers.push_back(numbers.size());
     }
@@ -67,9 +67,9 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
                                      {"world_size", ranks},
                                      {"rank", rank}};
     const nlohmann::json group = {{"lr", 0.5}, {"params", numbers}};
-    const TorchTree::Dict optimizer{{{"state", {state}}, {"param_groups", {nlohmann::json::array({group})}}}};
+    const pickle::Dict optimizer{{{"state", state}, {"param_groups", pickle::List{{from_json(group)}}}}};
     checkpoint::TorchFileWriter writer(torch_xla_file(prefix, rank, ranks),
-                                       {TorchTree::Dict{{{"model", {model}}, {"shard_metadata", {metadata}}, {"optimizer", {optimizer}}}}});
+                                       pickle::Dict{{{"model", model}, {"shard_metadata", from_json(metadata)}, {"optimizer", optimizer}}});
     for (int copies = 0; copies < 2; copies++) {
       for (const auto& part : parts) writer.write(part);
     }

@@ -3,44 +3,78 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/live/generator_state.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
-using nlohmann::json;
 
-std::vector<std::pair<std::string, const SourceTensor*>> named_model(const RunSource& source) {
-  std::vector<std::pair<std::string, const SourceTensor*>> result;
-  for (const auto& tensor : source.model()) result.emplace_back(tensor.name, &tensor);
+PythonEntries python_model(const RunSource& source) {
+  PythonEntries entries;
+  for (const auto& tensor : source.model()) entries.push_back({{"model", tensor.name}, tensor});
   for (const auto& [alias, name] : source.run().catalog.aliases) {
     const auto first = std::ranges::find(source.model(), name, &SourceTensor::name);
-    if (first != source.model().end()) result.emplace_back(alias, &*first);
+    if (first != source.model().end()) entries.push_back({{"model", alias}, *first});
   }
-  return result;
+  return entries;
 }
 
-std::vector<SourceTensor> python_state(const RunSource& source) {
-  std::vector<SourceTensor> result;
+PythonEntries python_optimizer(const RunSource& source, bool numbered) {
+  if (numbered && !source.notes().contains(kSettingsNote)) {
+    throw UsageError(
+        "without FSDP, Accelerate knows the optimizer's parameters by numbers, and this checkpoint does not say in which order the "
+        "optimizer has them; save with checkpoint::save in this format, or convert the weights only (.weights_only = true)");
+  }
+  auto groups = source.settings();
+  std::map<std::string, int64_t> numbers;
+  for (auto& group : groups) {
+    if (!numbered) break;
+    group["param_names"] = group["params"];
+    for (auto& param : group["params"]) {
+      const auto number = std::ssize(numbers);
+      numbers.emplace(param.get<std::string>(), number);
+      param = number;
+    }
+  }
+  PythonEntries entries;
   for (auto tensor : source.state()) {
-    if (tensor.key.empty()) continue;
+    if (tensor.key.empty()) continue;  // a part that PyTorch's optimizers don't keep
     tensor.dtype = RunSource::python_dtype(tensor);
-    result.push_back(tensor);
+    const auto number = numbers.find(tensor.parameter);
+    if (numbered && number == numbers.end()) {
+      throw UsageError("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
+                       tensor.parameter);
+    }
+    auto parameter = numbered ? DcpPath::value_type(number->second) : tensor.parameter;
+    entries.push_back({{"optimizer", "state", std::move(parameter), tensor.key}, tensor});
   }
-  return result;
+  if (entries.empty()) entries.push_back({{"optimizer", "state"}});
+  int64_t number = 0;
+  for (const auto& group : groups) {
+    if (group.empty()) entries.push_back({{"optimizer", "param_groups", number}});
+    for (const auto& [key, value] : group.items()) entries.push_back({{"optimizer", "param_groups", number, key}, from_json(value)});
+    number++;
+  }
+  return entries;
 }
 
-std::map<std::string, json> values_of_notes(const RunSource& source) {
-  std::map<std::string, json> result;
+PythonEntries python_run(const RunSource& source) {
+  auto entries = python_model(source);
+  if (!source.run().optimizer.empty()) std::ranges::move(python_optimizer(source), std::back_inserter(entries));
+  if (source.options().weights_only) return entries;
+  for (const auto& tensor : source.beside()) entries.push_back({{tensor.key}, tensor});
   for (const auto& [name, text] : source.notes()) {
     if (name == kSettingsNote) continue;
     const auto begin = name.substr(0, name.find('.'));
     if (begin == "model" || begin == "optimizer")
       throw UsageError("the note '{}' would be taken for a part of the {}; give it another name", name, begin);
-    result[name] = value_of_note(text);
+    entries.push_back({{name}, from_json(value_of_note(text))});
   }
-  return result;
+  return entries;
 }
 
 at::Tensor generator_of(const RunSource& source, int rank) {

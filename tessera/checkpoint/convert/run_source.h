@@ -104,9 +104,6 @@ class RunSource {
   mutable std::map<std::string, std::string> left_out_;
 };
 
-/// Logs the names of tensors beside the model that are not written, for commands that write the model alone.
-void warn_of_tensors_beside(const std::filesystem::path& checkpoint, const Converted& done);
-
 /// Parses a setting of an optimizer as JSON; returns it as a text if it is not JSON.
 nlohmann::json setting_of(const std::string& text);
 /// Returns a note as a value of Python: a number, a list and so on if the text is exactly one, else the text.

@@ -7,10 +7,10 @@
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/python_run.h"
-#include "tessera/checkpoint/convert/write_dcp.h"
-#include "tessera/checkpoint/convert/write_torch.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/stored/runs.h"
 
 namespace tessera::checkpoint {
@@ -19,12 +19,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr int kWords = 624;
+constexpr int64_t kWords = 624;
 
 /// Draws what random.setstate and numpy.random.set_state take with the number of used words: the words of a Mersenne twister.
-TorchTree::List drawn_words(at::CPUGeneratorImpl& source) {
-  TorchTree::List words;
-  for (int i = 0; i < kWords; i++) words.items.emplace_back().value.emplace<json>(source.random());
+std::vector<pickle::Value> drawn_words(at::CPUGeneratorImpl& source) {
+  std::vector<pickle::Value> words;
+  for (int64_t i = 0; i < kWords; i++) words.emplace_back(int64_t{source.random()});
   return words;
 }
 
@@ -33,16 +33,15 @@ void write_generators(const fs::path& path, const at::Tensor& state, const json&
   auto generator = at::detail::createCPUGenerator();
   generator.set_state(state);
   auto& draws = *at::check_generator<at::CPUGeneratorImpl>(generator);
-  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = state.scalar_type(), .shape = state.sizes().vec()});
   auto words = drawn_words(draws);
-  const TorchTree numpy{TorchTree::Tuple{{{json("MT19937")}, {drawn_words(draws)}, {json(kWords)}, {json(0)}, {json(0.0)}}}};
-  words.items.emplace_back().value.emplace<json>(kWords);
-  const TorchTree python{TorchTree::Tuple{{{json(3)}, {TorchTree::Tuple{std::move(words.items)}}, {json()}}}};
+  const pickle::Tuple numpy{{"MT19937", pickle::List{drawn_words(draws)}, kWords, int64_t{0}, 0.0}};
+  words.emplace_back(kWords);
+  const pickle::Tuple python{{int64_t{3}, pickle::Tuple{std::move(words)}, {}}};
   TorchFileWriter writer(path,
-                         {TorchTree::Dict{{{"step", {step}},
-                                           {"random_state", python},
-                                           {"numpy_random_seed", numpy},
-                                           {accelerate::kTorchGenerator, {TorchTree::Tensor(tensor)}}}}},
+                         pickle::Dict{{{"step", from_json(step)},
+                                       {"random_state", python},
+                                       {"numpy_random_seed", numpy},
+                                       {accelerate::kTorchGenerator, pickle::Tensor{state.scalar_type(), state.sizes().vec()}}}},
                          save);
   writer.write(state);
   writer.close();
@@ -50,7 +49,7 @@ void write_generators(const fs::path& path, const at::Tensor& state, const json&
 
 /// Writes the notes that belong to an object into the object's file: "scheduler.last_epoch" into scheduler.bin.
 void write_objects(const RunSource& source, const fs::path& folder) {
-  std::map<std::string, TorchTree::Dict> files;
+  std::map<std::string, pickle::Dict> files;
   for (const auto& [name, text] : source.notes()) {
     if (name == "step" || name == kSettingsNote) continue;
     const auto dot = name.find('.');
@@ -63,37 +62,30 @@ void write_objects(const RunSource& source, const fs::path& folder) {
     if (extension == nullptr || dot == std::string::npos) {
       source.leave_out(name, "Accelerate has no place for a note of this name");
     } else {
-      files[object + extension].entries.emplace_back(name.substr(dot + 1), TorchTree{value_of_note(text)});
+      files[object + extension].entries.emplace_back(name.substr(dot + 1), from_json(value_of_note(text)));
     }
   }
-  for (auto& [name, dict] : files) TorchFileWriter(folder / name, {std::move(dict)}, source.run().save).close();
+  for (auto& [name, dict] : files) TorchFileWriter(folder / name, std::move(dict), source.run().save).close();
 }
 
 void write_folder(const RunSource& source, const fs::path& folder) {
   const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
   const bool has_optimizer = !source.run().optimizer.empty();
   if (source.options().accelerate_layout == AccelerateLayout::Sharded) {
-    DcpFolder weights(source, folder / (model + "_0"));
-    source.on_each([&] { weights.add_model(); });
-    weights.close();
-    if (!has_optimizer) return;
-    DcpFolder state(source, folder / (optimizer + "_0"));
-    source.on_each([&] { state.add_optimizer(); });
-    state.close();
+    write_dcp_folder(source, folder / (model + "_0"), [&] { return python_model(source); });
+    if (has_optimizer) write_dcp_folder(source, folder / (optimizer + "_0"), [&] { return python_optimizer(source); });
     return;
   }
   const bool is_replicated = source.options().accelerate_layout == AccelerateLayout::Replicated;
   if (is_replicated) {
     write_safetensors(source, folder / kHubSafetensors.single);
   } else {
-    TreeFile weights(source);
-    weights.write(folder / (model + ".bin"), weights.model(), source.run().save);
+    write_torch_file(source, folder / (model + ".bin"), python_model(source), 1, source.run().save);
   }
   if (!has_optimizer) return;
-  TreeFile state(source);
-  TorchTree tree;
-  source.on_each([&] { tree = is_replicated ? state.numbered_optimizer() : state.optimizer(); });
-  state.write(folder / (optimizer + ".bin"), tree, source.run().save);
+  PythonEntries entries;
+  source.on_each([&] { entries = python_optimizer(source, is_replicated); });
+  write_torch_file(source, folder / (optimizer + ".bin"), entries, 1, source.run().save);
 }
 
 }  // namespace
@@ -110,8 +102,7 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
         const auto state = generator_of(source, rank);
         if (!state.defined()) break;
         own.push_back(fmt::format("{}{}.pkl", accelerate::kGenerators, rank));
-        write_generators(folder / own.back(), state,
-                         step == notes.end() ? json(0) : value_of_note(step->second), source.run().save);
+        write_generators(folder / own.back(), state, step == notes.end() ? json(0) : value_of_note(step->second), source.run().save);
       }
       if (source.is_first()) write_objects(source, folder);
       for (const auto& tensor : source.beside()) source.leave_out(tensor.key, kStandsBeside);

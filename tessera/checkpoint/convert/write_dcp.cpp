@@ -1,9 +1,9 @@
-#include "tessera/checkpoint/convert/write_dcp.h"
-
+// Folders of torch.distributed.checkpoint.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/error.h"
@@ -31,79 +31,57 @@ void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items)
   }
 }
 
-}  // namespace
-
-DcpFolder::DcpFolder(const RunSource& source, const fs::path& folder) : source_(source), folder_(folder) {
-  source.on_first([&] { make_folder(folder); });
-  source.on_each([&] {
-    source.expect_seen(folder);
-    for (const int rank : source.ranks()) writers_.try_emplace(rank, folder, rank);
-  });
-}
-
-void DcpFolder::add(const DcpPath& path, const SourceTensor& tensor) {
-  for (auto& [rank, writer] : writers_) {
-    for (const auto& box : source_.boxes(tensor, rank)) {
-      writer.write(path, box, tensor.dtype, [&, file = source_.file_of(rank)](TorchArchiveWriter& archive) {
-        source_.copy(tensor, box, [&](const TensorSlice&, const at::Tensor& values) { archive.append(values); }, file);
+/// Writes the part of a rank.
+void write_entry(const RunSource& source, const PythonEntry& entry, int rank, DcpRankWriter& writer) {
+  const auto& [path, what] = entry;
+  if (const auto* const tensor = std::get_if<SourceTensor>(&what)) {
+    for (const auto& box : source.boxes(*tensor, rank)) {
+      writer.write(path, box, tensor->dtype, [&](TorchArchiveWriter& archive) {
+        source.copy(
+            *tensor, box, [&](const TensorSlice&, const at::Tensor& values) { archive.append(values); }, source.file_of(rank));
       });
     }
   }
+  if (rank > 0) return;
+  if (const auto* const values = std::get_if<at::Tensor>(&what)) writer.write(path, whole_slice(values->sizes()), *values);
+  if (const auto* const value = std::get_if<pickle::Value>(&what)) writer.write(path, *value);
 }
 
-void DcpFolder::add(const DcpPath& path, const nlohmann::json& value) {
-  if (const auto first = writers_.find(0); first != writers_.end()) first->second.write(path, value);
-}
+}  // namespace
 
-void DcpFolder::add(const DcpPath& path, const at::Tensor& tensor) {
-  if (const auto first = writers_.find(0); first != writers_.end()) first->second.write(path, whole_slice(tensor.sizes()), tensor);
-}
-
-void DcpFolder::add_model() {
-  for (const auto& [name, tensor] : named_model(source_)) add({"model", name}, *tensor);
-}
-
-void DcpFolder::add_optimizer() {
-  for (const auto& tensor : python_state(source_)) add({"optimizer", "state", tensor.parameter, tensor.key}, tensor);
-  int64_t number = 0;
-  for (const auto& group : source_.settings()) {
-    for (const auto& [key, value] : group.items()) add({"optimizer", "param_groups", number, key}, value);
-    number++;
-  }
-}
-
-void DcpFolder::add_beside() {
-  for (const auto& tensor : source_.beside()) add({tensor.key}, tensor);
-}
-
-void DcpFolder::close() {
-  std::vector<DcpItem> own;
-  source_.on_each([&] {
-    for (auto& [rank, writer] : writers_) std::ranges::move(writer.close(), std::back_inserter(own));
+void write_dcp_folder(const RunSource& source, const fs::path& folder, c10::function_ref<PythonEntries()> entries) {
+  std::map<int, DcpRankWriter> writers;
+  source.on_first([&] { make_folder(folder); });
+  source.on_each([&] {
+    source.expect_seen(folder);
+    for (const int rank : source.ranks()) writers.try_emplace(rank, folder, rank);
   });
   std::string words;
-  source_.on_each([&] { words = nlohmann::json(own).dump(); });
-  const auto texts = source_.texts(words);
-  source_.on_first([&] {
+  source.on_each([&] {
+    for (const auto& entry : entries()) {
+      for (auto& [rank, writer] : writers) write_entry(source, entry, rank, writer);
+    }
+    std::vector<DcpItem> own;
+    for (auto& [rank, writer] : writers) std::ranges::move(writer.close(), std::back_inserter(own));
+    words = nlohmann::json(own).dump();
+  });
+  const auto texts = source.texts(words);
+  source.on_first([&] {
     std::vector<DcpItem> items;
     for (const auto& text : texts) std::ranges::move(nlohmann::json::parse(text).get<std::vector<DcpItem>>(), std::back_inserter(items));
-    expect_all_there(folder_, items);
-    write_dcp_metadata(folder_, items, source_.run().save);
+    expect_all_there(folder, items);
+    write_dcp_metadata(folder, items, source.run().save);
   });
 }
 
 std::vector<fs::path> write_dcp(const RunSource& source, const fs::path& out) {
   source.in_new_folder(out, [&](const fs::path& unfinished) {
-    DcpFolder folder(source, unfinished);
-    source.on_each([&] {
-      folder.add_model();
-      if (!source.run().optimizer.empty()) folder.add_optimizer();
-      if (source.options().weights_only) return;
-      folder.add_beside();
-      for (const auto& [name, value] : values_of_notes(source)) folder.add({name}, value);
-      if (const auto state = generator_of(source, source.ranks().front()); state.defined()) folder.add({kGeneratorName}, state);
+    write_dcp_folder(source, unfinished, [&] {
+      auto entries = python_run(source);
+      const auto state = source.options().weights_only ? at::Tensor() : generator_of(source, source.ranks().front());
+      if (state.defined()) entries.push_back({{kGeneratorName}, state});
+      return entries;
     });
-    folder.close();
   });
   return {out};
 }

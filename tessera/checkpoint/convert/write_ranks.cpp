@@ -23,10 +23,7 @@ namespace fs = std::filesystem;
 /// One rank's file: which boxes of which tensors it holds.
 class RankPart {
  public:
-  RankPart(const RunSource& source, int rank, uint64_t save)
-      : source_(source), rank_(rank), generator_(read_generator(source.stored(), source.run(), rank)) {
-    // New ranks can't get device generators of their own: making them needs the device.
-    if (source.run().ranks == source.options().world) device_generator_ = stored_device_generator(source.stored(), source.run(), rank);
+  RankPart(const RunSource& source, int rank, uint64_t save) : source_(source), rank_(rank) {
     const auto& run = source.run();
     const auto ranks = source.options().world;
     record_ = {.rank = rank,
@@ -35,11 +32,16 @@ class RankPart {
                .aliases = run.catalog.aliases,
                .optimizer = run.optimizer,
                .generator = run.generator,
-               .device_generator = device_generator_.defined() ? run.device_generator : "",
                .notes = notes_of_rank(run, rank, ranks, {.notes_of_first_rank = source.options().notes_of_first_rank}),
                .base = run.base,
                .adapters = run.adapters,
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
+    if (const auto generator = read_generator(source.stored(), run, rank)) generators_.emplace_back(run.generator, generator->get_state());
+    // New ranks can't get device generators of their own: making them needs the device.
+    if (const auto state = run.ranks == ranks ? stored_device_generator(source.stored(), run, rank) : at::Tensor(); state.defined()) {
+      record_.device_generator = run.device_generator;
+      generators_.emplace_back(run.device_generator, state);
+    }
     for (const auto& tensor : source.model()) add_model(tensor);
     for (const auto& tensor : source.state()) {
       const auto part = tensor.shape.empty() ? whole(tensor) : even_part(tensor);
@@ -57,12 +59,8 @@ class RankPart {
   void write(const fs::path& folder) const {
     std::vector<SafetensorsEntry> entries;
     for (const auto& item : items_) entries.push_back({.name = item.tensor->name, .dtype = item.tensor->dtype, .sizes = item.sizes});
-    const auto state = generator_ ? generator_->get_state() : at::Tensor();
-    if (state.defined()) entries.push_back({.name = record_.generator, .dtype = state.scalar_type(), .sizes = state.sizes().vec()});
-    if (device_generator_.defined()) {
-      const auto sizes = device_generator_.sizes().vec();
-      entries.push_back({.name = record_.device_generator, .dtype = device_generator_.scalar_type(), .sizes = sizes});
-    }
+    for (const auto& [name, state] : generators_)
+      entries.push_back({.name = name, .dtype = state.scalar_type(), .sizes = state.sizes().vec()});
     SafetensorsWriter writer(rank_file(folder, rank_, record_.ranks), std::move(entries), to_metadata(record_));
     for (const auto& item : items_) {
       if (item.part.numel() == 0) writer.append(at::empty({0}, at::TensorOptions(at::kCPU).dtype(item.tensor->dtype)));
@@ -71,8 +69,7 @@ class RankPart {
         if (slice.numel() > 0) source_.copy(*item.tensor, slice, append, first_file(source_.stored(), rank_));
       }
     }
-    if (state.defined()) writer.write(state);
-    if (device_generator_.defined()) writer.write(device_generator_);
+    for (const auto& [name, state] : generators_) writer.write(state);
     writer.close();
   }
 
@@ -116,8 +113,7 @@ class RankPart {
 
   const RunSource& source_;
   const int rank_;
-  const std::optional<at::Generator> generator_;
-  at::Tensor device_generator_;
+  std::vector<std::pair<std::string, at::Tensor>> generators_;
   RankRecord record_;
   std::vector<Item> items_;
 };

@@ -1,96 +1,72 @@
-#include "tessera/checkpoint/convert/write_torch.h"
-
-#include <ATen/ATen.h>
-
+// Files of torch.save.
+#include <algorithm>
 #include <map>
 #include <memory>
+#include <span>
 
-#include "tessera/base/error.h"
 #include "tessera/base/folder.h"
 #include "tessera/checkpoint/convert/fill.h"
 #include "tessera/checkpoint/convert/python_run.h"
-#include "tessera/checkpoint/stored/runs.h"
+#include "tessera/checkpoint/formats/torch/file.h"
 
 namespace tessera::checkpoint {
 
 namespace fs = std::filesystem;
 
-TorchTree TreeFile::model() {
-  TorchTree::Dict dict;
-  std::map<std::string, TorchTree::Tensor> first;
-  for (const auto& [name, tensor] : named_model(source_)) {
-    auto& place = first[tensor->name];
-    if (place == nullptr) place = add(*tensor);
-    dict.entries.emplace_back(name, TorchTree{place});
-  }
-  return {std::move(dict)};
-}
+namespace {
 
-TorchTree TreeFile::optimizer() {
-  TorchTree::Dict state;
-  for (const auto& tensor : python_state(source_)) {
-    if (state.entries.empty() || state.entries.back().first != TorchTree::Key(tensor.parameter))
-      state.entries.emplace_back(tensor.parameter, TorchTree{TorchTree::Dict{}});
-    std::get<TorchTree::Dict>(state.entries.back().second.value).entries.emplace_back(tensor.key, TorchTree{add(tensor)});
-  }
-  return {TorchTree::Dict{{{"state", TorchTree{std::move(state)}}, {"param_groups", TorchTree{source_.settings()}}}}};
-}
-
-TorchTree TreeFile::numbered_optimizer() {
-  if (!source_.notes().contains(kSettingsNote))
-    throw UsageError(
-        "without FSDP, Accelerate knows the optimizer's parameters by numbers, and this checkpoint does not say in which order the "
-        "optimizer "
-        "has them; save with checkpoint::save in this format, or convert the weights only (.weights_only = true)");
-  auto groups = source_.settings();
-  std::map<std::string, int64_t> numbers;
-  for (auto& group : groups) {
-    group["param_names"] = group["params"];
-    for (auto& param : group["params"]) {
-      const auto number = std::ssize(numbers);
-      numbers.emplace(param.get<std::string>(), number);
-      param = number;
+/// Nests entries that have the first `depth` keys in common. `leaf` makes the value of one.
+pickle::Value nested(std::span<const PythonEntry> entries, size_t depth, c10::function_ref<pickle::Value(const PythonEntry&)> leaf) {
+  pickle::List list;
+  pickle::Dict dict;
+  while (!entries.empty()) {
+    const auto& path = entries.front().path;
+    const bool is_leaf = path.size() == depth + 1;
+    const auto end = std::ranges::find_if(
+        entries, [&](const PythonEntry& entry) { return entry.path.size() < depth + 2 || entry.path[depth] != path[depth]; });
+    const auto count = is_leaf ? 1 : static_cast<size_t>(end - entries.begin());
+    auto value = is_leaf ? leaf(entries.front()) : nested(entries.first(count), depth + 1, leaf);
+    if (depth == 2 && path[1] == DcpPath::value_type("param_groups")) {
+      list.items.push_back(std::move(value));
+    } else {
+      dict.entries.emplace_back(std::visit([](const auto& key) { return pickle::Value(key); }, path[depth]), std::move(value));
     }
+    entries = entries.subspan(count);
   }
-  auto tree = optimizer();
-  auto& entries = std::get<TorchTree::Dict>(tree.value).entries;
-  for (auto& [parameter, state] : std::get<TorchTree::Dict>(entries[0].second.value).entries) {
-    const auto number = numbers.find(std::get<std::string>(parameter));
-    if (number == numbers.end()) {
-      throw UsageError("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
-                       std::get<std::string>(parameter));
-    }
-    parameter = number->second;
-  }
-  entries[1].second = TorchTree{std::move(groups)};
-  return tree;
+  if (list.items.empty()) return dict;
+  return list;
 }
 
-void TreeFile::write(const fs::path& path, const TorchTree& tree, std::optional<uint64_t> save) {
-  write_reserved(source_, tensors_, DigestKind::Crc32, [&] {
+}  // namespace
+
+void write_torch_file(const RunSource& source, const fs::path& path, const PythonEntries& entries, size_t depth,
+                      std::optional<uint64_t> save) {
+  std::vector<SourceTensor> tensors;           // in the order of the file
+  std::map<std::string, pickle::Value> known;  // a tied tensor is there once
+  const auto content = nested(entries, depth, [&](const PythonEntry& entry) -> pickle::Value {
+    if (const auto* const value = std::get_if<pickle::Value>(&entry.what)) return *value;
+    const auto* const tensor = std::get_if<SourceTensor>(&entry.what);
+    if (tensor == nullptr) return pickle::Dict{};
+    const auto [place, is_new] = known.try_emplace(tensor->name);
+    if (is_new) {
+      place->second = pickle::Tensor{.dtype = tensor->dtype, .shape = tensor->shape};
+      tensors.push_back(*tensor);
+    }
+    return place->second;
+  });
+  write_reserved(source, tensors, DigestKind::Crc32, [&] {
     make_folder(path.parent_path());
-    return std::make_unique<TorchFileWriter>(path, tree, save);
+    return std::make_unique<TorchFileWriter>(path, content, save);
   });
 }
 
-TorchTree::Tensor TreeFile::add(const SourceTensor& tensor) {
-  tensors_.push_back(tensor);
-  return std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.dtype, .shape = tensor.shape});
-}
-
 std::vector<fs::path> write_torch(const RunSource& source, const fs::path& out) {
-  TreeFile file(source);
-  auto model = file.model();
-  if (source.options().weights_only) {
-    const auto& key = source.options().model_key;
-    file.write(out, key.empty() ? model : TorchTree{TorchTree::Dict{{{key, model}}}});
-    return {out};
+  const auto& key = source.options().model_key;  // given with weights only
+  auto entries = python_run(source);
+  if (!key.empty()) {
+    for (auto& entry : entries) entry.path.front() = key;
   }
-  TorchTree::Dict all{{{"model", std::move(model)}}};
-  if (!source.run().optimizer.empty()) all.entries.emplace_back("optimizer", file.optimizer());
-  for (const auto& tensor : source.beside()) all.entries.emplace_back(tensor.key, file.tensor(tensor));
-  for (const auto& [name, value] : values_of_notes(source)) all.entries.emplace_back(name, TorchTree{value});
-  file.write(out, {std::move(all)});
+  write_torch_file(source, out, entries, source.options().weights_only && key.empty() ? 1 : 0);
   return {out};
 }
 

@@ -34,18 +34,8 @@ class AccelerateReader {
   Catalog read() {
     add_generators();
     const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
-    if (is_there(folder_ / (model + "_0"))) {
-      add_dcp(folder_ / (model + "_0"), "model.");
-    } else if (is_there(folder_ / (model + ".bin"))) {
-      append(all_, read_torch_file(folder_ / (model + ".bin")), "model.");
-    } else if (is_hub_folder(folder_)) {  // as Accelerate has it without FSDP
-      append(all_, read_hub_folder(folder_), "model.");
-    }
-    if (is_there(folder_ / (optimizer + "_0"))) {
-      add_dcp(folder_ / (optimizer + "_0"), "optimizer.");
-    } else if (is_there(folder_ / (optimizer + ".bin"))) {
-      append(all_, read_torch_file(folder_ / (optimizer + ".bin")), "optimizer.");
-    }
+    if (!add_part(model, "model.") && is_hub_folder(folder_)) append(all_, read_hub_folder(folder_), "model.");  // as it is without FSDP
+    add_part(optimizer, "optimizer.");
     for (const auto& name : names_inside(folder_)) {
       const auto is_part_of = [&](const std::string& kind) { return name.starts_with(kind + "_") && name != kind + "_0"; };
       if (is_part_of(model) || is_part_of(optimizer)) {
@@ -65,31 +55,33 @@ class AccelerateReader {
     for (size_t rank = 0;; rank++) {
       const auto path = folder_ / fmt::format("{}{}.pkl", accelerate::kGenerators, rank);
       if (!is_there(path)) break;
-      const InputFile file(path);
-      const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
+      const TorchArchive archive{InputFile(path)};
       note_save(all_, archive.save(), path);
-      const auto* const dict = archive.content().as<pickle::Dict>();
-      const auto* const value = dict == nullptr ? nullptr : dict->find(accelerate::kTorchGenerator);
-      const auto tensor = value == nullptr ? std::nullopt : archive.tensor(*value, accelerate::kTorchGenerator);
+      const auto& content = archive.content();
+      const auto tensor = archive.tensor(content[accelerate::kTorchGenerator], accelerate::kTorchGenerator);
       if (!tensor || tensor->dtype != at::kByte || (rank > 0 && tensor->shape != state.shape)) {
         all_.left_out.emplace(path.filename().string(), "it has no state of torch's generator, or another one than the file of rank 0");
         return;
       }
       state.shape = tensor->shape;
-      state.boxes.push_back(
-          {.box = whole_slice(tensor->shape), .file = all_.files.size(), .offset = tensor->begin, .strides = tensor->strides});
-      if (const auto& storage = tensor->storage; storage.crc32 != 0) {
-        all_.checksums.push_back({.file = all_.files.size(),
-                                  .begin = storage.begin,
-                                  .bytes = storage.bytes,
-                                  .checksum = fmt::format("{:08x}", storage.crc32),
-                                  .name = accelerate::kTorchGenerator});
-      }
+      state.boxes.push_back(tensor->stored_in(all_.files.size()));
+      tensor->add_checksum(all_, all_.files.size(), accelerate::kTorchGenerator);
       all_.files.push_back(path);
-      const auto* const step = dict->find("step");
-      if (const auto* const number = step == nullptr ? nullptr : step->as<int64_t>()) all_.values["step"] = *number;
+      if (const auto* const step = content["step"].as<int64_t>()) all_.values["step"] = *step;
     }
     if (!state.boxes.empty()) all_.tensors.emplace(kGeneratorName, std::move(state));
+  }
+
+  /// Adds a folder of DCP or a file of torch.save, if one of them is there.
+  bool add_part(const std::string& name, const std::string& before) {
+    if (is_there(folder_ / (name + "_0"))) {
+      add_dcp(folder_ / (name + "_0"), before);
+    } else if (is_there(folder_ / (name + ".bin"))) {
+      append(all_, read_torch_file(folder_ / (name + ".bin")), before);
+    } else {
+      return false;
+    }
+    return true;
   }
 
   /// Adds a DCP folder. Accelerate puts everything under `key`; older versions did not.
@@ -106,7 +98,7 @@ class AccelerateReader {
     std::optional<TorchArchive> archive;
     try {
       file.emplace(folder_ / name);
-      archive.emplace(*file, 0, file->size(), any_globals, file->path().string());
+      archive.emplace(*file);
     } catch (const IoError& error) {
       all_.left_out.emplace(name, error.what());
       if (auto fault = file ? fault_of_zip(*file) : std::nullopt) all_.faults.push_back(std::move(*fault));

@@ -33,5 +33,9 @@ uint64_t checksum_value(std::string_view bytes);
 std::string checksum_of(std::string_view bytes);
 /// Returns the checksum of a text with zeros in place of `checksums`, a part of it that begins with this one. Nothing if it lacks them.
 std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums);
+/// The checksum of a part.
+inline std::string checksum_at(const std::string& checksums, size_t part) {
+  return checksums.substr(Checksum::kDigits * (part + 1), Checksum::kDigits);
+}
 
 }  // namespace tessera::checkpoint

@@ -53,10 +53,7 @@ std::vector<std::string> files_before(const fs::path& folder) {
 }
 
 Catalog read_weights(const fs::path& file) {
-  if (file.extension() == ".bin") return read_torch_file(file);
-  Catalog catalog;
-  add_safetensors(catalog, SafetensorsFile(file));
-  return catalog;
+  return file.extension() == ".bin" ? read_torch_file(file) : read_safetensors(file);
 }
 
 struct HubIndex {
@@ -211,23 +208,13 @@ void HubWriter::write(const at::Tensor& tensor) {
   written_++;
 }
 
-void HubWriter::close() {
+void HubWriter::close(std::span<const std::string> checksums) {
   while (closed_ < shards_.size()) {
     if (writers_.size() == closed_) begin_file();
-    close_file();
+    const auto count = std::min(shards_[closed_].size(), checksums.size());
+    close_file(checksums.first(count));
+    checksums = checksums.subspan(count);
   }
-  finish();
-}
-
-void HubWriter::close(std::span<const std::string> checksums) {
-  for (const auto& shard : shards_) {
-    close_file(checksums.first(shard.size()));
-    checksums = checksums.subspan(shard.size());
-  }
-  finish();
-}
-
-void HubWriter::finish() {
   if (shards_.size() > 1) write_index();
   is_complete_ = true;
   try {

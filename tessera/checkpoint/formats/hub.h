@@ -56,18 +56,15 @@ class HubWriter {
 
   /// Writes the next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
-  void close();
-  /// Instead of write() and close(): reserves bytes for each tensor, which other processes fill.
+  /// Instead of write(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
-  /// Closes files that have been filled, with the checksum of each tensor.
-  void close(std::span<const std::string> checksums);
+  /// Files that others have filled are closed with the checksum of each tensor.
+  void close(std::span<const std::string> checksums = {});
   const std::vector<std::filesystem::path>& files() const { return files_; }
 
  private:
   SafetensorsWriter& begin_file();
   void close_file(std::span<const std::string> checksums = {});
-  /// Makes the files the model of the folder.
-  void finish();
   void write_index() const;
   /// Whether the index in the folder names the new files.
   bool is_indexed() const;

@@ -8,6 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/storage.h"
 #include "tessera/checkpoint/stored/catalog.h"
+#include "tessera/checkpoint/stored/rank_file.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -87,23 +88,28 @@ void SafetensorsFile::verify(const std::string& name) const {
   read_blocks(found, [&](uint64_t) { return block.data(); });
 }
 
+Catalog read_safetensors(const std::filesystem::path& path) {
+  const SafetensorsFile file(path);
+  if (is_rank_file(file)) throw UsageError("{} is the part of one rank; give the folder {}", path, path.parent_path());
+  Catalog catalog;
+  add_safetensors(catalog, file);
+  return catalog;
+}
+
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
   const auto number = catalog.files.size();
   catalog.files.push_back(file.path());
-  for (const auto& name : file.names()) {
-    const auto& [same_name, dtype, sizes] = file.info(name);
-    const auto strides = c10::contiguous_strides(sizes);
-    const StoredBox all{
-        .box = whole_slice(sizes), .file = number, .offset = file.offset(name), .strides = {strides.begin(), strides.end()}};
-    if (!catalog.tensors.emplace(name, StoredTensor{.dtype = dtype, .shape = sizes, .boxes = {all}}).second) {
-      throw IoError("'{}' is in {} and in a file before it", name, file.path());
-    }
-    if (!file.has_checksum(name)) continue;
-    catalog.checksums.push_back({.file = number,
-                                 .begin = file.offset(name),
-                                 .bytes = static_cast<uint64_t>(file.info(name).bytes()),
-                                 .checksum = file.checksum(name),
-                                 .name = name});
+  for (const auto& [entry, begin, checksum] : file.places()) {
+    const auto strides = c10::contiguous_strides(entry.sizes);
+    const StoredBox all{.box = whole_slice(entry.sizes),
+                        .file = number,
+                        .offset = file.header_bytes() + begin,
+                        .strides = {strides.begin(), strides.end()}};
+    if (!catalog.tensors.emplace(entry.name, StoredTensor{.dtype = entry.dtype, .shape = entry.sizes, .boxes = {all}}).second)
+      throw IoError("'{}' is in {} and in a file before it", entry.name, file.path());
+    if (checksum.empty()) continue;
+    catalog.checksums.push_back(
+        {.file = number, .begin = all.offset, .bytes = static_cast<uint64_t>(entry.bytes()), .checksum = checksum, .name = entry.name});
   }
   for (const auto& [alias, name] : file.metadata()) {
     if (file.contains(name) && !file.contains(alias)) catalog.aliases[alias] = name;
@@ -114,32 +120,24 @@ void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsEntry> entries,
                                      const std::map<std::string, std::string>& metadata)
-    : path_(path), entries_(std::move(entries)), header_(entries_, metadata), checksums_(checksum_of(header_.text)), file_(path) {
+    : path_(path),
+      tensors_(path, std::move(entries)),
+      header_(tensors_.all(), metadata),
+      checksums_(checksum_of(header_.text)),
+      file_(path) {
   const uint64_t length = header_.text.size();
   file_.write(std::as_bytes(std::span(&length, 1)));
   file_.write(std::as_bytes(std::span(header_.text)));
 }
 
 void SafetensorsWriter::write(const at::Tensor& tensor) {
-  if (next_ == entries_.size()) throw UsageError("{} has all its {} tensors already", path_, entries_.size());
-  const auto& entry = entries_[next_];
-  if (tensor.scalar_type() != entry.dtype || tensor.sizes() != at::IntArrayRef(entry.sizes)) {
-    throw UsageError("the next tensor of {} is '{}', {} of [{}], but was given {} of [{}]", path_, entry.name, c10::toString(entry.dtype),
-                     joined(entry.sizes), c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
-  }
+  tensors_.expect_whole(tensor);
   append(tensor);
 }
 
 void SafetensorsWriter::append(const at::Tensor& values) {
-  if (next_ == entries_.size()) throw UsageError("{} has all its {} tensors already", path_, entries_.size());
-  const auto& entry = entries_[next_];
-  const auto numel = c10::multiply_integers(entry.sizes);
-  if (values.scalar_type() != entry.dtype || values.numel() > numel - written_) {
-    throw UsageError("'{}' in {} lacks {} values of {}, but was given {} of {}", entry.name, path_, numel - written_,
-                     c10::toString(entry.dtype), values.numel(), c10::toString(values.scalar_type()));
-  }
-  const auto plain = values.detach().cpu().contiguous();
-  std::span<const std::byte> rest(static_cast<const std::byte*>(plain.const_data_ptr()), plain.nbytes());
+  const auto taken = tensors_.take(values);
+  std::span<const std::byte> rest(static_cast<const std::byte*>(taken.values.const_data_ptr()), taken.values.nbytes());
   if (!checksum_) checksum_.emplace();
   while (!rest.empty()) {
     const auto block = rest.first(std::min<size_t>(kBlock, rest.size()));
@@ -147,34 +145,26 @@ void SafetensorsWriter::append(const at::Tensor& values) {
     file_.write(block);
     rest = rest.subspan(block.size());
   }
-  written_ += values.numel();
-  if (written_ < numel) return;
+  if (!taken.ends) return;
   checksums_ += Checksum::text(checksum_->value());
   checksum_.reset();
-  next_++;
-  written_ = 0;
 }
 
 std::vector<ReservedBytes> SafetensorsWriter::reserve() {
   std::vector<ReservedBytes> reserved;
-  uint64_t end = kLengthBytes + header_.text.size();
-  for (; next_ < entries_.size(); next_++) {
+  const uint64_t begin = kLengthBytes + header_.text.size();
+  uint64_t end = begin;
+  for (const auto& entry : tensors_.take_rest()) {
     reserved.push_back({.file = file_.part(), .offset = end});
-    end += static_cast<uint64_t>(entries_[next_].bytes());
+    end += static_cast<uint64_t>(entry.bytes());
   }
-  file_.reserve(end - kLengthBytes - header_.text.size());
+  file_.reserve(end - begin);
   return reserved;
 }
 
 void SafetensorsWriter::close(std::span<const std::string> checksums) {
   for (const auto& each : checksums) checksums_ += each;
-  close();
-}
-
-void SafetensorsWriter::close() {
-  if (next_ < entries_.size()) {
-    throw UsageError("{} was closed after {} of {} tensors; '{}' is missing", path_, next_, entries_.size(), entries_[next_].name);
-  }
+  tensors_.expect_none();
   file_.overwrite(kLengthBytes + header_.checksums, std::as_bytes(std::span(checksums_)));
   file_.commit();
   if (object_path(path_)) expect_stored();
@@ -183,10 +173,9 @@ void SafetensorsWriter::close() {
 void SafetensorsWriter::expect_stored() const {
   try {
     const SafetensorsFile file(path_);
-    for (size_t i = 0; i < entries_.size(); i++) {
-      const auto& name = entries_[i].name;
-      const auto own = std::string_view(checksums_).substr(Checksum::kDigits * (i + 1), Checksum::kDigits);
-      if (!file.contains(name) || file.checksum(name) != own) throw IoError("it has another '{}'", name);
+    for (size_t i = 0; i < tensors_.all().size(); i++) {
+      const auto& name = tensors_.all()[i].name;
+      if (!file.contains(name) || file.checksum(name) != checksum_at(checksums_, i)) throw IoError("it has another '{}'", name);
       file.verify(name);
     }
   } catch (const IoError& error) {

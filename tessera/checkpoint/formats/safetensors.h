@@ -18,6 +18,7 @@
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/input_file.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/next_tensors.h"
 #include "tessera/checkpoint/formats/reserved.h"
 #include "tessera/checkpoint/formats/safetensors_header.h"
 
@@ -34,7 +35,8 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   const InputFile& file() const { return file_; }
-  /// The names in the order in which the tensors lie in the file.
+  /// The tensors in the order in which they lie in the file, and their names.
+  const std::vector<SafetensorsHeader::Place>& places() const { return header_.places; }
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
@@ -67,6 +69,8 @@ class SafetensorsFile {
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
 
+/// Throws UsageError for the file of one rank.
+Catalog read_safetensors(const std::filesystem::path& path);
 /// Adds the file and its tensors. Metadata whose value is the name of a tensor in the file is an alias of it.
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
 
@@ -89,20 +93,17 @@ class SafetensorsWriter {
   std::vector<ReservedBytes> reserve();
   /// NewFile::set_aside(), for writers of many files that others fill.
   void set_aside() { file_.set_aside(); }
-  void close();
-  /// Closes a file that has been filled, with the checksum of each tensor.
-  void close(std::span<const std::string> checksums);
+  /// A file that others have filled is closed with the checksum of each tensor.
+  void close(std::span<const std::string> checksums = {});
 
  private:
   /// Reads back what a store has taken, because stores are outside of our control. Throws IoError unless it is what was written.
   void expect_stored() const;
 
   std::filesystem::path path_;
-  std::vector<SafetensorsEntry> entries_;
+  NextTensors tensors_;
   SafetensorsHeaderText header_;
   std::string checksums_;  // of the header and of the tensors so far
-  size_t next_ = 0;
-  int64_t written_ = 0;  // values of the next tensor
   std::optional<Checksum> checksum_;
   NewFile file_;
 };

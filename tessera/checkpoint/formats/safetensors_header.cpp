@@ -11,6 +11,7 @@
 #include "tessera/base/numel.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/damage.h"
 #include "tessera/checkpoint/formats/dtype_names.h"
 #include "tessera/checkpoint/formats/json_fault.h"
 
@@ -164,18 +165,8 @@ void take_checksums(SafetensorsHeader& header, std::string_view text) {
   if (found == header.metadata.end()) return;
   const std::string all = std::move(found->second);
   header.metadata.erase(found);
-  constexpr auto kDigits = Checksum::kDigits;
-  const auto own = checksum_around(text, all);
-  if (all.size() != kDigits * (header.places.size() + 1) || !own) {
-    throw IoError("it has {} tensors, but checksums with {} digits", header.places.size(), all.size());
-  }
-  if (*own != all.substr(0, kDigits)) {
-    throw IoError(
-        "it has another checksum than when it was written, so a bit has changed; or a program has rewritten the file and "
-        "kept '{}' among the metadata, which then has to be left out",
-        kChecksums);
-  }
-  for (size_t i = 0; i < header.places.size(); i++) header.places[i].checksum = all.substr(kDigits * (i + 1), kDigits);
+  expect_as_written(text, all, header.places.size(), kChecksums);
+  for (size_t i = 0; i < header.places.size(); i++) header.places[i].checksum = checksum_at(all, i);
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ Format format_of(const fs::path& path) {
   if (is_gguf_file(path)) return Format::Gguf;
   char magic[2] = {};
   if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
-  const bool is_pickle = has_torch_extension(path) || path.extension() == ".tar";
+  const bool is_pickle = row_of(Format::Torch).has_ending(path) || path.extension() == ".tar";
   if (!is_pickle && (magic[0] != 'P' || magic[1] != 'K')) return Format::Safetensors;
   return is_torch_xla_file(path) ? Format::TorchXla : Format::Torch;
 }

@@ -75,7 +75,7 @@ TEST_F(Ckpt, WritesNoFormatThatItDoesNotKnow) {
   for (const auto* name : {"net.onnx", "net.tflite", "net.pkl"}) {
     const auto ended = consolidate({prefix, "--save-path", folder / name});
     EXPECT_EQ(ended.status, 2);
-    EXPECT_THAT(ended.output, HasSubstr("asks for another format: names of safetensors files end in .safetensors"));
+    EXPECT_THAT(ended.output, HasSubstr("asks for another format: the name of a safetensors file ends in .safetensors"));
     EXPECT_FALSE(std::filesystem::exists(folder / name));
   }
   EXPECT_EQ(consolidate({prefix, "--save-path", folder / "net-0.5"}).status, 0);

@@ -28,9 +28,9 @@ namespace {
 
 using checkpoint::Format;
 
-/// Whether `convert` writes the format: by its row, or by the package models.
+/// Whether `convert` writes the format: by its row, or by a package.
 bool is_written(const checkpoint::FormatRow& row) {
-  return row.write != nullptr || row.format == Format::Gguf;
+  return row.write != nullptr || !row.package.empty();
 }
 
 std::string names_of_formats(const std::string& separator, bool written) {
@@ -84,30 +84,27 @@ struct MergeCommand {
   }
 };
 
-/// The formats for which flags mean something. None means anything for adapters.
-const std::vector<std::pair<const char*, std::vector<Format>>>& meanings() {
-  using enum Format;
-  static const std::vector<std::pair<const char*, std::vector<Format>>> kMeanings = {
-      {"--world", {Tessera, Dcp, Accelerate}},
-      {"--set", {Dcp, Torch, Accelerate}},
-      {"--full", {Accelerate}},
-      {"--replicated", {Accelerate}},
-      {"--max-shard-size", {Hub}},
-      {"--code", {Gguf}},
-      {"--dtype", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-      {"--memory", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-      {"--weights-only", {Tessera, Dcp, Hub, Safetensors, Torch, Accelerate}},
-      {"--notes-of-first-rank", {Tessera, Dcp, Torch, Accelerate}},
-  };
-  return kMeanings;
-}
+/// The flags that mean something for some formats only, by the options of their rows. None means anything for adapters.
+constexpr std::pair<const char*, std::string_view> kFormatFlags[] = {{"--world", "world"},
+                                                                     {"--set", "settings"},
+                                                                     {"--full", "accelerate_layout"},
+                                                                     {"--replicated", "accelerate_layout"},
+                                                                     {"--max-shard-size", "max_shard_size"},
+                                                                     {"--code", "code"},
+                                                                     {"--dtype", ""},
+                                                                     {"--memory", ""},
+                                                                     {"--weights-only", ""},
+                                                                     {"--notes-of-first-rank", "notes_of_first_rank"}};
 
 std::optional<ModelConversions> of_models;
 
 /// Throws ConfigError for a flag that is given and means nothing for the format, or for an adapter.
 void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool is_adapter) {
-  for (const auto& [flag, formats] : meanings()) {
-    if (command.count(flag) == 0 || (!is_adapter && std::ranges::find(formats, convert.options.to) != formats.end())) continue;
+  const auto& row = checkpoint::row_of(convert.options.to);
+  for (const auto& [flag, option] : kFormatFlags) {
+    const bool means_something = option.empty() ? row.write != nullptr : row.takes(option);
+    const auto* const given = command.get_option_no_throw(flag);
+    if (given == nullptr || given->count() == 0 || (!is_adapter && means_something)) continue;
     throw ConfigError("{} means nothing for {}", flag, is_adapter ? "an adapter" : "--to " + convert.to);
   }
 }
@@ -159,6 +156,15 @@ void add_common(CLI::App& command, ConvertCommand& convert) {
                    "Where notes differ by rank and can't, take those of rank 0");
 }
 
+void choose_on(CLI::App& command, const std::shared_ptr<ConvertCommand>& convert, std::function<int()>& chosen) {
+  command.callback([&chosen, convert, &command] {
+    expect_meaning(command, *convert, false);
+    expect_apart(convert->in, convert->out);
+    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
+    chosen = [convert, &command] { return run(*convert, command); };
+  });
+}
+
 }  // namespace
 
 AddedConversions::AddedConversions(const ModelConversions& conversions) {
@@ -174,10 +180,13 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
   auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
   const auto merge = std::make_shared<MergeCommand>();
   auto& options = merge->options;
-  flags->add_option("IN,--ckpt-prefix", merge->from, "The checkpoint: a folder or a file, or the P of folders P-step-N or of rank files of torch_xla")
+  flags
+      ->add_option("IN,--ckpt-prefix", merge->from,
+                   "The checkpoint: a folder or a file, or the P of folders P-step-N or of rank files of torch_xla")
       ->type_name("P")
       ->required();
-  flags->add_option("--ckpt-suffix", merge->suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
+  flags->add_option("--ckpt-suffix", merge->suffix, "The files of torch_xla are those that match P and this, such as *.pth")
+      ->type_name("S");
   flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of,
             "The largest file; if the model is larger, there are several and an index")
@@ -239,12 +248,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   flags->footer(Help::footer_of({"tessera ckpt convert run/mnist hub --to hub --dtype bf16",
                                  "tessera ckpt convert accelerate/run ours --to tessera --world 4",
                                  "tessera ckpt convert run/adapter adapter.gguf --to gguf --base SmolLM2-135M"}));
-  flags->callback([&chosen, convert, flags] {
-    expect_meaning(*flags, *convert, false);
-    expect_apart(convert->in, convert->out);
-    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return run(*convert, *flags); };
-  });
+  choose_on(*flags, convert, chosen);
 }
 
 void add_reshard(CLI::App& command, std::function<int()>& chosen) {
@@ -253,11 +257,7 @@ void add_reshard(CLI::App& command, std::function<int()>& chosen) {
   add_common(*flags, *convert);
   flags->get_option("--world")->required();
   flags->footer(Help::footer_of({"tessera ckpt reshard run/mnist-step-000100 run/mnist-on-8 --world 8"}));
-  flags->callback([&chosen, convert, flags] {
-    expect_apart(convert->in, convert->out);
-    checkpoint::expect_ending_of(without_slashes(convert->out), convert->options.to);
-    chosen = [=] { return run(*convert, *flags); };
-  });
+  choose_on(*flags, convert, chosen);
 }
 
 }  // namespace tessera::cli

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "tessera/base/atomic_write.h"
@@ -24,7 +25,7 @@ namespace tessera::checkpoint {
 Catalog read_dcp(const std::filesystem::path& folder);
 
 /// The keys of the dicts and the places in lists on the way to a value in the state. Joined by dots they are the value's name.
-using DcpPath = std::vector<TorchTree::Key>;
+using DcpPath = std::vector<std::variant<std::string, int64_t>>;
 
 /// A part of a tensor, or another value, that a rank has written. It can be sent to rank 0 as JSON.
 struct DcpItem {
@@ -49,7 +50,7 @@ class DcpRankWriter {
   /// Writes the values of a box of a tensor, or what `fill` appends to the archive.
   void write(const DcpPath& path, const TensorSlice& box, const at::Tensor& values);
   void write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype, c10::function_ref<void(TorchArchiveWriter& archive)> fill);
-  void write(const DcpPath& path, const nlohmann::json& value);
+  void write(const DcpPath& path, const pickle::Value& value);
   /// Gives the file its name. Returns its items, for write_dcp_metadata().
   std::vector<DcpItem> close();
 

@@ -39,7 +39,7 @@ std::vector<DcpItem> write_rank(const std::filesystem::path& folder, int rank) {
   writer.write({"model", "a.weight"}, own, view_of(weight(), own));
   writer.write({"model", "step"}, whole_slice({}), at::full({}, 7, at::kLong));
   if (rank == 0) writer.write({"groups", int64_t{0}, "lr"}, 0.5);
-  writer.write({"epoch"}, {{"number", 3}});
+  writer.write({"epoch"}, pickle::Dict{{{"number", int64_t{3}}}});
   return writer.close();
 }
 
@@ -88,8 +88,11 @@ TEST(Dcp, RefusesPartsThatAreNoTensor) {
   EXPECT_FALSE(std::filesystem::exists(folder / ".metadata"));
   DcpRankWriter writer(folder.path(), 0);
   EXPECT_THAT([&] { writer.write({"w"}, rows(2, 2), at::ones({2, 2})); }, ThrowsMessage<UsageError>(HasSubstr("outside of its shape")));
-  EXPECT_THAT([&] { writer.write({"w"}, rows(0, 2), at::ones({2, 1})); },
-              ThrowsMessage<UsageError>(HasSubstr("part [0:2, 0:2] of 'w' was given values of the shape [2, 1]")));
+  EXPECT_THAT(
+      [&] {
+        writer.write({"w"}, rows(0, 2), at::ones({2, 1}));
+      },
+      ThrowsMessage<UsageError>(HasSubstr("part [0:2, 0:2] of 'w' was given values of the shape [2, 1]")));
 }
 
 /// The metadata of a folder, changed.
@@ -171,14 +174,15 @@ TEST(Dcp, KnowsWhatWasWritten) {
     auto text = whole;
     for (size_t place = 0; (place = text.find(name, place)) != std::string::npos; place++) text[place] ^= 1;
     write_file(folder / dcp::kFile, text);
-    EXPECT_THAT([&] { read_dcp(folder.path()); }, ThrowsMessage<IoError>(HasSubstr("it has another checksum than when it was written"))) << name;
+    EXPECT_THAT([&] { read_dcp(folder.path()); }, ThrowsMessage<IoError>(HasSubstr("it has another checksum than when it was written")))
+        << name;
   }
   write_file(folder / dcp::kFile, whole);
   DcpRankWriter writer(folder.path(), 1);  // of a later save
   const auto own = rows(2, 1);
   writer.write({"model", "a.weight"}, own, view_of(weight(), own) + 1);
   writer.write({"model", "step"}, whole_slice({}), at::full({}, 7, at::kLong));
-  writer.write({"epoch"}, {{"number", 3}});
+  writer.write({"epoch"}, pickle::Dict{{{"number", int64_t{3}}}});
   writer.close();
   EXPECT_THAT([&] { read_dcp(folder.path()); },
               ThrowsMessage<IoError>(AllOf(HasSubstr("__1_0.distcp at byte 0, where 'model.a.weight' is,"), HasSubstr("of another save"))));

@@ -1,6 +1,5 @@
 // Reads folders of torch.distributed.checkpoint: their .metadata, and the values in .distcp files.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +10,7 @@
 #include "tessera/base/folder.h"
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/checksum.h"
+#include "tessera/checkpoint/formats/damage.h"
 #include "tessera/checkpoint/formats/dcp/dcp.h"
 #include "tessera/checkpoint/formats/dcp/names.h"
 #include "tessera/checkpoint/formats/torch/archive.h"
@@ -42,19 +42,20 @@ class DcpReader {
     }
     const auto bytes = InputFile(path_).read_all();
     const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
-    const auto& metadata = fields_of(root, {dcp::kMetadata}, "its content");
+    const auto& metadata = fields_of(root, dcp::kMetadata, "its content");
     expect_known_version(metadata);
-    if (const auto* const note = metadata.find(dcp::kNote)) take_note(*note, bytes);
-    take_places(dict_in(metadata, "storage_data"));
-    for (const auto& [key, entry] : dict_in(metadata, "state_dict_metadata").entries) {
+    const auto& storage_data = get<pickle::Dict>(metadata, "storage_data", "a dict");
+    if (const auto* const note = metadata.find(dcp::kNote)) take_note(*note, bytes, storage_data.entries.size());
+    take_places(storage_data);
+    for (const auto& [key, entry] : get<pickle::Dict>(metadata, "state_dict_metadata", "a dict").entries) {
       const auto* const name = key.as<std::string>();
       const auto* const object = entry.as<pickle::Object>();
-      if (name == nullptr || object == nullptr) damaged(fmt::format("state_dict_metadata has {} for {}", entry.kind(), key.kind()));
-      if (catalog_.tensors.contains(*name) || !seen_.insert(*name).second) damaged(fmt::format("'{}' comes twice", *name));
+      if (name == nullptr || object == nullptr) damaged_("state_dict_metadata has {} for {}", entry.kind(), key.kind());
+      if (catalog_.tensors.contains(*name) || !seen_.insert(*name).second) damaged_("'{}' comes twice", *name);
       if (object->name == dcp::kBytes) {
         add_value(*name);
       } else {
-        add_tensor(*name, fields_of(entry, {dcp::kTensor}, *name));
+        add_tensor(*name, fields_of(entry, dcp::kTensor, *name));
       }
     }
     return std::move(catalog_);
@@ -69,41 +70,34 @@ class DcpReader {
   };
   using Key = std::pair<std::string, std::optional<std::vector<int64_t>>>;  // the name, and the offsets of a part of a tensor
 
-  [[noreturn]] void damaged(const std::string& why) const { throw IoError("{} is damaged: {}", path_, why); }
-
-  /// The fields of an object of one of the classes.
-  const pickle::Dict& fields_of(const Value& value, std::initializer_list<std::string_view> classes, const std::string& what) const {
+  /// The fields of an object of the class.
+  const pickle::Dict& fields_of(const Value& value, std::string_view of_class, const std::string& what) const {
     const auto* const object = value.as<pickle::Object>();
     const auto* const fields = object == nullptr ? nullptr : object->state.as<pickle::Dict>();
-    if (fields == nullptr || std::ranges::find(classes, object->name) == classes.end()) {
-      damaged(
-          fmt::format("'{}' is {} instead of a {}", what, object == nullptr ? std::string(value.kind()) : object->name, *classes.begin()));
-    }
+    if (fields == nullptr || object->name != of_class)
+      damaged_("'{}' is {} instead of a {}", what, object == nullptr ? value.kind() : std::string_view(object->name), of_class);
     return *fields;
   }
   const Value& field(const pickle::Dict& fields, std::string_view name) const {
     const auto* const found = fields.find(name);
-    if (found == nullptr) damaged(fmt::format("something has no field '{}'", name));
+    if (found == nullptr) damaged_("something has no field '{}'", name);
     return *found;
   }
-  const pickle::Dict& dict_in(const pickle::Dict& fields, std::string_view name) const {
-    const auto* const dict = field(fields, name).as<pickle::Dict>();
-    if (dict == nullptr) damaged(fmt::format("{} is {} instead of a dict", name, field(fields, name).kind()));
-    return *dict;
+  template <class T>
+  const T& get(const pickle::Dict& fields, std::string_view name, std::string_view what) const {
+    const auto* const value = field(fields, name).as<T>();
+    if (value == nullptr) damaged_("{} is {} instead of {}", name, field(fields, name).kind(), what);
+    return *value;
   }
-  const std::string& text_in(const pickle::Dict& fields, std::string_view name) const {
-    const auto* const text = field(fields, name).as<std::string>();
-    if (text == nullptr) damaged(fmt::format("{} is {} instead of a text", name, field(fields, name).kind()));
-    return *text;
-  }
+  const std::string& text_in(const pickle::Dict& fields, std::string_view name) const { return get<std::string>(fields, name, "a text"); }
   uint64_t number_in(const pickle::Dict& fields, std::string_view name) const {
-    const auto* const number = field(fields, name).as<int64_t>();
-    if (number == nullptr || *number < 0) damaged(fmt::format("{} is no number of bytes", name));
-    return static_cast<uint64_t>(*number);
+    const auto number = get<int64_t>(fields, name, "a number of bytes");
+    if (number < 0) damaged_("{} is no number of bytes", name);
+    return static_cast<uint64_t>(number);
   }
   std::vector<int64_t> sizes_in(const pickle::Dict& fields, std::string_view name) const {
     auto sizes = to_integers(field(fields, name));
-    if (!sizes) damaged(fmt::format("{} is {} instead of sizes", name, field(fields, name).kind()));
+    if (!sizes) damaged_("{} is {} instead of sizes", name, field(fields, name).kind());
     return std::move(*sizes);
   }
 
@@ -119,27 +113,23 @@ class DcpReader {
   }
 
   /// Takes the checksums and the number of the save, if Tessera wrote the folder.
-  void take_note(const Value& value, std::string_view text) {
+  void take_note(const Value& value, std::string_view text, size_t archives) {
     const auto* const note = value.as<pickle::Dict>();
     if (note == nullptr) return;  // somebody else's
     checksums_ = text_in(*note, dcp::kChecksums);
-    if (checksum_around(text, checksums_) != checksums_.substr(0, Checksum::kDigits)) {
-      damaged(
-          fmt::format("it has another checksum than when it was written, so a bit has changed; or a program has rewritten it and kept "
-                      "'{}', which then has to be left out",
-                      dcp::kNote));
+    try {
+      expect_as_written(text, checksums_, archives, dcp::kNote);
+    } catch (const IoError& error) {
+      damaged_("{}", error.what());
     }
     catalog_.save = {.number = number_in(*note, dcp::kSave), .file = path_};
   }
 
   void take_places(const pickle::Dict& storage_data) {
-    constexpr auto kDigits = Checksum::kDigits;
-    if (!checksums_.empty() && checksums_.size() != kDigits * (storage_data.entries.size() + 1))
-      damaged(fmt::format("it has {} archives, but checksums with {} digits", storage_data.entries.size(), checksums_.size()));
     size_t number = 0;  // of the archive's checksum
     for (const auto& [index, info] : storage_data.entries) {
-      const auto& key = fields_of(index, {dcp::kIndex}, "a key of storage_data");
-      const auto& place = fields_of(info, {dcp::kStorageInfo}, "an entry of storage_data");
+      const auto& key = fields_of(index, dcp::kIndex, "a key of storage_data");
+      const auto& place = fields_of(info, dcp::kStorageInfo, "an entry of storage_data");
       const auto& name = text_in(key, "fqn");
       const auto* const offset = key.find("offset");
       auto part = offset == nullptr || offset->is_none() ? std::nullopt : std::optional(sizes_in(key, "offset"));
@@ -149,13 +139,12 @@ class DcpReader {
       }
       const auto& file = text_in(place, "relative_path");
       if (file.empty() || file.starts_with('.') || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
-        damaged(fmt::format("'{}' should be in the file '{}', which is none of the folder", name, file));
+        damaged_("'{}' should be in the file '{}', which is none of the folder", name, file);
       }
-      if (!checksums_.empty()) number++;
       places_[{name, std::move(part)}] = {.file = file,
                                           .offset = number_in(place, "offset"),
                                           .bytes = number_in(place, "length"),
-                                          .checksum = checksums_.substr(kDigits * number, number > 0 ? kDigits : 0)};
+                                          .checksum = checksums_.empty() ? "" : checksum_at(checksums_, number++)};
     }
   }
 
@@ -175,7 +164,7 @@ class DcpReader {
   };
   Item item(const Key& key, const pickle::Globals& globals) {
     const auto found = places_.find(key);
-    if (found == places_.end()) damaged(fmt::format("it does not say where '{}' is", key.first));
+    if (found == places_.end()) damaged_("it does not say where '{}' is", key.first);
     const auto& [name, offset, bytes, checksum] = found->second;
     const auto number = number_of(name);
     const auto where = fmt::format("{} at byte {}, where '{}' is,", (folder_ / name).string(), offset, key.first);
@@ -195,47 +184,41 @@ class DcpReader {
 
   void add_tensor(const std::string& name, const pickle::Dict& fields) {
     StoredTensor tensor{.dtype = dtype_of(field(fields, "properties"), name), .shape = sizes_in(fields, "size")};
-    if (!checked_numel(tensor.shape, static_cast<int64_t>(c10::elementSize(tensor.dtype)))) damaged(fmt::format("'{}' has no size", name));
-    const auto* const chunks = field(fields, "chunks").as<pickle::List>();
-    if (chunks == nullptr) damaged(fmt::format("'{}' has no list of chunks", name));
-    for (const auto& chunk : chunks->items) {
-      const auto& places = fields_of(chunk, {dcp::kChunk}, name);
+    if (!checked_numel(tensor.shape, static_cast<int64_t>(c10::elementSize(tensor.dtype)))) damaged_("'{}' has no size", name);
+    for (const auto& chunk : get<pickle::List>(fields, "chunks", "a list").items) {
+      const auto& places = fields_of(chunk, dcp::kChunk, name);
       const TensorSlice box{.shape = tensor.shape, .offsets = sizes_in(places, "offsets"), .sizes = sizes_in(places, "sizes")};
       if (box.offsets.size() != box.shape.size() || box.sizes.size() != box.shape.size() || !box.fits()) {
-        damaged(fmt::format("'{}' has a chunk outside of its shape [{}]", name, fmt::join(tensor.shape, ", ")));
+        damaged_("'{}' has a chunk outside of its shape [{}]", name, joined(tensor.shape));
       }
       if (box.numel() > 0) tensor.boxes.push_back(stored(name, box, tensor.dtype));
     }
     catalog_.tensors.emplace(name, std::move(tensor));
   }
 
+  /// From TensorProperties(dtype, ...).
   at::ScalarType dtype_of(const Value& value, const std::string& name) const {
     const auto* const object = value.as<pickle::Object>();
-    const auto* const state = object == nullptr ? nullptr : object->state.as<pickle::Tuple>();
-    const auto* const global = state == nullptr || state->items.empty() ? nullptr : state->items[0].as<pickle::Global>();
-    const auto* const dtype = global == nullptr ? nullptr : torch_dtype_named(global->name);
-    if (dtype == nullptr) damaged(fmt::format("'{}' has no dtype", name));
-    return dtype->type;
+    const auto dtype = object == nullptr ? std::nullopt : to_dtype(object->state[0]);
+    if (!dtype) damaged_("'{}' has no dtype", name);
+    return *dtype;
   }
 
   StoredBox stored(const std::string& name, const TensorSlice& box, at::ScalarType dtype) {
     const auto [file, archive] = item({name, box.offsets}, torch_globals);
     const auto tensor = archive.tensor(archive.content(), name);
     if (!tensor || tensor->dtype != dtype || tensor->shape != box.sizes) {
-      damaged(fmt::format("'{}' should have {} of [{}] in {}, but there is {}", name, c10::toString(dtype), fmt::join(box.sizes, ", "),
-                          catalog_.files[file].string(),
-                          tensor ? fmt::format("{} of [{}]", c10::toString(tensor->dtype), fmt::join(tensor->shape, ", "))
-                                 : std::string(archive.content().kind())));
+      damaged_(
+          "'{}' should have {} of [{}] in {}, but there is {}", name, c10::toString(dtype), joined(box.sizes),
+          catalog_.files[file].string(),
+          tensor ? fmt::format("{} of [{}]", c10::toString(tensor->dtype), joined(tensor->shape)) : std::string(archive.content().kind()));
     }
-    const auto& storage = tensor->storage;
-    if (storage.crc32 != 0) {
-      catalog_.checksums.push_back(
-          {.file = file, .begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
-    }
-    return {.box = box, .file = file, .offset = tensor->begin, .strides = tensor->strides};
+    tensor->add_checksum(catalog_, file, name);
+    return tensor->stored_in(file, box);
   }
 
   const fs::path folder_, path_;
+  const Damage damaged_{path_.string() + " is damaged: "};
   Catalog catalog_;
   std::map<Key, Place> places_;
   std::set<std::string> seen_;

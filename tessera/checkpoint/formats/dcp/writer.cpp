@@ -121,14 +121,13 @@ void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, const at:
 void DcpRankWriter::write(const DcpPath& path, const TensorSlice& box, at::ScalarType dtype,
                           c10::function_ref<void(TorchArchiveWriter&)> fill) {
   if (!box.fits()) throw UsageError("'{}' has a part {} outside of its shape", joined_name(path), to_string(box));
-  const auto tensor = std::make_shared<TorchTensor>(TorchTensor{.dtype = dtype, .shape = box.sizes});
-  TorchArchiveWriter archive(file_, end_, {TorchTree::Tensor(tensor)});
+  TorchArchiveWriter archive(file_, end_, pickle::Tensor{.dtype = dtype, .shape = box.sizes});
   fill(archive);
   add({.path = path, .part = DcpItem::Part{.dtype = dtype, .box = box}}, archive);
 }
 
-void DcpRankWriter::write(const DcpPath& path, const nlohmann::json& value) {
-  TorchArchiveWriter archive(file_, end_, {value});
+void DcpRankWriter::write(const DcpPath& path, const Value& value) {
+  TorchArchiveWriter archive(file_, end_, value);
   add({.path = path}, archive);
 }
 
@@ -182,28 +181,24 @@ void write_dcp_metadata(const fs::path& folder, std::span<const DcpItem> items, 
 void to_json(nlohmann::json& json, const DcpItem& item) {
   auto path = nlohmann::json::array();
   for (const auto& key : item.path) path.push_back(std::visit([](const auto& each) { return nlohmann::json(each); }, key));
-  json = {{"path", path}, {"file", item.file}, {"offset", item.offset}, {"bytes", item.bytes}, {"checksum", item.checksum}};
+  json = {std::move(path), item.file, item.offset, item.bytes, item.checksum};
   if (!item.part) return;
-  const auto& box = item.part->box;
-  json["dtype"] = torch_dtype(item.part->dtype)->name;
-  json["box"] = {box.shape, box.offsets, box.sizes};
+  const auto& [dtype, box] = *item.part;
+  json.insert(json.end(), {static_cast<int>(dtype), box.shape, box.offsets, box.sizes});
 }
 
 void from_json(const nlohmann::json& json, DcpItem& item) {
-  item = {.file = json.at("file"), .offset = json.at("offset"), .bytes = json.at("bytes"), .checksum = json.at("checksum")};
-  for (const auto& key : json.at("path")) {
+  item = {.file = json.at(1), .offset = json.at(2), .bytes = json.at(3), .checksum = json.at(4)};
+  for (const auto& key : json.at(0)) {
     if (key.is_string()) {
       item.path.emplace_back(key.get<std::string>());
     } else {
       item.path.emplace_back(key.get<int64_t>());
     }
   }
-  if (!json.contains("box")) return;
-  const auto name = "torch." + json.at("dtype").get<std::string>();
-  const auto* const dtype = torch_dtype_named(name);
-  if (dtype == nullptr) throw IoError("a rank has written a tensor of the unknown dtype {}", name);
-  const auto& box = json.at("box");
-  item.part = {.dtype = dtype->type, .box = {.shape = box.at(0), .offsets = box.at(1), .sizes = box.at(2)}};
+  if (json.size() == 5) return;
+  item.part = {.dtype = static_cast<at::ScalarType>(json.at(5).get<int>()),
+               .box = {.shape = json.at(6), .offsets = json.at(7), .sizes = json.at(8)}};
 }
 
 }  // namespace tessera::checkpoint

@@ -26,70 +26,42 @@ void put_half(uint8_t* bytes, float value) {
   std::memcpy(bytes, &bits, sizeof bits);
 }
 
-/// The lower halves of the bytes are the first 16 values, the upper halves the other 16.
-void decode_q4_0(const uint8_t* block, float* values) {
-  const float scale = half_at(block);
+/// Codes of four bits, or of five, with or without a least value. The lower halves of the bytes are the first 16 values, the upper halves
+/// the other 16. Each value's fifth bit is stored apart from its other four.
+template <bool kFive, bool kLeast>
+void decode_small(const uint8_t* block, float* values) {
+  const float scale = half_at(block), least = kLeast ? half_at(block + 2) : 0;
+  const auto* const fifth = block + (kLeast ? 4 : 2);
+  const auto* const halves = fifth + (kFive ? 4 : 0);
+  const auto value = [&](int code, int i) {
+    if constexpr (kFive) code |= ((fifth[i / 8] >> (i % 8)) & 1) << 4;
+    if constexpr (kLeast) return scale * static_cast<float>(code) + least;
+    return scale * static_cast<float>(code - (kFive ? 16 : 8));
+  };
   for (int i = 0; i < kSmall / 2; i++) {
-    values[i] = scale * static_cast<float>((block[2 + i] & 0xF) - 8);
-    values[i + kSmall / 2] = scale * static_cast<float>((block[2 + i] >> 4) - 8);
+    values[i] = value(halves[i] & 0xF, i);
+    values[i + kSmall / 2] = value(halves[i] >> 4, i + kSmall / 2);
   }
 }
 
-void decode_q4_1(const uint8_t* block, float* values) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  for (int i = 0; i < kSmall / 2; i++) {
-    values[i] = scale * static_cast<float>(block[4 + i] & 0xF) + least;
-    values[i + kSmall / 2] = scale * static_cast<float>(block[4 + i] >> 4) + least;
-  }
-}
-
-/// Encodes each value as the nearest of 2 * half codes. The scale maps the value farthest from zero to code 0; values beyond the last code
-/// get the last one.
-void encode_signed(const float* values, float half, float* scale, int (&codes)[kSmall]) {
+/// Encodes each value as the nearest of 16 codes, or of 32. The scale maps the value farthest from zero to code 0; values beyond the last
+/// code get the last one.
+template <bool kFive>
+void encode_small(const float* values, uint8_t* block) {
+  constexpr float kHalf = kFive ? 16 : 8;
   const float* const most =
       std::max_element(values, values + kSmall, [](float one, float other) { return std::abs(one) < std::abs(other); });
-  *scale = *most / -half;
-  const float per_value = *scale == 0 ? 0 : 1 / *scale;
+  const float scale = *most / -kHalf, per_value = scale == 0 ? 0 : 1 / scale;
+  put_half(block, scale);
+  int codes[kSmall];
   for (int i = 0; i < kSmall; i++)
-    codes[i] = std::min(static_cast<int>(values[i] * per_value + (half + 0.5F)), static_cast<int>(2 * half) - 1);
-}
-
-void put_halves(const int (&codes)[kSmall], uint8_t* bytes) {
-  for (int i = 0; i < kSmall / 2; i++) bytes[i] = static_cast<uint8_t>((codes[i] & 0xF) | ((codes[i + kSmall / 2] & 0xF) << 4));
-}
-
-void encode_q4_0(const float* values, uint8_t* block) {
-  float scale = 0;
-  int codes[kSmall];
-  encode_signed(values, 8, &scale, codes);
-  put_half(block, scale);
-  put_halves(codes, block + 2);
-}
-
-/// Each value's fifth bit is stored apart from its other four.
-int five_bits(const uint8_t* fifth, const uint8_t* halves, int i) {
-  const int four = i < kSmall / 2 ? halves[i] & 0xF : halves[i - kSmall / 2] >> 4;
-  return four | (((fifth[i / 8] >> (i % 8)) & 1) << 4);
-}
-
-void decode_q5_0(const uint8_t* block, float* values) {
-  const float scale = half_at(block);
-  for (int i = 0; i < kSmall; i++) values[i] = scale * static_cast<float>(five_bits(block + 2, block + 6, i) - 16);
-}
-
-void encode_q5_0(const float* values, uint8_t* block) {
-  float scale = 0;
-  int codes[kSmall];
-  encode_signed(values, 16, &scale, codes);
-  put_half(block, scale);
-  std::fill_n(block + 2, 4, uint8_t{0});
-  for (int i = 0; i < kSmall; i++) block[2 + i / 8] |= static_cast<uint8_t>((codes[i] >> 4) << (i % 8));
-  put_halves(codes, block + 6);
-}
-
-void decode_q5_1(const uint8_t* block, float* values) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  for (int i = 0; i < kSmall; i++) values[i] = scale * static_cast<float>(five_bits(block + 4, block + 8, i)) + least;
+    codes[i] = std::min(static_cast<int>(values[i] * per_value + (kHalf + 0.5F)), static_cast<int>(2 * kHalf) - 1);
+  if constexpr (kFive) {
+    std::fill_n(block + 2, 4, uint8_t{0});
+    for (int i = 0; i < kSmall; i++) block[2 + i / 8] |= static_cast<uint8_t>((codes[i] >> 4) << (i % 8));
+  }
+  auto* const halves = block + (kFive ? 6 : 2);
+  for (int i = 0; i < kSmall / 2; i++) halves[i] = static_cast<uint8_t>((codes[i] & 0xF) | ((codes[i + kSmall / 2] & 0xF) << 4));
 }
 
 void decode_q8_0(const uint8_t* block, float* values) {
@@ -153,26 +125,19 @@ void put_six_bits(uint8_t* six, int part, SixBits bits) {
   six[part] |= static_cast<uint8_t>((bits.least >> 4) << 6);
 }
 
-void decode_q4_k(const uint8_t* block, float* values) {
+/// Four bits a value, or five, of which the fifth is stored apart.
+template <bool kFive>
+void decode_k(const uint8_t* block, float* values) {
   const float scale = half_at(block), least = half_at(block + 2);
+  const auto* const fifth = block + 16;
   for (int part = 0; part < kParts; part++) {
     const auto six = six_bits(block + 4, part);
     const float s = scale * static_cast<float>(six.scale), m = least * static_cast<float>(six.least);
-    const auto* from = block + 16 + part / 2 * 32;
-    for (int i = 0; i < 32; i++) values[part * 32 + i] = s * static_cast<float>(part % 2 == 0 ? from[i] & 0xF : from[i] >> 4) - m;
-  }
-}
-
-void decode_q5_k(const uint8_t* block, float* values) {
-  const float scale = half_at(block), least = half_at(block + 2);
-  const auto* fifth = block + 16;
-  for (int part = 0; part < kParts; part++) {
-    const auto six = six_bits(block + 4, part);
-    const float s = scale * static_cast<float>(six.scale), m = least * static_cast<float>(six.least);
-    const auto* from = block + 48 + part / 2 * 32;
+    const auto* from = block + (kFive ? 48 : 16) + part / 2 * 32;
     for (int i = 0; i < 32; i++) {
-      const int four = part % 2 == 0 ? from[i] & 0xF : from[i] >> 4;
-      values[part * 32 + i] = s * static_cast<float>(four | (((fifth[i] >> part) & 1) << 4)) - m;
+      int code = part % 2 == 0 ? from[i] & 0xF : from[i] >> 4;
+      if constexpr (kFive) code |= ((fifth[i] >> part) & 1) << 4;
+      values[part * 32 + i] = s * static_cast<float>(code) - m;
     }
   }
 }
@@ -312,21 +277,21 @@ void encode_bf16(const float* values, uint8_t* block) {
 }
 
 constexpr std::array kCodes = {
-    BlockCode{"F32", 0, 1, 4, decode_f32, encode_f32},
-    BlockCode{"F16", 1, 1, 2, decode_f16, encode_f16},
-    BlockCode{"Q4_0", 2, kSmall, 18, decode_q4_0, encode_q4_0},
-    BlockCode{"Q4_1", 3, kSmall, 20, decode_q4_1},
-    BlockCode{"Q5_0", 6, kSmall, 22, decode_q5_0, encode_q5_0},
-    BlockCode{"Q5_1", 7, kSmall, 24, decode_q5_1},
-    BlockCode{"Q8_0", 8, kSmall, 34, decode_q8_0, encode_q8_0},
+    BlockCode{"F32", 0, 1, 4, decode_f32, encode_f32, 0},
+    BlockCode{"F16", 1, 1, 2, decode_f16, encode_f16, 1},
+    BlockCode{"Q4_0", 2, kSmall, 18, decode_small<false, false>, encode_small<false>, 2},
+    BlockCode{"Q4_1", 3, kSmall, 20, decode_small<false, true>},
+    BlockCode{"Q5_0", 6, kSmall, 22, decode_small<true, false>, encode_small<true>, 8},
+    BlockCode{"Q5_1", 7, kSmall, 24, decode_small<true, true>},
+    BlockCode{"Q8_0", 8, kSmall, 34, decode_q8_0, encode_q8_0, 7},
     BlockCode{"Q2_K", 10, kLarge, 84, decode_q2_k},
     BlockCode{"Q3_K", 11, kLarge, 110, decode_q3_k},
-    BlockCode{"Q4_K", 12, kLarge, 144, decode_q4_k, encode_q4_k},
-    BlockCode{"Q5_K", 13, kLarge, 176, decode_q5_k},
+    BlockCode{"Q4_K", 12, kLarge, 144, decode_k<false>, encode_q4_k, 14},
+    BlockCode{"Q5_K", 13, kLarge, 176, decode_k<true>},
     BlockCode{"Q6_K", 14, kLarge, 210, decode_q6_k},
     BlockCode{"IQ4_NL", 20, kSmall, 18, decode_iq4_nl},
     BlockCode{"IQ4_XS", 23, kLarge, 136, decode_iq4_xs},
-    BlockCode{"BF16", 30, 1, 2, decode_bf16, encode_bf16},
+    BlockCode{"BF16", 30, 1, 2, decode_bf16, encode_bf16, 32},
 };
 
 /// Codes of ggml that Tessera does not read.

@@ -15,6 +15,7 @@ struct BlockCode {
   int64_t bytes = 1;                                              // per block
   void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32, to the bit as Python's gguf
   void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if such blocks are only read
+  int64_t file_type = -1;                                         // general.file_type where matrices are written so
 };
 
 /// Returns ggml's name of the code with this number; empty for a number that ggml does not have.

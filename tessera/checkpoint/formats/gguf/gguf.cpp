@@ -9,6 +9,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
+#include "tessera/checkpoint/formats/damage.h"
 #include "tessera/checkpoint/formats/gguf/parts.h"
 #include "tessera/checkpoint/stored/catalog.h"
 
@@ -26,6 +27,11 @@ uint64_t width_of(GgufType type) {
   return width;
 }
 
+bool has_magic(const InputFile& file) {
+  constexpr std::string_view kMagic(kGgufMagic, sizeof kGgufMagic);
+  return file.size() >= kMagic.size() && file.read_first(kMagic.size()) == kMagic;
+}
+
 bool is_real(GgufType type) {
   return type == GgufType::F32 || type == GgufType::F64;
 }
@@ -33,12 +39,12 @@ bool is_real(GgufType type) {
 /// Reads a header from its beginning to its end.
 class HeaderReader {
  public:
-  explicit HeaderReader(const InputFile& file) : file_(file) {}
+  explicit HeaderReader(const InputFile& file) : refuse(file.path().string() + " is damaged or cut off: "), file_(file) {}
 
+  const Damage refuse;
   const std::filesystem::path& path() const { return file_.path(); }
   uint64_t at() const { return at_; }
   uint64_t left() const { return file_.size() - at_; }
-  [[noreturn]] void refuse(const std::string& why) const { throw IoError("{} is damaged or cut off: {}", file_.path(), why); }
 
   template <class T>
   T number() {
@@ -49,8 +55,8 @@ class HeaderReader {
 
   std::string text(const std::string& what) {
     const auto length = number<uint64_t>();
-    if (length > kLongest) refuse(fmt::format("{} should have {} bytes", what, length));
-    if (length > left()) refuse(fmt::format("{} should have {} bytes, but {} are left", what, length, left()));
+    if (length > kLongest) refuse("{} should have {} bytes", what, length);
+    if (length > left()) refuse("{} should have {} bytes, but {} are left", what, length, left());
     std::string value(length, '\0');
     take(value.data(), length);
     return value;
@@ -62,9 +68,9 @@ class HeaderReader {
     const auto of = type_of(number<uint32_t>(), key);
     const auto count = number<uint64_t>();
     const auto least = of == GgufType::Text ? sizeof(uint64_t) : width_of(of);
-    if (of == GgufType::Array) refuse(fmt::format("'{}' is a list of lists", key));
-    if (count > kLongest) refuse(fmt::format("'{}' should have {} elements", key, count));
-    if (count > left() / least) refuse(fmt::format("'{}' should have {} elements, but {} bytes are left", key, count, left()));
+    if (of == GgufType::Array) refuse("'{}' is a list of lists", key);
+    if (count > kLongest) refuse("'{}' should have {} elements", key, count);
+    if (count > left() / least) refuse("'{}' should have {} elements, but {} bytes are left", key, count, left());
     if (of == GgufType::Text) return {of, list<std::string>(count, [&] { return text(key); })};
     if (is_real(of)) return {of, list<double>(count, [&] { return std::get<double>(single(of, key).data); })};
     return {of, list<int64_t>(count, [&] { return std::get<int64_t>(single(of, key).data); })};
@@ -72,7 +78,7 @@ class HeaderReader {
 
  private:
   GgufType type_of(uint32_t number, const std::string& key) const {
-    if (number > static_cast<uint32_t>(GgufType::F64)) refuse(fmt::format("'{}' has the type {}, which does not exist", key, number));
+    if (number > static_cast<uint32_t>(GgufType::F64)) refuse("'{}' has the type {}, which does not exist", key, number);
     return static_cast<GgufType>(number);
   }
 
@@ -82,7 +88,7 @@ class HeaderReader {
     with_number(type, [&]<class T>(T) {
       const auto read = number<T>();
       if constexpr (std::is_same_v<T, uint64_t>) {
-        if (!std::in_range<int64_t>(read)) refuse(fmt::format("'{}' is {}, which is too large", key, read));
+        if (!std::in_range<int64_t>(read)) refuse("'{}' is {}, which is too large", key, read);
       }
       if constexpr (std::is_floating_point_v<T>) {
         result.data = static_cast<double>(read);
@@ -101,7 +107,7 @@ class HeaderReader {
   }
 
   void take(void* to, uint64_t count) {
-    if (count > left()) refuse(fmt::format("its header goes on behind its end at byte {}", file_.size()));
+    if (count > left()) refuse("its header goes on behind its end at byte {}", file_.size());
     auto* bytes = static_cast<char*>(to);
     while (count > 0) {
       if (at_ < begin_ || at_ >= begin_ + buffer_.size()) {
@@ -126,10 +132,10 @@ class HeaderReader {
 GgufTensor read_tensor(HeaderReader& header) {
   GgufTensor tensor{.name = header.text("the name of a tensor"), .sizes = {}};
   const auto dims = header.number<uint32_t>();
-  if (dims > kMostDims) header.refuse(fmt::format("'{}' has {} dimensions", tensor.name, dims));
+  if (dims > kMostDims) header.refuse("'{}' has {} dimensions", tensor.name, dims);
   for (uint32_t d = 0; d < dims; d++) {
     const auto size = header.number<uint64_t>();
-    if (!std::in_range<int64_t>(size)) header.refuse(fmt::format("'{}' has a dimension of {}", tensor.name, size));
+    if (!std::in_range<int64_t>(size)) header.refuse("'{}' has a dimension of {}", tensor.name, size);
     tensor.sizes.insert(tensor.sizes.begin(), static_cast<int64_t>(size));
   }
   const auto number = header.number<uint32_t>();
@@ -151,15 +157,15 @@ GgufTensor read_tensor(HeaderReader& header) {
 /// Throws IoError unless the tensor's rows are whole blocks that lie in the file.
 void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
   const auto wide = checked_numel(tensor.sizes, sizeof(float));  // of its values in float32
-  if (!wide) header.refuse(fmt::format("'{}' has no size", tensor.name));
+  if (!wide) header.refuse("'{}' has no size", tensor.name);
   const auto values = *wide / static_cast<int64_t>(sizeof(float));
   const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
   if (row % tensor.code->values != 0)
-    header.refuse(fmt::format("'{}' has rows of {} values, which are no whole blocks of {}", tensor.name, row, tensor.code->values));
+    header.refuse("'{}' has rows of {} values, which are no whole blocks of {}", tensor.name, row, tensor.code->values);
   uint64_t bytes = 0, end = 0;
   if (__builtin_mul_overflow(static_cast<uint64_t>(values / tensor.code->values), static_cast<uint64_t>(tensor.code->bytes), &bytes) ||
       __builtin_add_overflow(bytes, tensor.offset, &end) || end > size_of_file) {
-    header.refuse(fmt::format("'{}' lies behind the end of the file, which has {} bytes", tensor.name, size_of_file));
+    header.refuse("'{}' lies behind the end of the file, which has {} bytes", tensor.name, size_of_file);
   }
 }
 
@@ -201,9 +207,7 @@ int64_t heads_in_pairs(const GgufFile& file, const std::string& name) {
 GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   const InputFile file(path);
   HeaderReader header(file);
-  char magic[sizeof kGgufMagic] = {};
-  if (file.size() >= sizeof magic) file.read(magic, sizeof magic, 0);
-  if (!std::ranges::equal(magic, kGgufMagic)) throw IoError("{} is no GGUF file", path);
+  if (!has_magic(file)) throw IoError("{} is no GGUF file", path);
   header.number<uint32_t>();
   const auto version = header.number<uint32_t>();
   if (version < kOldestGgufVersion || version > kGgufVersion)
@@ -213,20 +217,20 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   std::set<std::string> known;
   for (uint64_t i = 0; i < keys; i++) {
     auto key = header.text("the name of a key");
-    if (!known.insert(key).second) header.refuse(fmt::format("'{}' is there twice", key));
+    if (!known.insert(key).second) header.refuse("'{}' is there twice", key);
     auto value = header.value(key);
     metadata_.emplace_back(std::move(key), std::move(value));
   }
   known.clear();
   for (uint64_t i = 0; i < tensors; i++) {
     tensors_.push_back(read_tensor(header));
-    if (!known.insert(tensors_.back().name).second) header.refuse(fmt::format("the tensor '{}' is there twice", tensors_.back().name));
+    if (!known.insert(tensors_.back().name).second) header.refuse("the tensor '{}' is there twice", tensors_.back().name);
   }
   const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kGgufAlignment));
-  if (alignment == 0 || alignment > file.size()) header.refuse(fmt::format("{} is {}", kAlignmentKey, alignment));
+  if (alignment == 0 || alignment > file.size()) header.refuse("{} is {}", kAlignmentKey, alignment);
   const auto begin = aligned(header.at(), alignment);
   for (auto& tensor : tensors_) {
-    if (__builtin_add_overflow(tensor.offset, begin, &tensor.offset)) header.refuse(fmt::format("'{}' lies nowhere", tensor.name));
+    if (__builtin_add_overflow(tensor.offset, begin, &tensor.offset)) header.refuse("'{}' lies nowhere", tensor.name);
     expect_sound(header, tensor, file.size());
   }
 }
@@ -245,19 +249,22 @@ const T* GgufFile::get(const std::string& key) const {
   return data;
 }
 
-std::optional<int64_t> GgufFile::integer(const std::string& key) const {
-  const auto* value = get<int64_t>(key);
+/// A copy of a value that may not be there.
+template <class T>
+static std::optional<T> copy_of_found(const T* value) {
   return value == nullptr ? std::nullopt : std::optional(*value);
+}
+
+std::optional<int64_t> GgufFile::integer(const std::string& key) const {
+  return copy_of_found(get<int64_t>(key));
 }
 
 std::optional<double> GgufFile::number(const std::string& key) const {
-  const auto* value = get<double>(key);
-  return value == nullptr ? std::nullopt : std::optional(*value);
+  return copy_of_found(get<double>(key));
 }
 
 std::optional<std::string> GgufFile::text(const std::string& key) const {
-  const auto* value = get<std::string>(key);
-  return value == nullptr ? std::nullopt : std::optional(*value);
+  return copy_of_found(get<std::string>(key));
 }
 
 const std::vector<std::string>* GgufFile::texts(const std::string& key) const {
@@ -274,11 +281,7 @@ std::string GgufFile::architecture() const {
 }
 
 bool is_gguf_file(const std::filesystem::path& path) {
-  const InputFile file(path);
-  char magic[sizeof kGgufMagic] = {};
-  if (file.size() < sizeof magic) return false;
-  file.read(magic, sizeof magic, 0);
-  return std::ranges::equal(magic, kGgufMagic);
+  return has_magic(InputFile(path));
 }
 
 Catalog read_gguf(const GgufFile& file) {

@@ -14,8 +14,9 @@ class Input {
  public:
   Input(std::string_view bytes, const std::string& where) : bytes_(bytes), where_(where) {}
 
-  [[noreturn]] void fail(const std::string& why) const {
-    throw IoError("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, why);
+  template <class... Values>
+  [[noreturn]] void fail(FormatString<std::type_identity_t<Values>...> why, const Values&... values) const {
+    throw IoError("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, formatted(why, values...));
   }
 
   size_t size() const { return bytes_.size(); }

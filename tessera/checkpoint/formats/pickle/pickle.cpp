@@ -4,20 +4,37 @@
 
 namespace tessera::checkpoint::pickle {
 
-Value::Value(std::string text) : value_(std::make_shared<std::string>(std::move(text))) {}
-Value::Value(Bytes bytes) : value_(std::make_shared<Bytes>(std::move(bytes))) {}
-Value::Value(List list) : value_(std::make_shared<List>(std::move(list))) {}
-Value::Value(Tuple tuple) : value_(std::make_shared<Tuple>(std::move(tuple))) {}
-Value::Value(Dict dict) : value_(std::make_shared<Dict>(std::move(dict))) {}
-Value::Value(Global global) : value_(std::make_shared<Global>(std::move(global))) {}
-Value::Value(Object object) : value_(std::make_shared<Object>(std::move(object))) {}
-Value::Value(Storage storage) : value_(std::make_shared<Storage>(std::move(storage))) {}
-
 std::string_view Value::kind() const {
-  constexpr std::string_view kKinds[] = {"None",   "a bool",  "an integer", "a number",       "a text",    "bytes",
-                                         "a list", "a tuple", "a dict",     "a class's name", "an object", "a storage"};
-  static_assert(std::size(kKinds) == std::variant_size_v<decltype(value_)>);
-  return kKinds[value_.index()];
+  constexpr std::string_view kKinds[] = {"None",    "a bool", "an integer",     "a number",  "a text",    "bytes",   "a list",
+                                         "a tuple", "a dict", "a class's name", "an object", "a storage", "a tensor"};
+  static_assert(std::size(kKinds) == std::variant_size_v<decltype(part_)>);
+  return kKinds[part_.index()];
+}
+
+const std::vector<Value>* Value::items() const {
+  const auto* const list = as<List>();
+  const auto* const tuple = as<Tuple>();
+  return list != nullptr ? &list->items : tuple != nullptr ? &tuple->items : nullptr;
+}
+
+const std::vector<std::pair<Value, Value>>& Value::entries() const {
+  static const Dict kEmpty;
+  const auto* const dict = as<Dict>();
+  return (dict == nullptr ? kEmpty : *dict).entries;
+}
+
+const Value& Value::operator[](std::string_view key) const {
+  static const Value kNone;
+  const auto* const dict = as<Dict>();
+  const auto* const found = dict == nullptr ? nullptr : dict->find(key);
+  return found == nullptr ? kNone : *found;
+}
+
+const Value& Value::operator[](size_t place) const {
+  static const Value kNone;
+  const auto* const object = as<Object>();
+  const auto* const all = object == nullptr ? items() : &object->arguments;
+  return all == nullptr || place >= all->size() ? kNone : (*all)[place];
 }
 
 const Value* Dict::find(std::string_view key) const {

@@ -1,5 +1,8 @@
-// Python's pickles, without running what they say: a pickle becomes a tree of plain values, in which calls and classes are only names.
+// Python's pickles, without running what they say: a pickle becomes a tree of plain values, in which calls and classes are only names. The
+// same trees are written.
 #pragma once
+
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
@@ -21,43 +24,47 @@ struct Dict;
 struct Global;
 struct Object;
 struct Storage;
+struct Tensor;
 
 /// A value in a pickle. Copies share texts, lists and so on. No value contains itself, and no tree is too deep for recursion.
 class Value {
+  using Part = std::variant<std::monostate, bool, int64_t, double, std::shared_ptr<std::string>, std::shared_ptr<Bytes>,
+                            std::shared_ptr<List>, std::shared_ptr<Tuple>, std::shared_ptr<Dict>, std::shared_ptr<Global>,
+                            std::shared_ptr<Object>, std::shared_ptr<Storage>, std::shared_ptr<Tensor>>;
+
  public:
   Value() = default;  // None
-  Value(bool value) : value_(value) {}
-  Value(int64_t value) : value_(value) {}
-  Value(double value) : value_(value) {}
-  Value(std::string text);
+  Value(bool value) : part_(value) {}
+  Value(int64_t value) : part_(value) {}
+  Value(double value) : part_(value) {}
   Value(const char* text) : Value(std::string(text)) {}
-  Value(Bytes bytes);
-  Value(List list);
-  Value(Tuple tuple);
-  Value(Dict dict);
-  Value(Global global);
-  Value(Object object);
-  Value(Storage storage);
+  template <class T>
+  requires std::is_constructible_v<Part, std::shared_ptr<T>> Value(T part) : part_(std::make_shared<T>(std::move(part))) {}
 
-  bool is_none() const { return std::holds_alternative<std::monostate>(value_); }
+  bool is_none() const { return std::holds_alternative<std::monostate>(part_); }
   /// The value if it is a T: bool, int64_t, double, std::string or one of the structs below. Otherwise nullptr.
   template <class T>
   const T* as() const {
     if constexpr (std::is_arithmetic_v<T>) {
-      return std::get_if<T>(&value_);
+      return std::get_if<T>(&part_);
     } else {
-      const auto* const found = std::get_if<std::shared_ptr<T>>(&value_);
+      const auto* const found = std::get_if<std::shared_ptr<T>>(&part_);
       return found == nullptr ? nullptr : found->get();
     }
   }
+  /// The value of this key in a dict; the item at this place of a list or a tuple, or an object's argument. None if there is none.
+  const Value& operator[](std::string_view key) const;
+  const Value& operator[](size_t place) const;
+  /// The items of a list or a tuple; nullptr for other values.
+  const std::vector<Value>* items() const;
+  /// The keys and values of a dict; none of other values.
+  const std::vector<std::pair<Value, Value>>& entries() const;
   /// Its kind in words, for errors: "a text".
   std::string_view kind() const;
 
  private:
   friend class Reader;
-  std::variant<std::monostate, bool, int64_t, double, std::shared_ptr<std::string>, std::shared_ptr<Bytes>, std::shared_ptr<List>,
-               std::shared_ptr<Tuple>, std::shared_ptr<Dict>, std::shared_ptr<Global>, std::shared_ptr<Object>, std::shared_ptr<Storage>>
-      value_;
+  Part part_;
 };
 
 /// What the reader counts of each part, to bound the work of those who walk through the tree.
@@ -104,6 +111,11 @@ struct Storage {
   Value id;
   Extent extent = {};
 };
+/// A tensor that is to be written, whose values follow. Copies of a value are one tensor in several places, as tied parameters are.
+struct Tensor {
+  at::ScalarType dtype = at::kFloat;
+  std::vector<int64_t> shape = {};
+};
 
 /// What a call of a global becomes.
 enum class Meaning {
@@ -117,7 +129,7 @@ using Globals = std::function<std::optional<Meaning>(const std::string& name)>;
 /// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are no pickle or one that asks for other globals.
 Value read(std::span<const std::byte> bytes, const Globals& globals, const std::string& where);
 
-/// Writes protocol 2. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
+/// Writes protocol 2, without tensors. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
 std::string write(const Value& value);
 
 /// Protocol 2 has no bytes: Python writes each byte as the letter with its number. from_latin1() fails if a letter is not such a byte.

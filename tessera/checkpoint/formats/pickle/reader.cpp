@@ -32,18 +32,21 @@ class Reader {
   Value read() {
     if (input_.instruction() != '\x80') fail("it does not begin as pickles of protocol 2 to 5 do");
     const auto protocol = input_.number(1);
-    if (protocol < 2 || protocol > 5) fail(fmt::format("it has protocol {}; only 2 to 5 are known", protocol));
+    if (protocol < 2 || protocol > 5) fail("it has protocol {}; only 2 to 5 are known", protocol);
     for (;;) {
       const auto code = input_.instruction();
       if (code == '.') break;
       step(code);
     }
-    if (stack_.size() != 1 || !marks_.empty()) fail(fmt::format("it ends with {} values instead of one", stack_.size()));
+    if (stack_.size() != 1 || !marks_.empty()) fail("it ends with {} values instead of one", stack_.size());
     return pop();
   }
 
  private:
-  [[noreturn]] void fail(const std::string& why) const { input_.fail(why); }
+  template <class... Values>
+  [[noreturn]] void fail(FormatString<std::type_identity_t<Values>...> why, const Values&... values) const {
+    input_.fail(why, values...);
+  }
 
   void step(char code) {
     switch (code) {
@@ -124,7 +127,7 @@ class Reader {
       case '\x94':
         return remember(memo_.size());
       default:
-        fail(fmt::format("the instruction 0x{:02x} is none that checkpoints need", static_cast<unsigned char>(code)));
+        fail("the instruction 0x{:02x} is none that checkpoints need", static_cast<unsigned char>(code));
     }
   }
 
@@ -166,7 +169,7 @@ class Reader {
   template <class T>
   T* top() {
     if (above_mark() == 0) fail("a value is missing");
-    auto* const found = std::get_if<std::shared_ptr<T>>(&stack_.back().value_);
+    auto* const found = std::get_if<std::shared_ptr<T>>(&stack_.back().part_);
     if (found == nullptr) return nullptr;
     if ((*found)->extent.closed) fail("something contains itself, or is changed after it was used");
     return found->get();
@@ -186,11 +189,11 @@ class Reader {
             own.weight += part->bytes.size() / kLettersApiece;
           }
         },
-        value.value_);
+        value.part_);
     if (parent.closed) fail("something contains itself");
     parent.weight += own.weight;
     parent.depth = std::max(parent.depth, own.depth + 1);
-    if (parent.depth > kDeepest) fail(fmt::format("it is nested more than {} times", kDeepest));
+    if (parent.depth > kDeepest) fail("it is nested more than {} times", kDeepest);
     if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
 
@@ -205,7 +208,7 @@ class Reader {
   void append(std::vector<Value> items) {
     auto* const list = top<List>();
     if (list == nullptr && add_to_object(items)) return;
-    if (list == nullptr) fail(fmt::format("an item is appended to {} instead of a list", stack_.back().kind()));
+    if (list == nullptr) fail("an item is appended to {} instead of a list", stack_.back().kind());
     for (auto& item : items) {
       adopt(list->extent, item);
       list->items.push_back(std::move(item));
@@ -215,7 +218,7 @@ class Reader {
   void set_items(std::vector<Value> items) {
     auto* const dict = top<Dict>();
     if (dict == nullptr && add_to_object(items)) return;
-    if (dict == nullptr) fail(fmt::format("an entry is added to {} instead of a dict", stack_.back().kind()));
+    if (dict == nullptr) fail("an entry is added to {} instead of a dict", stack_.back().kind());
     if (items.size() % 2 != 0) fail("a key has no value");
     for (size_t i = 0; i < items.size(); i += 2) {
       adopt(dict->extent, items[i]);
@@ -249,10 +252,10 @@ class Reader {
     const auto callee = pop();
     const auto* const global = callee.as<Global>();
     const auto* const tuple = arguments.as<Tuple>();
-    if (global == nullptr || tuple == nullptr) fail(fmt::format("{} is called with {}", callee.kind(), arguments.kind()));
+    if (global == nullptr || tuple == nullptr) fail("{} is called with {}", callee.kind(), arguments.kind());
     switch (globals_(global->name).value()) {
       case Meaning::Dict:
-        if (!tuple->items.empty()) fail(fmt::format("{} has arguments", global->name));
+        if (!tuple->items.empty()) fail("{} has arguments", global->name);
         return push(Dict{});
       case Meaning::Encoded:
         return push_encoded(*tuple);
@@ -277,7 +280,7 @@ class Reader {
     const auto state = pop();
     if (top<Dict>() != nullptr) return;  // attributes of an OrderedDict, such as the versions of modules
     auto* const object = top<Object>();
-    if (object == nullptr || !object->state.is_none()) fail(fmt::format("{} is given a state", stack_.back().kind()));
+    if (object == nullptr || !object->state.is_none()) fail("{} is given a state", stack_.back().kind());
     adopt(object->extent, state);
     object->state = state;
   }

@@ -1,14 +1,12 @@
 #include "tessera/checkpoint/formats/torch/archive.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "tessera/base/error.h"
 #include "tessera/base/numel.h"
 #include "tessera/checkpoint/formats/torch/pickle.h"
-#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -42,6 +40,12 @@ std::string folder_of(const std::map<std::string, ZipEntry>& entries, const std:
 
 }  // namespace
 
+void ArchivedTensor::add_checksum(Catalog& catalog, size_t file, const std::string& name) const {
+  if (storage.crc32 == 0) return;
+  catalog.checksums.push_back(
+      {.file = file, .begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
+}
+
 TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where)
     : where_(std::move(where)) {
   expect_zip(file, begin, bytes, where_);
@@ -65,64 +69,51 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   content_ = pickle::read(std::as_bytes(std::span(pickled)), globals, where_);
 }
 
-void TorchArchive::damaged(const std::string& name, const std::string& why) const {
-  throw IoError("{} is damaged: the tensor '{}' {}", where_, name, why);
-}
+TorchArchive::TorchArchive(const InputFile& file) : TorchArchive(file, 0, file.size(), any_globals, file.path().string()) {}
 
 std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, const std::string& name) const {
   const auto* const object = value.as<pickle::Object>();
-  return object == nullptr ? std::nullopt : tensor_of_object(*object, name);
-}
-
-std::optional<ArchivedTensor> TorchArchive::tensor_of_object(const pickle::Object& object, const std::string& name) const {
-  const auto& made = object.name;
-  const auto& arguments = object.arguments;
-  if (made == "torch._utils._rebuild_tensor_v2" || made == "torch._utils._rebuild_tensor_v3" || made == "torch._utils._rebuild_tensor") {
-    return view_of_storage(object, name);
+  if (object == nullptr) return std::nullopt;
+  const auto made = rebuilt_by(object->name);
+  const Damage damaged(fmt::format("{} is damaged: the tensor '{}' ", where_, name));
+  if (made == "tensor_v2" || made == "tensor_v3" || made == "tensor") return view_of_storage(value, made == "tensor_v3", name, damaged);
+  if (made == "parameter" || made == "parameter_with_state") {
+    if (value[0].as<pickle::Object>() == nullptr) damaged("is a parameter without values");
+    return tensor(value[0], name);
   }
-  if (made == "torch._utils._rebuild_parameter" || made == "torch._utils._rebuild_parameter_with_state") {
-    if (arguments.empty() || arguments[0].as<pickle::Object>() == nullptr) damaged(name, "is a parameter without values");
-    return tensor(arguments[0], name);
+  if (object->name ==
+      "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
+    const auto* const function = value[0].as<pickle::Global>();
+    const auto* const inner = value[2].as<pickle::Tuple>();
+    if (function == nullptr || inner == nullptr || function->name == object->name) damaged("is not made as tensors are");
+    return tensor(pickle::Object{.name = function->name, .arguments = inner->items}, name);
   }
-  if (made == "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
-    const auto* const function = arguments.size() < 3 ? nullptr : arguments[0].as<pickle::Global>();
-    const auto* const inner = arguments.size() < 3 ? nullptr : arguments[2].as<pickle::Tuple>();
-    if (function == nullptr || inner == nullptr || function->name == made) damaged(name, "is not made as tensors are");
-    return tensor_of_object({.name = function->name, .arguments = inner->items}, name);
-  }
-  if (made == "torch._utils._rebuild_qtensor" || made == "torch._utils._rebuild_sparse_tensor") {
-    throw IoError("{} has a {} tensor '{}', which can't be read; save {}", where_, made.ends_with("qtensor") ? "quantized" : "sparse", name,
-                  made.ends_with("qtensor") ? "its dequantize()" : "its to_dense()");
+  const bool is_quantized = made == "qtensor";
+  if (is_quantized || made == "sparse_tensor") {
+    throw IoError("{} has a {} tensor '{}', which can't be read; save {}", where_, is_quantized ? "quantized" : "sparse", name,
+                  is_quantized ? "its dequantize()" : "its to_dense()");
   }
   return std::nullopt;
 }
 
 /// From (storage, offset, shape, strides, requires_grad, hooks[, dtype][, attributes]).
-ArchivedTensor TorchArchive::view_of_storage(const pickle::Object& object, const std::string& name) const {
-  const auto& arguments = object.arguments;
-  const bool names_dtype = object.name.ends_with("_v3");
-  const size_t attributes = names_dtype ? 7 : 6;
-  const auto* const offset = arguments.size() < (names_dtype ? 7 : 4) ? nullptr : arguments[1].as<int64_t>();
-  if (offset == nullptr) damaged(name, "is not made as tensors are");
-  const auto shape = to_integers(arguments[2]), strides = to_integers(arguments[3]);
-  if (!shape || !strides || shape->size() != strides->size()) damaged(name, "has no shape or strides");
-  if (arguments.size() > attributes) {
-    const auto* const dict = arguments[attributes].as<pickle::Dict>();
-    if (dict != nullptr && !dict->entries.empty()) {
-      throw IoError(
-          "{} has a tensor '{}' whose conjugate or negative is still to be computed; save its resolve_conj() or "
-          "resolve_neg()",
-          where_, name);
-    }
+ArchivedTensor TorchArchive::view_of_storage(const pickle::Value& made, bool names_dtype, const std::string& name,
+                                             const Damage& damaged) const {
+  const auto* const offset = made[1].as<int64_t>();
+  if (offset == nullptr) damaged("is not made as tensors are");
+  const auto shape = to_integers(made[2]), strides = to_integers(made[3]);
+  if (!shape || !strides || shape->size() != strides->size()) damaged("has no shape or strides");
+  const auto* const attributes = made[names_dtype ? 7 : 6].as<pickle::Dict>();
+  if (attributes != nullptr && !attributes->entries.empty()) {
+    throw IoError("{} has a tensor '{}' whose conjugate or negative is still to be computed; save its resolve_conj() or resolve_neg()",
+                  where_, name);
   }
   std::optional<at::ScalarType> dtype;
   if (names_dtype) {
-    const auto* const global = arguments[6].as<pickle::Global>();
-    const auto* const known = global == nullptr ? nullptr : torch_dtype_named(global->name);
-    if (known == nullptr) damaged(name, "has no dtype");
-    dtype = known->type;
+    dtype = to_dtype(made[6]);
+    if (!dtype) damaged("has no dtype");
   }
-  const auto& entry = storage(arguments[0], dtype, name);
+  const auto& entry = storage(made[0], dtype, damaged);
 
   const auto width = static_cast<int64_t>(c10::elementSize(*dtype));
   const auto numel = checked_numel(*shape, width);
@@ -134,9 +125,8 @@ ArchivedTensor TorchArchive::view_of_storage(const pickle::Object& object, const
                 __builtin_add_overflow(last, steps, &last);
   }
   const auto values = static_cast<int64_t>(entry.bytes) / width;
-  if (overflows || (*numel > 0 && last >= values) || *offset > values) {
-    damaged(name, fmt::format("of the shape [{}] has values outside of its storage of {} bytes", fmt::join(*shape, ", "), entry.bytes));
-  }
+  if (overflows || (*numel > 0 && last >= values) || *offset > values)
+    damaged("of the shape [{}] has values outside of its storage of {} bytes", joined(*shape), entry.bytes);
   return {.dtype = *dtype,
           .shape = *shape,
           .strides = *strides,
@@ -145,26 +135,24 @@ ArchivedTensor TorchArchive::view_of_storage(const pickle::Object& object, const
 }
 
 /// From ("storage", class, key, device, number of values). A class of storages has a dtype, unless it is of bytes.
-const ZipEntry& TorchArchive::storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const std::string& name) const {
+const ZipEntry& TorchArchive::storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const Damage& damaged) const {
   const auto* const reference = value.as<pickle::Storage>();
-  const auto* const id = reference == nullptr ? nullptr : reference->id.as<pickle::Tuple>();
-  if (id == nullptr || id->items.size() != 5) damaged(name, "has no storage");
-  const auto* const type = id->items[1].as<pickle::Global>();
-  const auto* const key = id->items[2].as<std::string>();
-  const auto* const count = id->items[4].as<int64_t>();
-  if (type == nullptr || key == nullptr || count == nullptr) damaged(name, "has no storage");
+  if (reference == nullptr) damaged("has no storage");
+  const auto* const type = reference->id[1].as<pickle::Global>();
+  const auto* const key = reference->id[2].as<std::string>();
+  const auto* const count = reference->id[4].as<int64_t>();
+  if (type == nullptr || key == nullptr || count == nullptr) damaged("has no storage");
   int64_t width = 1;
   if (const auto* const typed = torch_dtype_of_storage(type->name)) {
     if (!dtype) dtype = typed->type;
     width = static_cast<int64_t>(c10::elementSize(typed->type));
   }
-  if (!dtype) damaged(name, fmt::format("has a storage of the class {}", type->name));
+  if (!dtype) damaged("has a storage of the class {}", type->name);
   const auto found = entries_.find(fmt::format("{}data/{}", folder_, *key));
-  if (found == entries_.end()) damaged(name, fmt::format("has its values in data/{}, which is missing", *key));
+  if (found == entries_.end()) damaged("has its values in data/{}, which is missing", *key);
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(*count, width, &bytes) || bytes < 0 || static_cast<uint64_t>(bytes) != found->second.bytes) {
-    damaged(name, fmt::format("should have a storage of {} values, but data/{} has {} bytes", *count, *key, found->second.bytes));
-  }
+  if (__builtin_mul_overflow(*count, width, &bytes) || bytes < 0 || static_cast<uint64_t>(bytes) != found->second.bytes)
+    damaged("should have a storage of {} values, but data/{} has {} bytes", *count, *key, found->second.bytes);
   return found->second;
 }
 

@@ -10,8 +10,10 @@
 #include <vector>
 
 #include "tessera/base/input_file.h"
+#include "tessera/checkpoint/formats/damage.h"
 #include "tessera/checkpoint/formats/pickle/pickle.h"
 #include "tessera/checkpoint/formats/torch/zip.h"
+#include "tessera/checkpoint/stored/catalog.h"
 
 namespace tessera::checkpoint {
 
@@ -21,6 +23,14 @@ struct ArchivedTensor {
   std::vector<int64_t> shape = {}, strides = {};
   uint64_t begin = 0;  // in the file
   ZipEntry storage = {};
+
+  /// Where the values of this box of a tensor are, if these are all values of this one.
+  StoredBox stored_in(size_t file, TensorSlice box) const {
+    return {.box = std::move(box), .file = file, .offset = begin, .strides = strides};
+  }
+  StoredBox stored_in(size_t file) const { return stored_in(file, whole_slice(shape)); }
+  /// Adds the checksum of the storage, if it has one, to those of a file.
+  void add_checksum(Catalog& catalog, size_t file, const std::string& name) const;
 };
 
 class TorchArchive {
@@ -28,6 +38,8 @@ class TorchArchive {
   /// Reads the archive in these bytes of a file. Throws IoError, which begins with `where`, if it is damaged, made by something else than
   /// torch.save, or refers to other globals than these.
   TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where);
+  /// Reads a file. Any global is accepted, because none is called: objects of other classes may stand beside the tensors.
+  explicit TorchArchive(const InputFile& file);
 
   const pickle::Value& content() const { return content_; }
   /// The size of the pickle in bytes, without tensors.
@@ -40,10 +52,8 @@ class TorchArchive {
   std::optional<ArchivedTensor> tensor(const pickle::Value& value, const std::string& name) const;
 
  private:
-  std::optional<ArchivedTensor> tensor_of_object(const pickle::Object& object, const std::string& name) const;
-  ArchivedTensor view_of_storage(const pickle::Object& object, const std::string& name) const;
-  const ZipEntry& storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const std::string& name) const;
-  [[noreturn]] void damaged(const std::string& name, const std::string& why) const;
+  ArchivedTensor view_of_storage(const pickle::Value& made, bool names_dtype, const std::string& name, const Damage& damaged) const;
+  const ZipEntry& storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const Damage& damaged) const;
 
   std::string where_, folder_;
   std::map<std::string, ZipEntry> entries_;

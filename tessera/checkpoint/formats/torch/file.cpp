@@ -15,12 +15,6 @@ namespace {
 
 using pickle::Value;
 
-const std::vector<Value>* items_of(const Value& value) {
-  if (const auto* const list = value.as<pickle::List>()) return &list->items;
-  const auto* const tuple = value.as<pickle::Tuple>();
-  return tuple == nullptr ? nullptr : &tuple->items;
-}
-
 /// Turns the content of an archive into a catalog.
 class TorchFileReader {
  public:
@@ -32,12 +26,12 @@ class TorchFileReader {
 
   Catalog take() {
     const auto& content = unwrapped(archive_.content());
-    if (const auto* const object = content.as<pickle::Object>(); object != nullptr && !archive_.tensor(content, "")) refuse(object->name);
-    if (archive_.tensor(content, "") || content.as<pickle::Dict>() == nullptr) {
-      throw IoError("{} holds {} instead of a dict of tensors", where_,
-                    archive_.tensor(content, "") ? "one tensor without a name" : content.kind());
-    }
-    add_entries("", *content.as<pickle::Dict>(), is_module(archive_.content()));
+    const bool is_tensor = archive_.tensor(content, "").has_value();
+    if (const auto* const object = content.as<pickle::Object>(); object != nullptr && !is_tensor) refuse(object->name);
+    const auto* const dict = content.as<pickle::Dict>();
+    if (dict == nullptr)
+      throw IoError("{} holds {} instead of a dict of tensors", where_, is_tensor ? "one tensor without a name" : content.kind());
+    add_entries("", *dict, is_module(archive_.content()));
     // The part that could not be read may be the model.
     if (catalog_.tensors.empty() && !foreign_.empty()) refuse(foreign_);
     return std::move(catalog_);
@@ -58,7 +52,7 @@ class TorchFileReader {
     const auto& value = unwrapped(given);
     letters_ += name.size();
     if (letters_ > longest_) throw IoError("{} is damaged: its names are far longer than the file", where_);
-    const auto* const items = items_of(value);
+    const auto* const items = value.items();
     const auto* const dict = value.as<pickle::Dict>();
     if (const auto tensor = archive_.tensor(value, name)) {
       add_tensor(name, *tensor);
@@ -87,8 +81,8 @@ class TorchFileReader {
   bool has_parts(const std::vector<Value>& items, const std::string& name) const {
     return std::ranges::any_of(items, [&](const Value& given) {
       const auto& item = unwrapped(given);
-      const auto* const inner = items_of(item);
-      return item.as<pickle::Dict>() != nullptr || archive_.tensor(item, name) || (inner != nullptr && has_parts(*inner, name));
+      return item.as<pickle::Dict>() != nullptr || archive_.tensor(item, name) ||
+             (item.items() != nullptr && has_parts(*item.items(), name));
     });
   }
 
@@ -100,15 +94,8 @@ class TorchFileReader {
       catalog_.aliases.emplace(name, first->second);
       return;
     }
-    catalog_.tensors.emplace(
-        name, StoredTensor{.dtype = tensor.dtype,
-                           .shape = tensor.shape,
-                           .boxes = {{.box = whole_slice(tensor.shape), .offset = tensor.begin, .strides = tensor.strides}}});
-    const auto& storage = tensor.storage;
-    if (storage.crc32 != 0 && storages_.insert(storage.begin).second) {
-      catalog_.checksums.push_back(
-          {.begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
-    }
+    catalog_.tensors.emplace(name, StoredTensor{.dtype = tensor.dtype, .shape = tensor.shape, .boxes = {tensor.stored_in(0)}});
+    if (storages_.insert(tensor.storage.begin).second) tensor.add_checksum(catalog_, 0, name);
   }
 
   void add_value(const std::string& name, const Value& value) {
@@ -147,10 +134,7 @@ class TorchFileReader {
 }  // namespace
 
 Catalog read_torch_file(const std::filesystem::path& path) {
-  const InputFile file(path);
-  // Any global is accepted, because none is called: objects of other classes may stand beside the tensors.
-  const TorchArchive archive(file, 0, file.size(), any_globals, path.string());
-  return TorchFileReader(path, archive).take();
+  return TorchFileReader(path, TorchArchive(InputFile(path))).take();
 }
 
 std::vector<ReservedBytes> TorchFileWriter::reserve() {

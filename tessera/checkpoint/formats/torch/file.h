@@ -12,11 +12,6 @@
 
 namespace tessera::checkpoint {
 
-/// Whether a file has one of the extensions that are usual for such files.
-inline bool has_torch_extension(const std::filesystem::path& path) {
-  return path.extension() == ".pt" || path.extension() == ".pth" || path.extension() == ".bin";
-}
-
 /// Reads a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript. Names are the keys of dicts and the
 /// places in lists on the way to a value, joined by dots. A list is one value unless it has tensors or dicts in it. Names that share all
 /// values become aliases. Throws IoError.
@@ -25,11 +20,10 @@ Catalog read_torch_file(const std::filesystem::path& path);
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
 class TorchFileWriter {
  public:
-  TorchFileWriter(const std::filesystem::path& path, const TorchTree& tree, std::optional<uint64_t> save = {})
-      : file_(path), archive_(file_, 0, tree, save) {}
+  TorchFileWriter(const std::filesystem::path& path, const pickle::Value& content, std::optional<uint64_t> save = {})
+      : file_(path), archive_(file_, 0, content, save) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
-  void append(const at::Tensor& values) { archive_.append(values); }
   /// As in SafetensorsWriter.
   std::vector<ReservedBytes> reserve();
   void close(std::span<const std::string> checksums = {});

@@ -7,6 +7,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/formats/torch/archive.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tests/testing/dtypes.h"
 #include "tests/testing/folder.h"
 #include "tests/testing/same_tensors.h"
@@ -18,28 +19,26 @@ namespace pickle = checkpoint::pickle;
 using checkpoint::CatalogReader;
 using checkpoint::read_torch_file;
 using checkpoint::TorchFileWriter;
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
 using pickle::Value;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TorchTree::Tensor like(const at::Tensor& tensor) {
-  return std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
+Value like(const at::Tensor& tensor) {
+  return pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
 }
 
 /// A file with a bit of everything.
 void write_example(const std::filesystem::path& path) {
   const auto weight = at::arange(6, at::kFloat).view({2, 3});
   const auto tied = like(weight);
-  const TorchTree model{TorchTree::Dict{{{"a.weight", {tied}}, {"b.weight", {tied}}, {"step", {like(at::ones({}, at::kBFloat16))}}}}};
-  const TorchTree list{TorchTree::List{{{like(at::ones({0, 4}, at::kLong))}, {nlohmann::json("text")}}}};
-  TorchFileWriter writer(path, {TorchTree::Dict{{{"model", model},
-                                                 {int64_t{7}, list},
-                                                 {"epoch", {nlohmann::json(3)}},
-                                                 {"betas", {nlohmann::json({0.9, 0.5})}},
-                                                 {"groups", {nlohmann::json{{{"lr", 0.5}}, {{"lr", nullptr}}}}}}}});
+  const pickle::Dict model{{{"a.weight", tied}, {"b.weight", tied}, {"step", like(at::ones({}, at::kBFloat16))}}};
+  const pickle::List list{{like(at::ones({0, 4}, at::kLong)), "text"}};
+  TorchFileWriter writer(path, pickle::Dict{{{"model", model},
+                                             {int64_t{7}, list},
+                                             {"epoch", int64_t{3}},
+                                             {"betas", checkpoint::from_json({0.9, 0.5})},
+                                             {"groups", checkpoint::from_json({{{"lr", 0.5}}, {{"lr", nullptr}}})}}});
   writer.write(weight);
   writer.write(at::full({}, 2, at::kBFloat16));
   writer.write(at::ones({0, 4}, at::kLong));
@@ -66,14 +65,14 @@ TEST(TorchFile, ReadsWhatItWrites) {
 
 TEST(TorchFile, HasEveryDtype) {
   const Folder folder;
-  TorchTree::Dict tree;
+  pickle::Dict tree;
   std::vector<at::Tensor> tensors;
   for (const auto dtype : kAllDtypes) {
     const auto bytes = at::arange(4 * static_cast<int64_t>(c10::elementSize(dtype)), at::kByte).remainder(2);
     tensors.push_back(bytes.view(dtype));
-    tree.entries.emplace_back(c10::toString(dtype), TorchTree{like(tensors.back())});
+    tree.entries.emplace_back(c10::toString(dtype), like(tensors.back()));
   }
-  TorchFileWriter writer(folder / "file.pt", {tree});
+  TorchFileWriter writer(folder / "file.pt", tree);
   for (const auto& tensor : tensors) writer.write(tensor);
   writer.close();
   const CatalogReader reader(read_torch_file(folder / "file.pt"));
@@ -86,22 +85,22 @@ TEST(TorchFile, HasEveryDtype) {
 
 TEST(TorchFile, RefusesWrongTensors) {
   const Folder folder;
-  const TorchTree tree{TorchTree::Dict{{{"w", {like(at::ones({2}))}}}}};
+  const pickle::Dict tree{{{"w", like(at::ones({2}))}}};
   {
     TorchFileWriter writer(folder / "file.pt", tree);
-    EXPECT_THAT([&] { writer.write(at::ones({3})); }, ThrowsMessage<UsageError>(HasSubstr("the next tensor is 'w', Float of [2]")));
+    EXPECT_THAT([&] { writer.write(at::ones({3})); }, ThrowsMessage<UsageError>(HasSubstr("is 'w', Float of [2]")));
     EXPECT_THAT([&] { writer.close(); }, ThrowsMessage<UsageError>(HasSubstr("'w' is missing")));
     writer.write(at::ones({2}));
     EXPECT_THAT([&] { writer.write(at::ones({2})); }, ThrowsMessage<UsageError>(HasSubstr("all its 1 tensors")));
   }
   EXPECT_FALSE(std::filesystem::exists(folder / "file.pt")) << "it was never closed";
-  const auto refused = [&](const TorchTensor& tensor, const std::string& why) {
-    const TorchTree one{TorchTree::Dict{{{"w", {std::make_shared<TorchTensor>(tensor)}}}}};
+  const auto refused = [&](const pickle::Tensor& tensor, const std::string& why) {
+    const pickle::Dict one{{{"w", tensor}}};
     EXPECT_THAT([&] { TorchFileWriter(folder / "file.pt", one); }, ThrowsMessage<UsageError>(HasSubstr(why)));
   };
   refused({.dtype = at::kQInt8, .shape = {1}}, "QInt8");
   refused({.dtype = at::kFloat, .shape = {INT64_MAX, 2}}, "does not fit");
-  EXPECT_THAT([&] { TorchFileWriter(folder / "file.pt", {nlohmann::json(UINT64_MAX)}); },
+  EXPECT_THAT([&] { TorchFileWriter(folder / "file.pt", checkpoint::from_json(UINT64_MAX)); },
               ThrowsMessage<UsageError>(HasSubstr("too large")));
 }
 

@@ -1,7 +1,6 @@
 #include "tessera/checkpoint/formats/torch/pickle.h"
 
 #include <algorithm>
-#include <array>
 
 #include "tessera/base/error.h"
 
@@ -10,58 +9,25 @@ namespace {
 
 using pickle::Value;
 
-constexpr TorchDtype kTorchDtypes[] = {{at::kFloat, "float32", "FloatStorage"},
-                                       {at::kDouble, "float64", "DoubleStorage"},
-                                       {at::kHalf, "float16", "HalfStorage"},
-                                       {at::kBFloat16, "bfloat16", "BFloat16Storage"},
-                                       {at::kLong, "int64", "LongStorage"},
-                                       {at::kInt, "int32", "IntStorage"},
-                                       {at::kShort, "int16", "ShortStorage"},
-                                       {at::kChar, "int8", "CharStorage"},
-                                       {at::kByte, "uint8", "ByteStorage"},
-                                       {at::kBool, "bool", "BoolStorage"},
-                                       {at::kComplexFloat, "complex64", "ComplexFloatStorage"},
-                                       {at::kComplexDouble, "complex128", "ComplexDoubleStorage"},
-                                       {at::kComplexHalf, "complex32"},
-                                       {at::kUInt16, "uint16"},
-                                       {at::kUInt32, "uint32"},
-                                       {at::kUInt64, "uint64"},
-                                       {at::kFloat8_e5m2, "float8_e5m2"},
-                                       {at::kFloat8_e4m3fn, "float8_e4m3fn"},
-                                       {at::kFloat8_e5m2fnuz, "float8_e5m2fnuz"},
-                                       {at::kFloat8_e4m3fnuz, "float8_e4m3fnuz"},
-                                       {at::kFloat8_e8m0fnu, "float8_e8m0fnu"},
-                                       {at::kFloat4_e2m1fn_x2, "float4_e2m1fn_x2"}};
-
-constexpr std::string_view kTorch = "torch.";
 constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
 
 // Includes those of quantized and sparse tensors, so that such a tensor can be refused by its name in the file.
-constexpr auto kObjects = std::to_array<std::string_view>({"torch._utils._rebuild_tensor",
-                                                           "torch._utils._rebuild_tensor_v2",
-                                                           "torch._utils._rebuild_tensor_v3",
-                                                           "torch._utils._rebuild_parameter",
-                                                           "torch._utils._rebuild_parameter_with_state",
-                                                           "torch._tensor._rebuild_from_type_v2",
-                                                           "torch.Tensor",
-                                                           "torch.nn.parameter.Parameter",
-                                                           "torch.nn.parameter.Buffer",
-                                                           "torch.storage.UntypedStorage",
-                                                           "torch.Size",
-                                                           "torch.device",
-                                                           "torch.serialization._get_layout",
-                                                           "builtins.set",
-                                                           "torch._utils._rebuild_qtensor",
-                                                           "torch._utils._rebuild_sparse_tensor",
-                                                           "torch.per_tensor_affine",
-                                                           "torch.per_channel_affine",
-                                                           "torch.QInt8Storage",
-                                                           "torch.QUInt8Storage",
-                                                           "torch.QInt32Storage"});
-
-const TorchDtype* found_or_null(const TorchDtype* found) {
-  return found == std::end(kTorchDtypes) ? nullptr : found;
-}
+constexpr std::string_view kObjects[] = {"torch.Tensor",
+                                         "torch.nn.parameter.Parameter",
+                                         "torch.nn.parameter.Buffer",
+                                         "torch.storage.UntypedStorage",
+                                         "torch.Size",
+                                         "torch.device",
+                                         "torch.serialization._get_layout",
+                                         "builtins.set",
+                                         "torch._tensor._rebuild_from_type_v2",
+                                         "torch.per_tensor_affine",
+                                         "torch.per_channel_affine",
+                                         "torch.QInt8Storage",
+                                         "torch.QUInt8Storage",
+                                         "torch.QInt32Storage"};
+constexpr std::string_view kRebuilt[] = {"tensor",  "tensor_v2",    "tensor_v3", "parameter", "parameter_with_state",
+                                         "qtensor", "sparse_tensor"};
 
 std::optional<nlohmann::json> items_to_json(const std::vector<Value>& items) {
   auto result = nlohmann::json::array();
@@ -88,8 +54,7 @@ std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
   if (object.name.starts_with(kWrappers) && !arguments.empty()) return to_json(arguments[0]);
   if (!object.state.is_none()) return std::nullopt;
   if ((object.name == "torch.Size" || object.name == "builtins.set") && arguments.size() == 1) {
-    const bool iterable = arguments[0].as<pickle::List>() != nullptr || arguments[0].as<pickle::Tuple>() != nullptr;
-    return iterable ? to_json(arguments[0]) : std::nullopt;
+    return arguments[0].items() == nullptr ? std::nullopt : to_json(arguments[0]);
   }
   if (object.name != "torch.device" || arguments.empty() || arguments.size() > 2) return std::nullopt;
   const auto* const type = arguments[0].as<std::string>();
@@ -100,26 +65,16 @@ std::optional<nlohmann::json> object_to_json(const pickle::Object& object) {
 
 }  // namespace
 
-const TorchDtype* torch_dtype(at::ScalarType type) {
-  return found_or_null(std::ranges::find(kTorchDtypes, type, &TorchDtype::type));
-}
-
-const TorchDtype* torch_dtype_named(std::string_view global) {
-  if (!global.starts_with(kTorch)) return nullptr;
-  return found_or_null(std::ranges::find_if(kTorchDtypes, [&](const auto& dtype) { return dtype.name == global.substr(kTorch.size()); }));
-}
-
-const TorchDtype* torch_dtype_of_storage(std::string_view global) {
-  if (!global.starts_with(kTorch)) return nullptr;
-  return found_or_null(std::ranges::find_if(
-      kTorchDtypes, [&](const auto& dtype) { return dtype.storage != nullptr && dtype.storage == global.substr(kTorch.size()); }));
+std::string_view rebuilt_by(std::string_view global) {
+  constexpr std::string_view kRebuild = "torch._utils._rebuild_";
+  return global.starts_with(kRebuild) ? global.substr(kRebuild.size()) : std::string_view();
 }
 
 std::optional<pickle::Meaning> torch_globals(const std::string& name) {
   if (name == "collections.OrderedDict") return pickle::Meaning::Dict;
   if (name == "_codecs.encode" || name == "builtins.bytes") return pickle::Meaning::Encoded;
   if (name.starts_with(kModules) || name.starts_with(kWrappers)) return pickle::Meaning::Object;
-  if (std::ranges::find(kObjects, name) != kObjects.end() || torch_dtype_named(name) != nullptr ||
+  if (std::ranges::count(kObjects, name) > 0 || std::ranges::count(kRebuilt, rebuilt_by(name)) > 0 || torch_dtype_named(name) != nullptr ||
       torch_dtype_of_storage(name) != nullptr) {
     return pickle::Meaning::Object;
   }
@@ -151,12 +106,10 @@ std::optional<nlohmann::json> to_json(const Value& value) {
   if (const auto* const bytes = value.as<pickle::Bytes>()) {
     return nlohmann::json::binary(std::vector<uint8_t>(bytes->bytes.begin(), bytes->bytes.end()));
   }
-  if (const auto* const list = value.as<pickle::List>()) return items_to_json(list->items);
-  if (const auto* const tuple = value.as<pickle::Tuple>()) return items_to_json(tuple->items);
+  if (const auto* const items = value.items()) return items_to_json(*items);
   if (const auto* const dict = value.as<pickle::Dict>()) return dict_to_json(*dict);
   if (const auto* const object = value.as<pickle::Object>()) return object_to_json(*object);
-  const auto* const global = value.as<pickle::Global>();
-  if (global != nullptr && torch_dtype_named(global->name) != nullptr) return global->name;
+  if (to_dtype(value)) return value.as<pickle::Global>()->name;
   return std::nullopt;
 }
 
@@ -186,17 +139,20 @@ std::optional<std::string> to_name(const Value& key) {
   return std::nullopt;
 }
 
+std::optional<at::ScalarType> to_dtype(const Value& value) {
+  const auto* const global = value.as<pickle::Global>();
+  const auto* const dtype = global == nullptr ? nullptr : torch_dtype_named(global->name);
+  return dtype == nullptr ? std::nullopt : std::optional(dtype->type);
+}
+
 std::optional<std::vector<int64_t>> to_integers(const Value& value) {
-  const auto* const size = value.as<pickle::Object>();
-  if (size != nullptr) {
-    const bool sound = size->name == "torch.Size" && size->arguments.size() == 1 && size->arguments[0].as<pickle::Object>() == nullptr;
-    return sound ? to_integers(size->arguments[0]) : std::nullopt;
+  if (const auto* const size = value.as<pickle::Object>()) {
+    const bool sound = size->name == "torch.Size" && size->arguments.size() == 1 && value[0].as<pickle::Object>() == nullptr;
+    return sound ? to_integers(value[0]) : std::nullopt;
   }
-  const auto* const tuple = value.as<pickle::Tuple>();
-  const auto* const list = value.as<pickle::List>();
-  if (tuple == nullptr && list == nullptr) return std::nullopt;
+  if (value.items() == nullptr) return std::nullopt;
   std::vector<int64_t> result;
-  for (const auto& item : tuple != nullptr ? tuple->items : list->items) {
+  for (const auto& item : *value.items()) {
     const auto* const integer = item.as<int64_t>();
     if (integer == nullptr) return std::nullopt;
     result.push_back(*integer);

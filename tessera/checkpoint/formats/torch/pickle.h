@@ -1,4 +1,4 @@
-// The parts of torch.save's pickles: dtypes, storages, tensors, and plain values, which become JSON.
+// The parts of torch.save's pickles: dtypes, and plain values, which become JSON and are made of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,22 +8,13 @@
 #include <string>
 #include <string_view>
 
+#include "tessera/checkpoint/formats/dtype_names.h"
 #include "tessera/checkpoint/formats/pickle/pickle.h"
 
 namespace tessera::checkpoint {
 
-struct TorchDtype {
-  at::ScalarType type;
-  const char* name;               // in Python's module torch
-  const char* storage = nullptr;  // the class of its storages there; newer dtypes have none
-};
-/// nullptr for a dtype that has no values of whole bytes.
-const TorchDtype* torch_dtype(at::ScalarType type);
-/// From "torch.float32", or nullptr.
-const TorchDtype* torch_dtype_named(std::string_view global);
-/// From "torch.FloatStorage", or nullptr.
-const TorchDtype* torch_dtype_of_storage(std::string_view global);
-
+/// What the functions of torch make that rebuild something: "tensor_v2" by "torch._utils._rebuild_tensor_v2". Empty for other globals.
+std::string_view rebuilt_by(std::string_view global);
 /// The globals of tensors and plain values. Others are refused.
 std::optional<pickle::Meaning> torch_globals(const std::string& name);
 /// Accepts all globals, for files with values of any class: nothing is called, so knowing their names does no harm.
@@ -45,6 +36,9 @@ pickle::Value from_json(const nlohmann::json& json);
 
 /// The key of a dict as a part of a name, or nothing if it is neither a text nor an integer.
 std::optional<std::string> to_name(const pickle::Value& key);
+
+/// The dtype that a global such as torch.float32 stands for, or nothing if it stands for none.
+std::optional<at::ScalarType> to_dtype(const pickle::Value& value);
 
 /// The integers of a tuple or of a torch.Size, or nothing if it is something else.
 std::optional<std::vector<int64_t>> to_integers(const pickle::Value& value);

@@ -16,9 +16,9 @@ namespace {
 
 using checkpoint::Catalog;
 using checkpoint::CatalogReader;
+using checkpoint::from_json;
 using checkpoint::read_torch_file;
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
+namespace pickle = checkpoint::pickle;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -29,34 +29,31 @@ std::string name_of(at::ScalarType dtype) {
 at::Tensor bytes_of(at::ScalarType dtype) {
   return at::arange(4 * static_cast<int64_t>(c10::elementSize(dtype)), at::kByte).remainder(2).view(dtype);
 }
-TorchTree::Tensor like(const at::Tensor& tensor) {
-  return std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
-}
-TorchTree json(const nlohmann::json& value) {
-  return {value};
+pickle::Value like(const at::Tensor& tensor) {
+  return pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
 }
 
 void write_file_of_ours(const std::filesystem::path& path) {
   std::vector<at::Tensor> tensors = {at::arange(6, at::kFloat).view({2, 3})};
   const auto tied = like(tensors[0]);
-  TorchTree::Dict model{{{"a.weight", {tied}}, {"b.weight", {tied}}}};
+  pickle::Dict model{{{"a.weight", tied}, {"b.weight", tied}}};
   for (const auto dtype : kAllDtypes) {
     tensors.push_back(bytes_of(dtype));
-    model.entries.emplace_back(name_of(dtype), TorchTree{like(tensors.back())});
+    model.entries.emplace_back(name_of(dtype), like(tensors.back()));
   }
   tensors.push_back(at::ones({}));
-  const TorchTree state{TorchTree::Dict{{{int64_t{0}, {TorchTree::Dict{{{"step", {like(tensors.back())}}}}}}}}};
+  const pickle::Dict state{{{int64_t{0}, pickle::Dict{{{"step", like(tensors.back())}}}}}};
   const auto groups = nlohmann::json::array({{{"betas", {0.9, 0.999}}, {"fused", nullptr}, {"lr", 0.125}}});
   tensors.push_back(at::ones({0, 4}));
-  const TorchTree list{TorchTree::List{{{like(tensors.back())}, json("größe")}}};
+  const pickle::List list{{like(tensors.back()), "größe"}};
   checkpoint::TorchFileWriter writer(path,
-                                     {TorchTree::Dict{{{"model", {model}},
-                                                       {"optimizer", {TorchTree::Dict{{{"state", state}, {"param_groups", json(groups)}}}}},
-                                                       {"step", json(3)},
-                                                       {"list", list},
-                                                       {"note", json(true)},
-                                                       {"bytes", json(nlohmann::json::binary({0, 255}))},
-                                                       {"large", json(-(int64_t{1} << 62))}}}});
+                                     pickle::Dict{{{"model", model},
+                                                   {"optimizer", pickle::Dict{{{"state", state}, {"param_groups", from_json(groups)}}}},
+                                                   {"step", int64_t{3}},
+                                                   {"list", list},
+                                                   {"note", true},
+                                                   {"bytes", pickle::Bytes{std::string("\0\377", 2)}},
+                                                   {"large", -(int64_t{1} << 62)}}});
   for (const auto& tensor : tensors) writer.write(tensor);
   writer.close();
 }
@@ -73,8 +70,8 @@ void write_dcp_of_ours(const std::filesystem::path& folder) {
     writer.write({"model", "scalar"}, whole_slice({}), at::full({}, 7, at::kLong));
     if (rank == 0) {
       writer.write({"groups", int64_t{0}, "lr"}, 0.5);
-      writer.write({"groups", int64_t{0}, "params"}, nlohmann::json::array({"x"}));
-      writer.write({"epoch"}, 3);
+      writer.write({"groups", int64_t{0}, "params"}, pickle::List{{"x"}});
+      writer.write({"epoch"}, int64_t{3});
     }
     std::ranges::move(writer.close(), std::back_inserter(all));
   }

@@ -2,8 +2,10 @@
 
 #include <libdeflate.h>
 #include <zlib.h>
+
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 
 #include "tessera/base/error.h"
@@ -15,7 +17,9 @@ namespace {
 // An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end with the place of the
 // directory. The end comes twice: the original one has no room for numbers of 64 bits.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
-constexpr uint64_t kEntryBytes = 30, kRecordBytes = 46, kEndBytes = 22, kWideEndBytes = 56, kWideLocatorBytes = 20;
+// The numbers in each, of which a digit is the width in bytes. They begin with the mark above.
+constexpr std::string_view kEntryFields = "42222244422", kRecordFields = "42222224442222244", kEndFields = "42222442",
+                           kWideEndFields = "4822448888", kWideLocatorFields = "4484";
 constexpr uint64_t kCrcInEntry = 14;  // where the checksum is in the header of an entry
 constexpr uint16_t kEncrypted = 1, kStored = 0, kUtf8Names = 1 << 11;
 constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the wide field of the record
@@ -26,30 +30,40 @@ constexpr uint16_t kZipVersion = 45;        // of a reader that knows numbers of
 constexpr uint16_t kFirstDay = 1 << 5 | 1;  // 1980-01-01, so that equal values make equal files
 constexpr uint64_t kLargestDirectory = uint64_t{1} << 32;
 
-/// Takes little-endian numbers from bytes.
-class LittleEndian {
- public:
-  explicit LittleEndian(std::string_view bytes) : bytes_(bytes) {}
+constexpr uint64_t bytes_of_fields(std::string_view fields) {
+  uint64_t bytes = 0;
+  for (const char width : fields) bytes += static_cast<uint64_t>(width - '0');
+  return bytes;
+}
 
-  uint16_t two() { return static_cast<uint16_t>(number(2)); }
-  uint32_t four() { return static_cast<uint32_t>(number(4)); }
-  uint64_t eight() { return number(8); }
-  std::string_view text(size_t count) {
-    if (count > bytes_.size()) throw IoError("its directory is cut off");
-    const auto result = bytes_.substr(0, count);
-    bytes_.remove_prefix(count);
-    return result;
+/// Writes little-endian numbers, one for each field.
+std::string packed(std::string_view fields, std::initializer_list<uint64_t> numbers) {
+  std::string bytes;
+  const auto* number = numbers.begin();
+  for (const char width : fields) {
+    bytes.append(reinterpret_cast<const char*>(number), static_cast<size_t>(width - '0'));  // little-endian, as we are
+    number++;
   }
-  bool empty() const { return bytes_.empty(); }
+  return bytes;
+}
 
- private:
-  uint64_t number(size_t bytes) {
-    uint64_t result = 0;
-    std::memcpy(&result, text(bytes).data(), bytes);
-    return result;
+std::string_view taken(std::string_view& bytes, uint64_t count) {
+  if (count > bytes.size()) throw IoError("its directory is cut off");
+  const auto result = bytes.substr(0, count);
+  bytes.remove_prefix(count);
+  return result;
+}
+
+/// Takes the numbers of the fields from the beginning of bytes.
+std::vector<uint64_t> unpacked(std::string_view fields, std::string_view& bytes) {
+  std::vector<uint64_t> numbers;
+  numbers.reserve(fields.size());
+  for (const char width : fields) {
+    const auto text = taken(bytes, static_cast<uint64_t>(width - '0'));
+    std::memcpy(&numbers.emplace_back(), text.data(), text.size());
   }
-  std::string_view bytes_;
-};
+  return numbers;
+}
 
 class ZipReader {
  public:
@@ -61,10 +75,10 @@ class ZipReader {
     const auto [first, size, count] = directory();
     if (first > bytes_ || size > bytes_ - first || size > kLargestDirectory) throw IoError("its directory is not where it should be");
     const auto text = bytes_at(first, size);
-    LittleEndian fields(text);
+    std::string_view rest = text;
     ZipArchive archive{.checksum = checksum_of(text)};
     for (uint64_t i = 0; i < count; i++) {
-      const auto [name, entry] = record(fields);
+      const auto [name, entry] = record(rest);
       if (!archive.entries.emplace(name, entry).second) throw IoError("the entry '{}' comes twice", name);
     }
     return archive;
@@ -81,71 +95,60 @@ class ZipReader {
     file_.read(result.data(), count, begin_ + begin);
     return result;
   }
+  std::vector<uint64_t> fields_at(uint64_t begin, std::string_view fields) const {
+    const auto text = bytes_at(begin, bytes_of_fields(fields));
+    std::string_view rest = text;
+    return unpacked(fields, rest);
+  }
 
   Directory directory() const {
-    const std::string mark(reinterpret_cast<const char*>(&kEnd), sizeof kEnd);
+    constexpr auto kEndBytes = bytes_of_fields(kEndFields), kLocatorBytes = bytes_of_fields(kWideLocatorFields);
     std::string tail;
     auto place = std::string::npos;
     for (const auto most : {kEndBytes, kEndBytes + kLongestComment}) {  // few archives have a comment
       const auto count = std::min(bytes_, most);
       tail = bytes_at(bytes_ - count, count);
-      place = tail.rfind(mark);
+      place = tail.rfind(packed("4", {kEnd}));
       if (place != std::string::npos) break;
     }
     if (place == std::string::npos || tail.size() - place < kEndBytes) throw IoError("the end of it is missing");
-    LittleEndian end(std::string_view(tail).substr(place));
-    end.four();
-    if (end.four() != 0) throw IoError("it is one of several parts");
-    end.two();
-    const auto count = end.two();
-    const uint64_t size = end.four(), first = end.four();
     const uint64_t end_place = bytes_ - tail.size() + place;
-    if (end_place < kWideLocatorBytes) return {first, size, count};
-    const auto locator_text = bytes_at(end_place - kWideLocatorBytes, kWideLocatorBytes);
-    LittleEndian locator(locator_text);
-    if (locator.four() != kWideLocator) return {first, size, count};
-    locator.four();
-    const auto wide_text = bytes_at(locator.eight(), kWideEndBytes);
-    LittleEndian wide(wide_text);
-    if (wide.four() != kWideEnd) throw IoError("its directory is not where it should be");
-    wide.text(28);
-    const auto wide_count = wide.eight(), wide_size = wide.eight();
-    return {wide.eight(), wide_size, wide_count};
+    std::string_view rest = std::string_view(tail).substr(place);
+    const auto end = unpacked(kEndFields, rest);
+    if (end[1] != 0 || end[2] != 0) throw IoError("it is one of several parts");
+    const Directory narrow{.first = end[6], .size = end[5], .count = end[4]};
+    if (end_place < kLocatorBytes) return narrow;
+    const auto locator = fields_at(end_place - kLocatorBytes, kWideLocatorFields);
+    if (locator[0] != kWideLocator) return narrow;
+    const auto wide = fields_at(locator[2], kWideEndFields);
+    if (wide[0] != kWideEnd) throw IoError("its directory is not where it should be");
+    return {.first = wide[9], .size = wide[8], .count = wide[7]};
   }
 
-  std::pair<std::string, ZipEntry> record(LittleEndian& fields) const {
-    if (fields.four() != kRecord) throw IoError("its directory is damaged");
-    fields.four();
-    const auto flags = fields.two(), packing = fields.two();
-    fields.four();
-    ZipEntry entry;
-    entry.crc32 = fields.four();
-    uint64_t packed = fields.four();
-    entry.bytes = fields.four();
-    const auto name_bytes = fields.two(), extra_bytes = fields.two(), comment_bytes = fields.two();
-    fields.eight();
-    uint64_t place = fields.four();
-    const std::string name(fields.text(name_bytes));
-    LittleEndian extra(fields.text(extra_bytes));
-    fields.text(comment_bytes);
-    take_wide(extra, {&entry.bytes, &packed, &place});
-    if ((flags & kEncrypted) != 0) throw IoError("the entry '{}' is encrypted", name);
-    entry.packed = packing != kStored;
-    if (!entry.packed && packed != entry.bytes) throw IoError("the entry '{}' has two sizes", name);
+  std::pair<std::string, ZipEntry> record(std::string_view& rest) const {
+    const auto fields = unpacked(kRecordFields, rest);
+    if (fields[0] != kRecord) throw IoError("its directory is damaged");
+    ZipEntry entry{.bytes = fields[9], .packed = fields[4] != kStored, .crc32 = static_cast<uint32_t>(fields[7])};
+    uint64_t stored = fields[8], place = fields[16];
+    const std::string name(taken(rest, fields[10]));
+    take_wide(taken(rest, fields[11]), {&entry.bytes, &stored, &place});
+    taken(rest, fields[12]);  // a comment
+    if ((fields[3] & kEncrypted) != 0) throw IoError("the entry '{}' is encrypted", name);
+    if (!entry.packed && stored != entry.bytes) throw IoError("the entry '{}' has two sizes", name);
     entry.begin = content_of(name, place);
-    if (entry.begin > bytes_ || packed > bytes_ - entry.begin) throw IoError("the entry '{}' is cut off", name);
+    if (entry.begin > bytes_ || stored > bytes_ - entry.begin) throw IoError("the entry '{}' is cut off", name);
     entry.begin += begin_;
     return {name, entry};
   }
 
   /// Reads the numbers that have no room in 32 bits from the extra field.
-  static void take_wide(LittleEndian extra, std::initializer_list<uint64_t*> numbers) {
+  static void take_wide(std::string_view extra, std::initializer_list<uint64_t*> numbers) {
     while (!extra.empty()) {
-      const auto id = extra.two();
-      LittleEndian field(extra.text(extra.two()));
-      if (id != kWide) continue;
+      const auto head = unpacked("22", extra);
+      auto field = taken(extra, head[1]);
+      if (head[0] != kWide) continue;
       for (auto* const number : numbers) {
-        if (*number == kElsewhere) *number = field.eight();
+        if (*number == kElsewhere) *number = unpacked("8", field)[0];
       }
       return;
     }
@@ -153,24 +156,16 @@ class ZipReader {
 
   /// Returns where an entry's content begins, given the place of its header. Compares the name in the header, which no checksum covers.
   uint64_t content_of(const std::string& name, uint64_t place) const {
-    const auto text = bytes_at(place, kEntryBytes + name.size());
-    LittleEndian header(text);
-    const bool is_entry = header.four() == kEntry && std::string_view(text).substr(kEntryBytes) == name;
-    if (!is_entry) throw IoError("the entry '{}' is not where it should be", name);
-    header.text(22);
-    const uint64_t name_bytes = header.two(), extra_bytes = header.two();
-    return place + kEntryBytes + name_bytes + extra_bytes;
+    const auto text = bytes_at(place, bytes_of_fields(kEntryFields) + name.size());
+    std::string_view rest = text;
+    const auto fields = unpacked(kEntryFields, rest);
+    if (fields[0] != kEntry || rest != name) throw IoError("the entry '{}' is not where it should be", name);
+    return place + bytes_of_fields(kEntryFields) + fields[9] + fields[10];
   }
 
   const InputFile& file_;
   const uint64_t begin_, bytes_;
 };
-
-std::string number(uint64_t value, int bytes) {
-  std::string result;
-  for (int i = 0; i < bytes; i++) result += static_cast<char>(value >> (8 * i));
-  return result;
-}
 
 }  // namespace
 
@@ -191,6 +186,7 @@ ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const
 }
 
 std::optional<std::string> fault_of_zip(const InputFile& file) {
+  constexpr auto kEndBytes = bytes_of_fields(kEndFields);
   if (file.size() < kEndBytes) return std::nullopt;
   uint32_t begin = 0, end = 0;
   file.read(&begin, sizeof begin, 0);
@@ -242,49 +238,38 @@ uint64_t ZipWriter::reserve(std::string name, uint64_t bytes) {
 
 void ZipWriter::set_checksum(size_t entry, uint32_t crc32) {
   entries_[entry].crc32 = crc32;
-  const auto crc = number(crc32, 4);
+  const auto crc = packed("4", {crc32});
   file_.overwrite(begin_ + entries_[entry].place + kCrcInEntry, std::as_bytes(std::span(crc)));
 }
 
 // All numbers are written with 64 bits, whatever their size, so that there is one code path, which every test takes.
-std::string ZipWriter::common_of(const Entry& entry) {
-  return number(kZipVersion, 2) + number(kUtf8Names, 2) + number(0, 2) + number(0, 2) + number(kFirstDay, 2) + number(entry.crc32, 4) +
-         number(kElsewhere, 4) + number(kElsewhere, 4) + number(entry.name.size(), 2);
-}
-
-std::string ZipWriter::sizes_of(const Entry& entry) {
-  return number(entry.bytes, 8) + number(entry.bytes, 8);
-}
-
 void ZipWriter::write_header(Entry entry) {
   entry.place = end_ - begin_;
-  const auto sizes = sizes_of(entry);
-  auto extra = number(kWide, 2) + number(sizes.size(), 2) + sizes;
-  const auto unaligned = entry.place + kEntryBytes + entry.name.size() + extra.size() + 4;
+  auto extra = packed("2288", {kWide, 16, entry.bytes, entry.bytes});
+  const auto unaligned = entry.place + bytes_of_fields(kEntryFields) + entry.name.size() + extra.size() + 4;
   const auto padding = (kAlignment - unaligned % kAlignment) % kAlignment;
-  extra += number(kPadding, 2) + number(padding, 2) + std::string(padding, 'Z');
-  const auto header = number(kEntry, 4) + common_of(entry) + number(extra.size(), 2) + entry.name + extra;
-  write(std::as_bytes(std::span(header)));
+  extra += packed("22", {kPadding, padding}) + std::string(padding, 'Z');
+  const auto header = packed(kEntryFields, {kEntry, kZipVersion, kUtf8Names, kStored, 0, kFirstDay, entry.crc32, kElsewhere, kElsewhere,
+                                            entry.name.size(), extra.size()});
+  const auto all = header + entry.name + extra;
+  write(std::as_bytes(std::span(all)));
   entries_.push_back(std::move(entry));
-}
-
-std::string ZipWriter::record_of(const Entry& entry) {
-  const auto sizes = sizes_of(entry);
-  const auto wide = number(kWide, 2) + number(sizes.size() + 8, 2) + sizes + number(entry.place, 8);
-  return number(kRecord, 4) + number(kZipVersion, 2) + common_of(entry) + number(wide.size(), 2) + number(0, 2) + number(0, 2) +
-         number(0, 2) + number(0, 4) + number(kElsewhere, 4) + entry.name + wide;
 }
 
 uint64_t ZipWriter::close() {
   std::string directory;
-  for (const auto& entry : entries_) directory += record_of(entry);
+  for (const auto& [name, bytes, place, crc32] : entries_) {
+    const auto wide = packed("22888", {kWide, 24, bytes, bytes, place});
+    directory += packed(kRecordFields, {kRecord, kZipVersion, kZipVersion, kUtf8Names, kStored, 0, kFirstDay, crc32, kElsewhere, kElsewhere,
+                                        name.size(), wide.size(), 0, 0, 0, 0, kElsewhere}) +
+                 name + wide;
+  }
   checksum_ = checksum_of(directory);
-  const uint64_t count = entries_.size(), first = end_ - begin_, wide_end = first + directory.size();
-  directory += number(kWideEnd, 4) + number(kWideEndBytes - 12, 8) + number(kZipVersion, 2) + number(kZipVersion, 2) + number(0, 4) +
-               number(0, 4) + number(count, 8) + number(count, 8) + number(wide_end - first, 8) + number(first, 8);
-  directory += number(kWideLocator, 4) + number(0, 4) + number(wide_end, 8) + number(1, 4);
+  const uint64_t count = entries_.size(), first = end_ - begin_, size = directory.size();
   directory +=
-      number(kEnd, 4) + number(0, 4) + number(0xffff, 2) + number(0xffff, 2) + number(kElsewhere, 4) + number(kElsewhere, 4) + number(0, 2);
+      packed(kWideEndFields, {kWideEnd, bytes_of_fields(kWideEndFields) - 12, kZipVersion, kZipVersion, 0, 0, count, count, size, first}) +
+      packed(kWideLocatorFields, {kWideLocator, 0, first + size, 1}) +
+      packed(kEndFields, {kEnd, 0, 0, 0xffff, 0xffff, kElsewhere, kElsewhere, 0});
   write(std::as_bytes(std::span(directory)));
   return end_ - begin_;
 }

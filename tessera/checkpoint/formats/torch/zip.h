@@ -69,10 +69,7 @@ class ZipWriter {
     uint64_t bytes = 0, place = 0;  // in the archive
     uint32_t crc32 = 0;
   };
-  static std::string common_of(const Entry& entry);
-  static std::string sizes_of(const Entry& entry);
   void write_header(Entry entry);
-  static std::string record_of(const Entry& entry);
   void write(std::span<const std::byte> bytes);
 
   NewFile& file_;

@@ -25,26 +25,23 @@ class LayoutReader {
 
   std::vector<TorchXlaShard> read() const {
     std::vector<TorchXlaShard> shards;
-    for (const auto& [module, own] : file_.dict(file_.metadata(), "shard_info").entries) {
+    for (const auto& [module, own] : file_.dict(file_.metadata(), "shard_info").entries()) {
       const auto name = to_name(module);
       if (!name || own.as<Dict>() == nullptr) file_.fail("has a shard_info that makes no sense");
-      for (const auto& [key, place] : own.as<Dict>()->entries) shards.push_back(shard(*name, key, place));
+      for (const auto& [key, place] : own.entries()) shards.push_back(shard(*name, key, place));
     }
     return shards;
   }
 
  private:
   TorchXlaShard shard(const std::string& module, const Value& key, const Value& place) const {
-    const auto* const own = place.as<Dict>();
-    const auto* const original = own == nullptr ? nullptr : own->find("_orig_name");
-    const auto* const size = own == nullptr ? nullptr : own->find("_orig_size");
+    const auto* const original = place["_orig_name"].as<std::string>();
     const auto name = to_name(key);
-    const auto shape = size == nullptr ? std::nullopt : to_integers(*size);
-    if (!name || original == nullptr || original->as<std::string>() == nullptr || !shape || !checked_numel(*shape, kWidest)) {
-      file_.fail(fmt::format("has a shard_info that does not say name and size of '{}'", name.value_or("")));
-    }
-    TorchXlaShard result{.module = module, .original_name = *original->as<std::string>(), .shape = *shape};
-    if (result.name() != *name) file_.fail(fmt::format("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name));
+    const auto shape = to_integers(place["_orig_size"]);
+    if (!name || original == nullptr || !shape || !checked_numel(*shape, kWidest))
+      file_.fail("has a shard_info that does not say name and size of '{}'", name.value_or(""));
+    TorchXlaShard result{.module = module, .original_name = *original, .shape = *shape};
+    if (result.name() != *name) file_.fail("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name);
     const auto full = xla::full_name(module, result.original_name);
     if (full.find(std::string(xla::kWrapped) + std::string(xla::kFlatParameter)) == std::string::npos) {
       result.parts = {{.name = xla::without_wrappers(full), .original_name = result.original_name, .shape = *shape}};
@@ -56,9 +53,8 @@ class LayoutReader {
 
   /// Returns the parts of a flat parameter, which flatten_info has as (names, shapes, numbers of values).
   std::vector<TorchXlaShard::Part> parts(const std::string& flat, int64_t numel) const {
-    const auto* const found = file_.dict(file_.metadata(), "flatten_info").find(flat);
-    const auto json = found == nullptr ? std::nullopt : to_json(*found);
-    const auto refuse = [&] { file_.fail(fmt::format("has a flatten_info that does not fit '{}'", flat)); };
+    const auto json = to_json(file_.dict(file_.metadata(), "flatten_info")[flat]);
+    const auto refuse = [&] { file_.fail("has a flatten_info that does not fit '{}'", flat); };
     if (!json || !json->is_array() || json->size() != 3) refuse();
     std::vector<TorchXlaShard::Part> result;
     try {

@@ -19,11 +19,6 @@ namespace xla = torch_xla;
 using pickle::Dict;
 using pickle::Value;
 
-TorchArchive open_archive(const fs::path& path) {
-  const InputFile file(path);
-  return {file, 0, file.size(), any_globals, path.string()};
-}
-
 std::vector<fs::path> files_like(const fs::path& pattern) {
   struct Found : glob_t {
     Found() : glob_t{} {}
@@ -44,42 +39,28 @@ bool is_of_shard(const std::string& name) {
   return name.starts_with(xla::kShard) || name.find("." + std::string(xla::kShard)) != std::string::npos;
 }
 
-RankContent::RankContent(const fs::path& path) : path_(path), archive_(open_archive(path)) {
-  if (content().find(xla::kMetadata) == nullptr) {
+RankContent::RankContent(const fs::path& path) : fail{path.string() + " "}, path_(path), archive_(InputFile(path)) {
+  if (content().as<Dict>() == nullptr) fail("holds {} instead of a dict", content().kind());
+  if (content().as<Dict>()->find(xla::kMetadata) == nullptr) {
     if (has_whole_model()) return;
     fail("has no 'shard_metadata', without which nobody knows what its shards are; save get_shard_metadata() with them");
   }
   rank_ = integer("rank");
   ranks_ = integer("world_size");
   const auto named = rank_in_name(path.filename().string(), path.extension().string());
-  if (named && (named->first != rank_ || named->second != ranks_)) {
-    fail(fmt::format("was written by rank {} of {}; somebody has renamed it", rank_, ranks_));
-  }
-  for (const auto& [key, value] : dict(content(), xla::kModel).entries) {
+  if (named && (named->first != rank_ || named->second != ranks_))
+    fail("was written by rank {} of {}; somebody has renamed it", rank_, ranks_);
+  for (const auto& [key, value] : dict(content(), xla::kModel).entries()) {
     const auto name = to_name(key);
     if (!name || !tensors_.emplace(*name, &value).second) fail("has a model with a name that is none, or is there twice");
     names_.push_back(*name);
   }
 }
 
-void RankContent::fail(const std::string& why) const {
-  throw IoError("{} {}", path_, why);
-}
-
-const Dict& RankContent::content() const {
-  const auto* const result = archive_.content().as<Dict>();
-  if (result == nullptr) fail(fmt::format("holds {} instead of a dict", archive_.content().kind()));
-  return *result;
-}
-
-const Dict& RankContent::metadata() const {
-  return dict(content(), xla::kMetadata);
-}
-
-const Dict& RankContent::dict(const Dict& outer, std::string_view key) const {
-  const auto* const found = outer.find(key);
-  if (found == nullptr || found->as<Dict>() == nullptr) fail(fmt::format("has no dict '{}'", key));
-  return *found->as<Dict>();
+const Value& RankContent::dict(const Value& outer, std::string_view key) const {
+  const auto& found = outer[key];
+  if (found.as<Dict>() == nullptr) fail("has no dict '{}'", key);
+  return found;
 }
 
 const Value* RankContent::value(const std::string& name) const {
@@ -90,25 +71,22 @@ const Value* RankContent::value(const std::string& name) const {
 ArchivedTensor RankContent::tensor(const std::string& name) const {
   const auto* const found = value(name);
   const auto result = found == nullptr ? std::nullopt : archive_.tensor(*found, name);
-  if (!result) fail(fmt::format("has no tensor '{}', which its shard_info promises", name));
+  if (!result) fail("has no tensor '{}', which its shard_info promises", name);
   return *result;
 }
 
 bool RankContent::has_whole_model() const {
-  const auto* const model = content().find(xla::kModel);
-  if (model == nullptr || model->as<Dict>() == nullptr) return false;
-  return std::ranges::none_of(model->as<Dict>()->entries, [](const auto& entry) {
-    const auto name = to_name(entry.first);
-    return name && is_of_shard(*name);
-  });
+  const auto* const model = content()[xla::kModel].as<Dict>();
+  return model != nullptr && std::ranges::none_of(model->entries, [](const auto& entry) {
+           const auto name = to_name(entry.first);
+           return name && is_of_shard(*name);
+         });
 }
 
-int64_t RankContent::integer(const char* key) const {
-  const auto* const found = metadata().find(key);
-  const auto* const result = found == nullptr ? nullptr : found->as<int64_t>();
-  if (result == nullptr || *result < 0 || *result > INT32_MAX || (*result == 0 && key == std::string_view("world_size"))) {
-    fail(fmt::format("has a shard_metadata without a '{}'", key));
-  }
+int64_t RankContent::integer(std::string_view key) const {
+  const auto* const result = metadata()[key].as<int64_t>();
+  if (result == nullptr || *result < 0 || *result > INT32_MAX || (*result == 0 && key == "world_size"))
+    fail("has a shard_metadata without a '{}'", key);
   return *result;
 }
 
@@ -132,7 +110,7 @@ std::vector<RankContent> open_all(const fs::path& path) {
     if (i > 0 && file.rank() == files[i - 1].rank()) {
       throw IoError("{} and {} are both of rank {}; somebody has copied one", files[i - 1].path(), file.path(), file.rank());
     }
-    if (file.rank() >= ranks) file.fail(fmt::format("says that it is of rank {} of {}", file.rank(), ranks));
+    if (file.rank() >= ranks) file.fail("says that it is of rank {} of {}", file.rank(), ranks);
   }
   for (int64_t rank = 0; rank < ranks; rank++) {
     if (static_cast<size_t>(rank) < files.size() && files[static_cast<size_t>(rank)].rank() == rank) continue;
@@ -162,10 +140,7 @@ std::vector<fs::path> torch_xla_files(const fs::path& path) {
 }
 
 bool is_torch_xla_file(const fs::path& path) {
-  const auto archive = open_archive(path);
-  const auto* const content = archive.content().as<Dict>();
-  const auto* const metadata = content == nullptr ? nullptr : content->find(xla::kMetadata);
-  return metadata != nullptr && metadata->as<Dict>() != nullptr && metadata->as<Dict>()->find("shard_info") != nullptr;
+  return !TorchArchive(InputFile(path)).content()[xla::kMetadata]["shard_info"].is_none();
 }
 
 }  // namespace tessera::checkpoint

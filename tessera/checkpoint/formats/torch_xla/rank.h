@@ -6,8 +6,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "tessera/checkpoint/formats/damage.h"
 #include "tessera/checkpoint/formats/pickle/pickle.h"
 #include "tessera/checkpoint/formats/torch/archive.h"
+#include "tessera/checkpoint/formats/torch_xla/names.h"
 #include "tessera/checkpoint/formats/torch_xla/torch_xla.h"
 
 namespace tessera::checkpoint::torch_xla {
@@ -19,6 +21,7 @@ class RankContent {
  public:
   explicit RankContent(const std::filesystem::path& path);
 
+  Damage fail;  // of the file
   const std::filesystem::path& path() const { return path_; }
   int64_t rank() const { return rank_; }
   int64_t ranks() const { return ranks_; }
@@ -27,18 +30,17 @@ class RankContent {
   /// Whether the file holds a whole model instead of a rank's part, as the consolidated file that may lie beside the others.
   bool is_whole() const { return ranks_ == 0; }
 
-  [[noreturn]] void fail(const std::string& why) const;
-
-  const pickle::Dict& content() const;
-  const pickle::Dict& metadata() const;
-  const pickle::Dict& dict(const pickle::Dict& outer, std::string_view key) const;
+  const pickle::Value& content() const { return archive_.content(); }  // a dict
+  const pickle::Value& metadata() const { return dict(content(), kMetadata); }
+  /// Throws IoError unless there is a dict of this key.
+  const pickle::Value& dict(const pickle::Value& outer, std::string_view key) const;
   /// The value of this name in the model's state, or nullptr.
   const pickle::Value* value(const std::string& name) const;
   ArchivedTensor tensor(const std::string& name) const;
 
  private:
   bool has_whole_model() const;
-  int64_t integer(const char* key) const;
+  int64_t integer(std::string_view key) const;
 
   std::filesystem::path path_;
   TorchArchive archive_;

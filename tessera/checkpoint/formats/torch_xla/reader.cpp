@@ -1,7 +1,6 @@
 // Reads the rank files of all ranks as one catalog.
 #include <c10/util/strides.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <tuple>
@@ -72,8 +71,8 @@ class TorchXlaReader {
     for (size_t rank = 0; rank < parts.size(); rank++) {
       const auto& part = parts[rank];
       const auto refuse = [&] {
-        files_[rank].fail(fmt::format("has a part [{}] of '{}', which does not fit its size [{}] in shard_info or the parts of other ranks",
-                                      fmt::join(part.shape, ", "), names.front(), fmt::join(shard.shape, ", ")));
+        files_[rank].fail("has a part [{}] of '{}', which does not fit its size [{}] in shard_info or the parts of other ranks",
+                          joined(part.shape), names.front(), joined(shard.shape));
       };
       const bool fits = part.dtype == one.dtype && part.shape.size() == one.shape.size() && !part.shape.empty();
       if (!fits || (part.shape.size() > 1 && !add_rows(made.front(), shard, part, begin, rank))) refuse();
@@ -83,8 +82,8 @@ class TorchXlaReader {
     }
     const auto needed = one.shape.size() > 1 ? shard.shape.front() : *checked_numel(shard.shape);
     if (begin < needed) {
-      first().fail(fmt::format("says in its shard_info that '{}' has the size [{}], but the ranks have together only {} of {}",
-                               names.front(), fmt::join(shard.shape, ", "), begin, needed));
+      first().fail("says in its shard_info that '{}' has the size [{}], but the ranks have together only {} of {}", names.front(),
+                   joined(shard.shape), begin, needed);
     }
     for (size_t i = 0; i < names.size(); i++) add_tensor(names[i], std::move(made[i]));
     for (size_t rank = 0; rank < parts.size(); rank++) add_checksum(rank, parts[rank], names.front());
@@ -98,7 +97,7 @@ class TorchXlaReader {
     auto box = whole_slice(shard.shape);
     box.offsets.front() = begin;
     box.sizes.front() = std::min(part.shape.front(), shard.shape.front() - begin);
-    if (box.sizes.front() > 0) tensor.boxes.push_back({.box = box, .file = rank, .offset = part.begin, .strides = part.strides});
+    if (box.sizes.front() > 0) tensor.boxes.push_back(part.stored_in(rank, box));
     return true;
   }
 
@@ -124,15 +123,11 @@ class TorchXlaReader {
   }
 
   void add_tensor(const std::string& name, StoredTensor tensor) {
-    if (!catalog_.tensors.emplace(name, std::move(tensor)).second)
-      first().fail(fmt::format("has two tensors that are '{}' in the model", name));
+    if (!catalog_.tensors.emplace(name, std::move(tensor)).second) first().fail("has two tensors that are '{}' in the model", name);
   }
 
   void add_checksum(size_t rank, const ArchivedTensor& tensor, const std::string& name) {
-    const auto& storage = tensor.storage;
-    if (storage.crc32 == 0 || !storages_.emplace(rank, storage.begin).second) return;
-    catalog_.checksums.push_back(
-        {.file = rank, .begin = storage.begin, .bytes = storage.bytes, .checksum = fmt::format("{:08x}", storage.crc32), .name = name});
+    if (storages_.emplace(rank, tensor.storage.begin).second) tensor.add_checksum(catalog_, rank, name);
   }
 
   void expect_no_other_shards(const xla::RankContent& file) {
@@ -140,14 +135,12 @@ class TorchXlaReader {
       for (const auto& shard : layout_) known_.insert(shard.state_name());
     }
     for (const auto& name : file.names()) {
-      if (xla::is_of_shard(name) && !known_.contains(name))
-        file.fail(fmt::format("has a '{}', of which rank 0's shard_info does not know", name));
+      if (xla::is_of_shard(name) && !known_.contains(name)) file.fail("has a '{}', of which rank 0's shard_info does not know", name);
     }
   }
 
   void add_whole(const std::string& name, const ArchivedTensor& tensor, std::optional<at::ScalarType> dtype = {}) {
-    StoredTensor stored{.dtype = dtype.value_or(tensor.dtype), .shape = tensor.shape};
-    stored.boxes = {{.box = whole_slice(tensor.shape), .offset = tensor.begin, .strides = tensor.strides}};
+    StoredTensor stored{.dtype = dtype.value_or(tensor.dtype), .shape = tensor.shape, .boxes = {tensor.stored_in(0)}};
     if (stored.dtype != tensor.dtype) stored.rounded = tensor.dtype;
     add_tensor(name, std::move(stored));
     add_checksum(0, tensor, name);
@@ -156,16 +149,11 @@ class TorchXlaReader {
   /// Adds tensors that are not divided, from rank 0. Names in buffer_info may have a wrapper's name that the names in the state lack.
   void add_buffers() {
     std::map<std::string, at::ScalarType> dtypes;
-    const auto* const info = first().metadata().find("buffer_info");
-    const auto* const dict = info == nullptr ? nullptr : info->as<Dict>();
-    for (const auto& [key, value] : dict == nullptr ? Dict().entries : dict->entries) {
+    for (const auto& [key, value] : first().metadata()["buffer_info"].entries()) {
       const auto name = to_name(key);
-      const auto* const place = value.as<Dict>();
-      const auto* const original = place == nullptr ? nullptr : place->find("_orig_dtype");
-      const auto* const global = original == nullptr ? nullptr : original->as<pickle::Global>();
-      const auto* const dtype = global == nullptr ? nullptr : torch_dtype_named(global->name);
-      if (!name || dtype == nullptr) first().fail("has a buffer_info that says no dtype");
-      dtypes[xla::without_wrappers(*name)] = dtype->type;
+      const auto dtype = to_dtype(value["_orig_dtype"]);
+      if (!name || !dtype) first().fail("has a buffer_info that says no dtype");
+      dtypes[xla::without_wrappers(*name)] = *dtype;
     }
     for (const auto& stored : first().names()) {
       if (xla::is_of_shard(stored)) continue;
@@ -180,12 +168,12 @@ class TorchXlaReader {
 
   void add_others() {
     catalog_.values["shard_metadata.world_size"] = files_.size();
-    for (const auto& [key, value] : first().content().entries) {
+    for (const auto& [key, value] : first().content().entries()) {
       const auto name = to_name(key);
       if (!name || name == xla::kModel || name == xla::kMetadata || name == xla::kOptimizer) continue;
       if (auto json = to_json(value)) catalog_.values[*name] = std::move(*json);
     }
-    if (first().content().find(xla::kOptimizer) == nullptr) return;
+    if (first().content()[xla::kOptimizer].is_none()) return;
     add_settings();
     if (const auto why = why_no_state()) {
       log(LogLevel::Warning, "the optimizer's state in {} is left out: {}", first().path(), *why);
@@ -195,8 +183,7 @@ class TorchXlaReader {
   }
 
   void add_settings() {
-    const auto* const groups = first().dict(first().content(), xla::kOptimizer).find("param_groups");
-    const auto json = groups == nullptr ? std::nullopt : to_json(*groups);
+    const auto json = to_json(first().dict(first().content(), xla::kOptimizer)["param_groups"]);
     if (!json || !json->is_array()) return;
     for (size_t i = 0; i < json->size(); i++) {
       groups_.push_back(json->at(i));
@@ -214,23 +201,22 @@ class TorchXlaReader {
       return fmt::format("it has not the {} parameters of the model, and nothing says which it has", layout_.size());
     }
     for (const auto& file : files_) {
-      const auto* const state = file.dict(file.content(), xla::kOptimizer).find("state");
-      if (state == nullptr || state->as<Dict>() == nullptr) return file.path().string() + " has none";
+      if (file.dict(file.content(), xla::kOptimizer)["state"].as<Dict>() == nullptr) return file.path().string() + " has none";
     }
     return {};
   }
 
   /// The state of a parameter on each rank.
-  std::vector<const Dict*> states(size_t parameter) const {
-    std::vector<const Dict*> result;
+  std::vector<Value> states(size_t parameter) const {
+    std::vector<Value> result;
     for (const auto& file : files_) {
-      const auto& state = file.dict(file.dict(file.content(), xla::kOptimizer), "state");
-      const auto found = std::ranges::find_if(state.entries, [&](const auto& entry) {
+      const auto& state = file.dict(file.content()[xla::kOptimizer], "state").entries();
+      const auto found = std::ranges::find_if(state, [&](const auto& entry) {
         const auto* const number = entry.first.template as<int64_t>();
         return number != nullptr && *number == static_cast<int64_t>(parameter);
       });
-      if (found == state.entries.end() || found->second.template as<Dict>() == nullptr) return {};  // it has never had a gradient
-      result.push_back(found->second.template as<Dict>());
+      if (found == state.end() || found->second.as<Dict>() == nullptr) return {};  // it has never had a gradient
+      result.push_back(found->second);
     }
     return result;
   }
@@ -240,16 +226,14 @@ class TorchXlaReader {
     const auto own = parts_of(shard);
     const auto all = states(parameter);
     if (all.empty() || catalog_.aliases.contains(shard.parts.front().name)) return;
-    for (const auto& [key, value] : all.front()->entries) {
+    for (const auto& [key, value] : all.front().entries()) {
       const auto text = to_name(key);
       if (!text) continue;
       Names names;
       for (const auto& part : shard.parts) names.push_back(fmt::format("{}{}.{}", kOptimizerPrefix, part.name, *text));
       std::vector<ArchivedTensor> parts;
       for (size_t rank = 0; rank < files_.size(); rank++) {
-        const auto* const there = all[rank]->find(*text);
-        const auto tensor = there == nullptr ? std::nullopt : files_[rank].archive().tensor(*there, names.front());
-        if (tensor) parts.push_back(*tensor);
+        if (const auto tensor = files_[rank].archive().tensor(all[rank][*text], names.front())) parts.push_back(*tensor);
       }
       const bool is_divided =
           parts.size() == files_.size() && std::ranges::equal(parts, own, {}, &ArchivedTensor::shape, &ArchivedTensor::shape);

@@ -9,6 +9,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/formats/torch/file.h"
+#include "tessera/checkpoint/formats/torch/pickle.h"
 #include "tessera/checkpoint/inspect.h"
 #include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/stored/catalogs.h"
@@ -27,9 +28,9 @@ namespace {
 
 using checkpoint::CatalogReader;
 using checkpoint::Format;
+using checkpoint::from_json;
 using checkpoint::read_torch_xla;
-using checkpoint::TorchTensor;
-using checkpoint::TorchTree;
+namespace pickle = checkpoint::pickle;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -134,8 +135,8 @@ TEST_F(TorchXlaOfTheirs, HaveTheStateOfTheOptimizer) {
   }
 }
 
-TorchTree tree_of(const at::Tensor& tensor) {
-  return {std::make_shared<TorchTensor>(TorchTensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()})};
+pickle::Value tree_of(const at::Tensor& tensor) {
+  return pickle::Tensor{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
 }
 
 constexpr auto kName = "_fsdp_shard_FSDP_SHARD_SEPARATOR__fsdp_wrapped_module_FSDP_SHARD_SEPARATOR_w";
@@ -150,9 +151,9 @@ struct WrittenFile {
                    {"rank", 0}};
 
   void write(const std::filesystem::path& path) const {
-    TorchTree::Dict all{{{"model", TorchTree{TorchTree::Dict{{{kName, tree_of(part)}}}}}, {"shard_metadata", TorchTree{metadata}}}};
+    pickle::Dict all{{{"model", pickle::Dict{{{kName, tree_of(part)}}}}, {"shard_metadata", from_json(metadata)}}};
     if (metadata.is_null()) all.entries.pop_back();
-    checkpoint::TorchFileWriter writer(path, {all});
+    checkpoint::TorchFileWriter writer(path, all);
     writer.write(part);
     writer.close();
   }
@@ -217,8 +218,8 @@ TEST(TorchXlaDamage, OfFlatParametersIsNamed) {
                            {"flatten_info", parts.is_null() ? json::object() : json{{flat, parts}}},
                            {"world_size", 1},
                            {"rank", 0}};
-    checkpoint::TorchFileWriter writer(path, {TorchTree::Dict{{{"model", TorchTree{TorchTree::Dict{{{name, tree_of(at::ones({128}))}}}}},
-                                                               {"shard_metadata", TorchTree{metadata}}}}});
+    checkpoint::TorchFileWriter writer(
+        path, pickle::Dict{{{"model", pickle::Dict{{{name, tree_of(at::ones({128}))}}}}, {"shard_metadata", from_json(metadata)}}});
     writer.write(at::arange(128, at::kFloat));
     writer.close();
     return message_of<IoError>([&] { checkpoint::read_model(path); });

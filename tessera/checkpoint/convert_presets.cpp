@@ -1,16 +1,26 @@
-#include "tessera/checkpoint/merge.h"
+// Presets of convert(): merge, consolidate and reshard.
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "tessera/base/error.h"
 #include "tessera/base/folder.h"
+#include "tessera/base/log.h"
 #include "tessera/base/storage.h"
-#include "tessera/checkpoint/convert.h"
+#include "tessera/base/words.h"
+#include "tessera/checkpoint/consolidate.h"
 #include "tessera/checkpoint/convert/run_source.h"
+#include "tessera/checkpoint/format_table.h"
 #include "tessera/checkpoint/formats/accelerate.h"
 #include "tessera/checkpoint/formats/hub.h"
+#include "tessera/checkpoint/merge.h"
 #include "tessera/checkpoint/step_folders.h"
 #include "tessera/checkpoint/stored/catalogs.h"
+#include "tessera/checkpoint/stored/runs.h"
+#include "tessera/comm/groups/all_or_none.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -51,22 +61,14 @@ std::vector<fs::path> removable(const fs::path& checkpoint) {
   return all;
 }
 
-void remove(const std::vector<fs::path>& all) {
-  for (const auto& each : all) {
-    std::error_code error;
-    fs::remove_all(each, error);
-    if (error) throw IoError("all is written, but {} can't be removed: {}", each, error.message());
-    if (const auto prefix = prefix_of(each)) mend_latest(*prefix);
+/// Logs the names of tensors beside the model, which are not written.
+void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
+  std::vector<std::string> names;
+  for (const auto& [name, why] : done.left_out) {
+    if (why == kStandsBeside) names.push_back(name);
   }
-}
-
-/// Throws UsageError if there is a model in safetensors, which other programs would take instead.
-void expect_no_safetensors(const fs::path& out) {
-  if (!is_hub_folder(out, kHubSafetensors)) return;
-  throw UsageError(
-      "{} has a model in safetensors already, which programs would take in place of pytorch_model.bin; remove it, or "
-      "write elsewhere",
-      out);
+  if (!names.empty())
+    log(LogLevel::Warning, "only the model of {} is written, without what stands beside it: {}", checkpoint, some_of(names));
 }
 
 }  // namespace
@@ -83,14 +85,60 @@ Converted merge(const fs::path& checkpoint, const fs::path& out, const MergeOpti
   if (options.unsafe_serialization) {
     how.to = Format::Torch;
     to = out / "pytorch_model.bin";
-    expect_no_safetensors(out);
+    if (is_hub_folder(out, kHubSafetensors))
+      throw UsageError(
+          "{} has a model in safetensors already, which programs would take in place of pytorch_model.bin; remove it, or write elsewhere",
+          out);
     expect_free_for_model(out);
     make_folder(out);
   }
   auto done = convert(checkpoint, to, how);
   warn_of_tensors_beside(checkpoint, done);
-  remove(old);
+  for (const auto& each : old) {
+    std::error_code error;
+    fs::remove_all(each, error);
+    if (error) throw IoError("all is written, but {} can't be removed: {}", each, error.message());
+    if (const auto prefix = prefix_of(each)) mend_latest(*prefix);
+  }
   return done;
+}
+
+void expect_known_ending(const fs::path& save_path) {
+  if (!row_of(Format::Torch).has_ending(save_path)) expect_ending_of(save_path, Format::Safetensors);
+}
+
+Converted consolidate(const fs::path& checkpoint, const fs::path& save_path, const ConvertProgress& progress) {
+  expect_known_ending(save_path);
+  const bool is_torch = row_of(Format::Torch).has_ending(save_path);
+  auto done = convert(checkpoint, save_path,
+                      {.to = is_torch ? Format::Torch : Format::Safetensors,
+                       .weights_only = true,
+                       .model_key = is_torch ? "model" : "",
+                       .progress = progress});
+  warn_of_tensors_beside(checkpoint, done);
+  return done;
+}
+
+Converted consolidate(const fs::path& checkpoint, const fs::path& save_path, const Communicator& world) {
+  constexpr Subject kSubject{.unit = "consolidation"};
+  const auto failure = fmt::format("could not consolidate {}", checkpoint.string());
+  Converted done;
+  all_or_none(world, kSubject, failure, [&] {
+    if (world.is_first()) done = consolidate(checkpoint, save_path);
+  });
+  all_or_none(world, kSubject, failure, [&] {
+    if (is_there(save_path)) return;
+    throw IoError("{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
+                  save_path);
+  });
+  const auto numbers = world.texts(nlohmann::json({done.parameters, done.tensors, done.bytes}).dump(), kSubject);
+  std::tie(done.parameters, done.tensors, done.bytes) = nlohmann::json::parse(numbers.front()).get<std::tuple<int64_t, int64_t, int64_t>>();
+  done.files = {save_path};
+  return done;
+}
+
+Converted reshard(const fs::path& checkpoint, const fs::path& out, int world) {
+  return convert(checkpoint, out, {.to = Format::Tessera, .world = world});
 }
 
 }  // namespace tessera::checkpoint

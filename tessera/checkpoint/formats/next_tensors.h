@@ -1,0 +1,44 @@
+// NextTensors: the tensors that a new file is to have, whose values come one after the other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "tessera/checkpoint/formats/safetensors_header.h"
+
+namespace tessera::checkpoint {
+
+/// Throws UsageError, which names the file and the tensor, for values that are not the next ones.
+class NextTensors {
+ public:
+  NextTensors(std::filesystem::path file, std::vector<SafetensorsEntry> entries) : file_(std::move(file)), entries_(std::move(entries)) {}
+
+  const std::vector<SafetensorsEntry>& all() const { return entries_; }
+  /// Throws unless this is the next tensor as a whole.
+  void expect_whole(const at::Tensor& tensor) const;
+  struct Taken {
+    at::Tensor values;  // contiguous, on the CPU
+    size_t number;      // of the tensor
+    bool begins, ends;  // whether they are the tensor's first ones, and its last ones
+  };
+  /// Takes the next values of a tensor that comes in pieces, in row-major order.
+  Taken take(const at::Tensor& values);
+  /// Takes all tensors that have not come, for files that others fill. Returns them.
+  std::span<const SafetensorsEntry> take_rest();
+  /// Throws unless all have come.
+  void expect_none() const;
+
+ private:
+  const SafetensorsEntry& next() const;
+
+  std::filesystem::path file_;
+  std::vector<SafetensorsEntry> entries_;
+  size_t next_ = 0;
+  int64_t written_ = 0;  // values of the next tensor
+};
+
+}  // namespace tessera::checkpoint
