@@ -12,7 +12,7 @@ import string
 from tokenizers import Regex, pre_tokenizers
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "tessera/data/unicode_table.cpp"
-CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()  # and what is in none of them is Cn
 # Properties that are no union of categories, less the categories that they hold as a whole.
 BESIDE = {"Alphabetic": r"[\p{Alphabetic}&&[^\p{L}\p{Nl}]]", "Uppercase": r"[\p{Uppercase}&&[^\p{Lu}]]", "Lowercase": r"[\p{Lowercase}&&[^\p{Ll}]]"}
 SCRIPTS = "Arabic Armenian Bengali Cyrillic Devanagari Georgian Greek Han Hangul Hebrew Hiragana Katakana Khmer Lao Latin Myanmar Tamil Telugu Thai".split()

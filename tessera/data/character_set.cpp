@@ -84,7 +84,9 @@ CharacterSet in_table(std::string_view name, size_t length) {
 
 /// The characters of a category, by its one or two letters; empty if there is none.
 CharacterSet of_category(std::string_view name) {
-  return in_table(name, 2);
+  if (name == "cn") return ~in_table("", 2);
+  const auto listed = in_table(name, 2);
+  return name == "c" ? listed | of_category("cn") : listed;
 }
 
 CharacterSet in_table(std::string_view name) {
@@ -162,7 +164,7 @@ std::optional<CharacterSet> characters_named(std::string_view name) {
   }
   if (auto found = of_property(plain)) return found;
   if (const auto* found = std::ranges::find(kLongNames, plain, &LongName::name); found != std::end(kLongNames)) plain = found->category;
-  auto found = plain.size() == 1 ? of_category(plain) : in_table(plain);
+  auto found = plain.empty() || plain.size() > 2 ? in_table(plain) : of_category(plain);
   return found.ranges().empty() ? std::nullopt : std::optional(std::move(found));
 }
 

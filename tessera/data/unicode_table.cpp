@@ -129,24 +129,6 @@ constexpr NamedCharacters kAll[] = {
    "173a1362fva192aWa384b80a3883a2044ezeWeaj56975a249c4289aoa9058p34912d5327h798342aD96"},
   {"co",
    "57344 6400 919296 65534b65534"},
-  {"cn",
-   "888bfdgaaata397aLbXbca55hAdfk270a60b101n59bWboaBbaakeEabe237ahbbbvagaacdbibbbdhadbaebybcafdbbvagabababbaaedbbc"
-   "cagdaagqjcaiacavagabaebjacacbaodblggacahbbbvagabaebibbbcgcdbaebrjbafccadcbaaabcbcccldeccadbafanuemacawapbiacad"
-   "gbacbabdbjgvacawajaebiacadgbfbadbjaclmacaYacafdpbzacarcxaiaabgcadfaaahfjbcl58dCKbaaaeaxaaawbeaaagajbdF72aJdMaJ"
-   "aoamK198aaeab377adbgaaadbOadbGadbgaaadboa57adb67bFczf86bfb669c89gvixitlmacabl94bjfjfzf89gQe70jEaldldacPbekRdzf"
-   "kc62b65aCbkfjfnbEW77a166h60coc62eQbkhQe534bfbLbfbhaaaaaaaEb53aoanbfasbcaia101albAamcGoGo140d666vku1812bFa349eS"
-   "aaeab56gbnxigagagagagagagaga126Hza89l214z80a86b103eQa94a86iVa29293c55i348t184h206bbaaahu59cjf56h70hlf116kDc78a"
-   "kdGa55inbjb103xBjfbfbfigaga60d126bjf11172lwdWd8814b106Lgleezaeaaababa125p445b54gaFPfYasaddea135baa190cfbfbfbcc"
-   "gagjeblazasabaobnH123ecdSc88amcaUT130CcWoBdJiDeQeDaKdnP158bjfJdJdNhZklaoagabakaoagabcZl311ivjhxfaPai69fbaaRabc"
-   "abwa72hiVsabeGcAea64 56dtbXabehacaCbcdjgig64FMdli54cCbAezgdlg80 73 55YmYgThjfLcChb208EaPacbbpc55RhPvzLBtwi78dJ"
-   "i68jabygjf53arhMi96atkraU62gaaadaoakf59ejfdahbbbvagabaeajbbbcbafaegbgcekjaabaaLajaabaadajabhbC92aeD72hj166 54b"
-   "LH69kjfms58fjftBAbodw185 60 100 83lhbabhabaDabblij70hbTbkA72h83m73gj182HnjfiaSanjCcFbvan73gabaRcaabaihjffabaKa"
-   "bafgj310ygqaOcC85aoXm923 102 111aek196 2636 99m1110j3995e583 6841 58 1734 569gEajd81ajfDbfj70jjagaues432 58 19"
-   "8 91 101 75d57gq64ekbn6136h1238Oj8935dagaba291oaCcbandh396 2308 107emcigjbh3932 250f436 76Tbwi116 60 246jMb194"
-   "u70 122tltl87iy135 85a71abbabbbdalaaaga65adbhagaBadaeaacga340b292b702oeao1104Eff213gaqbgabaee62Ga112Scnbjdb320"
-   "Eq58ea464P214Qda480gadabaoa197bpO76djdb785 68 76 61 194daAabaabaajadaaaafadaaaaaacabaabaaaaaaaaaabaabdagadadaa"
-   "ajaqecaeaqZb270Rd100loboaoaKj174 56CmRdigbnf154 984dqcmc119d95fldaold56hjfNhDbldb62 340lnbmcje56gobkfig147a102"
-   " 1030 42720F4154f222b5762n7473o622 2466 542 1506 4939e4192 711761aD96 128 240 65040 65534b65534b"},
   {"alphabetic",
    "837aCm576naaababaa72kVmagpa101gddbbdaIaDp102k101bciacad106a60lcgft54bboabecjbCc58gbbbbjajbCc58edbbbdaDbcakc58h"
    "acabubvcdc58gbbbbibjbDa59eccacjaNe57gacachbkbCc58gacachbkboald58gacacjajbCc75faaahrb61abgra99abfabpa163sikaJ11"

@@ -7,7 +7,7 @@
 namespace tessera::data {
 
 /// Unicode characters with a name in lower case: that of a category ("lu"), of a script ("latin"), or of a property ("alphabetic"), which
-/// has those of other categories than letters.
+/// has those of other categories than letters. What is in no category ("cn") is not listed.
 struct NamedCharacters {
   std::string_view name;
   /// From 0 on, how many characters in a row are not in it, are in it, are not, and so on. A letter is a length from 1 (a) to 26 (z) and
