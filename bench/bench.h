@@ -62,6 +62,28 @@ inline double own_megabytes() {
   return 0;
 }
 
+/// What is trained, and how long; 0 is the benchmark's own size.
+struct TrainingFlags {
+  std::string model = "mlp", dtype = "fp32";
+  int steps = 12, warmup = 4;
+  int64_t batch = 0, width = 0, layers = 0;
+
+  void add_to(CLI::App& app, const std::vector<std::string>& models) {
+    app.add_option("--model", model)->check(CLI::IsMember(models))->capture_default_str();
+    app.add_option("--dtype", dtype)->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+    app.add_option("--steps", steps)->check(CLI::Range(1, 100'000))->capture_default_str();
+    app.add_option("--warmup", warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
+    app.add_option("--batch", batch, "Samples per rank and step; the model's own unless given")->check(CLI::Range(1, 1'000'000));
+    app.add_option("--width", width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
+    app.add_option("--layers", layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
+  }
+};
+
+/// A number if it is given, or else another.
+inline int64_t or_else(int64_t given, int64_t otherwise) {
+  return given > 0 ? given : otherwise;
+}
+
 struct Batch {
   at::Tensor inputs, targets;
 };
@@ -81,11 +103,15 @@ inline std::vector<std::shared_ptr<torch::nn::Module>> members(const torch::nn::
 
 template <class Model, class Inputs>
 Subject classifier(Model model, std::vector<std::shared_ptr<torch::nn::Module>> units, int64_t batch, int64_t classes, Inputs inputs) {
-  return {.module = model.ptr(),
-          .units = std::move(units),
-          .batch = batch,
-          .draw = [=](int64_t count) { return Batch{inputs(count), torch::randint(classes, {count}, torch::kLong)}; },
-          .loss = [=](const Batch& drawn) mutable { return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat), drawn.targets); }};
+  return {
+      .module = model.ptr(),
+      .units = std::move(units),
+      .batch = batch,
+      .draw =
+          [=](int64_t count) {
+            return Batch{inputs(count), torch::randint(classes, {count}, torch::kLong)};
+          },
+      .loss = [=](const Batch& drawn) mutable { return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat), drawn.targets); }};
 }
 
 /// Tokens, and those that follow.

@@ -18,8 +18,8 @@ double nanoseconds(const Call& call) {
   std::vector<double> rounds;
   for (int round = 0; round < 9; round++) {
     rounds.push_back(1e9 / kCalls * bench::seconds_of([&] {
-      for (int i = 0; i < kCalls; i++) call();
-    }));
+                       for (int i = 0; i < kCalls; i++) call();
+                     }));
   }
   return bench::median(rounds);
 }

@@ -37,10 +37,10 @@ double step_time(int ranks, int units) {
   tessera::optim::SGD optimizer(model->parameters(), {.lr = 1e-3});
   const auto x = torch::ones({2, 8});
   return 1e3 * bench::best_of(9, [&] {
-    model->forward(x).sum().backward();
-    optimizer.step();
-    optimizer.zero_grad();
-  });
+           model->forward(x).sum().backward();
+           optimizer.step();
+           optimizer.zero_grad();
+         });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct Flags {
 };
 
 /// Records the most memory that this rank takes while the object lives.
-class Peak {
+class Peak : NoCopy {
  public:
   Peak()
       : watch_([this] {
@@ -34,8 +34,6 @@ class Peak {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
           }
         }) {}
-  Peak(const Peak&) = delete;
-  Peak& operator=(const Peak&) = delete;
   ~Peak() {
     ends_ = true;
     watch_.join();

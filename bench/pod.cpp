@@ -27,8 +27,9 @@ struct Flags {
 using bench::Subject, bench::Batch;
 
 Subject vit(const models::VitOptions& options) {
-  return bench::classifier(deferred_init([&] { return models::Vit(options); }, kWithoutDraws), {}, 1, options.classes,
-                           [=](int64_t count) { return torch::zeros({count, options.channels, options.image, options.image}); });
+  return bench::classifier(deferred_init([&] { return models::Vit(options); }, kWithoutDraws), {}, 1, options.classes, [=](int64_t count) {
+    return torch::zeros({count, options.channels, options.image, options.image});
+  });
 }
 
 Subject gpt(const models::GptOptions& options) {

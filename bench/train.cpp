@@ -24,12 +24,11 @@
 namespace {
 
 using namespace tessera;
-using bench::Batch, bench::Subject, bench::Clock, bench::members, bench::median;
+using bench::Batch, bench::Subject, bench::Clock, bench::members, bench::median, bench::or_else;
 
-struct Flags {
-  std::string model = "mlp", dtype = "fp32", residence = "auto", device = "cpu", optimizer = "tessera";
-  int steps = 12, warmup = 4;
-  int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
+struct Flags : bench::TrainingFlags {
+  std::string residence = "auto", device = "cpu", optimizer = "tessera";
+  int64_t heads = 8, length = 256;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
        lora = false, qlora = false, adamw8bit = false;
 
@@ -43,27 +42,28 @@ Subject make_subject(const Flags& flags) {
   torch::manual_seed(0);
   const bool narrow = flags.takes_narrow();
   if (flags.model == "mlp") {
-    const auto width = flags.width > 0 ? flags.width : 2048;
-    models::Mlp model(models::MlpOptions{.width = width, .layers = flags.layers > 0 ? flags.layers : 8});
+    const auto width = or_else(flags.width, 2048);
+    models::Mlp model(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 8)});
     return bench::classifier(model, members(model->blocks), 32, 16, [width, narrow](int64_t count) {
       return torch::randn({count, width}).to(narrow ? torch::kBFloat16 : torch::kFloat);
     });
   }
   if (flags.model == "cnn") {
     models::MnistNet model;
-    return bench::classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10,
-                             [](int64_t count) { return torch::randn({count, 1, 28, 28}); });
+    return bench::classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10, [](int64_t count) {
+      return torch::randn({count, 1, 28, 28});
+    });
   }
   if (flags.model == "resnet50") {
     models::ResNet50 model;
     return bench::classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
   }
   if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
-    const auto width = flags.width > 0 ? flags.width : 576;
+    const auto width = or_else(flags.width, 576);
     const models::LlamaConfig config{.vocab_size = 49152,
                                      .hidden_size = width,
                                      .intermediate_size = width / 3 * 8,
-                                     .num_hidden_layers = flags.layers > 0 ? flags.layers : 30,
+                                     .num_hidden_layers = or_else(flags.layers, 30),
                                      .num_attention_heads = width / 64,
                                      .num_key_value_heads = width / 192,
                                      .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
@@ -80,10 +80,8 @@ Subject make_subject(const Flags& flags) {
                   return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
                 }};
   }
-  const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
-                                   .layers = flags.layers > 0 ? flags.layers : 8,
-                                   .heads = flags.heads,
-                                   .longest = flags.length};
+  const models::GptOptions options{
+      .width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8), .heads = flags.heads, .longest = flags.length};
   // Without its usual start values, which take the host longer than all steps: set_start_values() comes later.
   auto model = deferred_init([&] {
     models::Gpt made(options);
@@ -227,7 +225,7 @@ void run(const Flags& flags) {
     fully_shard(subject.module, options);
   }
   auto optimizer = make_optimizer(flags, *subject.module);
-  const auto batch_size = flags.batch > 0 ? flags.batch : subject.batch;
+  const auto batch_size = or_else(flags.batch, subject.batch);
   torch::manual_seed(1 + world.rank());
   // Autocast is what a user of plain libtorch takes for lower precision.
   const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
@@ -309,12 +307,8 @@ void run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model, sharded over the ranks that tessera launch or torchrun have started.", "bench_train");
   Flags flags;
-  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "llama", "mlp", "cnn", "resnet50"}))->capture_default_str();
-  app.add_option("--dtype", flags.dtype)->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+  flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50"});
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
-  app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
-  app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
-  app.add_option("--batch", flags.batch, "Samples per rank and step; the model's own unless given")->check(CLI::Range(1, 1'000'000));
   app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
   app.add_option("--optimizer", flags.optimizer, "AdamW of Tessera, torch::optim, or libtorch's operator for all parameters at once")
       ->check(CLI::IsMember({"tessera", "torch", "fused"}))
@@ -322,8 +316,6 @@ int main(int argc, char** argv) {
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
   app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  app.add_option("--width", flags.width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--layers", flags.layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
   app.add_flag("--lora", flags.lora, "Adapters of rank 8 in all linear layers train, and nothing else");

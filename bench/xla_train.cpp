@@ -18,21 +18,21 @@
 namespace {
 
 using namespace tessera;
+using bench::or_else;
 
-struct Flags {
-  std::string system = "xla", model = "mlp", dtype = "fp32";
-  int steps = 8, warmup = 3, devices = 1;
-  int64_t batch = 0, width = 0, layers = 0;
+struct Flags : bench::TrainingFlags {
+  std::string system = "xla";
+  int devices = 1;
 };
-
-int64_t or_else(int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; }
 
 bench::Subject make_subject(const Flags& flags, at::ScalarType dtype) {
   torch::manual_seed(0);
   if (flags.model == "mlp") {
     const auto width = or_else(flags.width, 1024);
-    return bench::classifier(models::Mlp(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 12)}), {}, or_else(flags.batch, 512), 16,
-                             [=](int64_t count) { return torch::randn({count, width}).to(dtype); });
+    return bench::classifier(models::Mlp(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 12)}), {},
+                             or_else(flags.batch, 512), 16, [=](int64_t count) {
+                               return torch::randn({count, width}).to(dtype);
+                             });
   }
   const models::GptOptions options{.width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8)};
   return bench::gpt(models::Gpt(options), options, or_else(flags.batch, 4));
@@ -45,7 +45,9 @@ struct Times {
   double program = 0;   // from its start until its results are there
 };
 
-double now() { return 1e3 * bench::seconds_since({}); }
+double now() {
+  return 1e3 * bench::seconds_since({});
+}
 double processor() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 template <class Of>
@@ -114,14 +116,9 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model in one process, on an XLA device or by eager libtorch.", "bench_xla_train");
   Flags flags;
   app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager", "ranks"}))->capture_default_str();
-  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "mlp"}))->capture_default_str();
-  app.add_option("--dtype", flags.dtype, "Of parameters and activations")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
-  app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
-  app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
+  flags.steps = 8, flags.warmup = 3;
+  flags.add_to(app, {"gpt", "mlp"});
   app.add_option("--devices", flags.devices, "XLA devices, which shard the model; ranks of the CPU are as many as launch starts")->check(CLI::Range(1, 1024));
-  app.add_option("--batch", flags.batch, "Of each device or rank; 512 of the mlp, 4 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--width", flags.width, "1024 of the mlp, 512 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--layers", flags.layers, "12 of the mlp, 8 of the gpt unless given")->check(CLI::Range(1, 10'000));
   return bench::run(app, argc, argv, [&] {
     const auto row = run(flags);
     if (env("RANK").value_or("0") == "0") fmt::print("{}\n", row.dump());
