@@ -7,6 +7,7 @@ scripts/unicode_table.py   run it by a Python with the newest tokenizers:
                            build/python/bin/python scripts/unicode_table.py
 """
 import pathlib
+import re
 import string
 
 from tokenizers import Regex, pre_tokenizers
@@ -47,15 +48,16 @@ def lengths(found):
             else:
                 text += " " * text[-1:].isdigit() + str(length)
         behind = last + 1
-    return text
+    return re.sub(r"([a-zA-Z])\1{3,}(?=(\d?))", lambda m: f"{m[1]}*{len(m[0]) - 1}" + " " * bool(m[2]), text)
 
 
 def main():
     expressions = {category: rf"\p{{{category}}}" for category in CATEGORIES} | BESIDE | {script: rf"\p{{{script}}}" for script in SCRIPTS}
     sets = {name: lengths(ranges(expression)) for name, expression in expressions.items()} | {"Cs": lengths([SURROGATES])}
     text = [
-        "// Made by scripts/unicode_table.py; don't change it by hand.",
-        '#include "tessera/data/unicode_table.h"',
+        "// Which characters are letters, numbers and so on, for cutting texts as Hugging Face's library does. Made by scripts/unicode_table.py;",
+        "// don't change it by hand.",
+        '#include "tessera/data/character_set.h"',
         "",
         "namespace tessera::data {",
         "namespace {",

@@ -5,8 +5,6 @@
 #include <charconv>
 #include <string>
 
-#include "tessera/data/unicode_table.h"
-
 namespace tessera::data {
 namespace {
 
@@ -57,19 +55,25 @@ constexpr LongName kLongNames[] = {{"letter", "l"},
 void add_ranges(const NamedCharacters& named, std::vector<CharacterRange>& ranges) {
   char32_t next = 0;
   bool is_inside = false;
-  for (const char *c = named.lengths.data(), *end = c + named.lengths.size(); c != end; is_inside = !is_inside) {
-    char32_t length = 0;
+  for (const char *c = named.lengths.data(), *end = c + named.lengths.size(); c != end;) {
+    const auto number = [&] {
+      uint32_t value = 0;
+      c = std::from_chars(c, end, value).ptr;
+      return value;
+    };
     if (*c == ' ') c++;
-    if (std::isdigit(static_cast<unsigned char>(*c)) != 0) {
-      uint32_t number = 0;
-      c = std::from_chars(c, end, number).ptr;
-      length = number;
-    } else {
-      length = static_cast<char32_t>(*c >= 'a' ? *c - 'a' + 1 : *c - 'A' + 27);
+    const bool is_number = std::isdigit(static_cast<unsigned char>(*c)) != 0;
+    const auto length = static_cast<char32_t>(is_number ? number() : *c >= 'a' ? *c - 'a' + 1 : *c - 'A' + 27);
+    if (!is_number) c++;
+    uint32_t times = 1;
+    if (c != end && *c == '*') {
       c++;
+      times += number();
     }
-    if (is_inside) ranges.push_back({next, next + length - 1});
-    next += length;
+    for (; times > 0; times--, is_inside = !is_inside) {
+      if (is_inside) ranges.push_back({next, next + length - 1});
+      next += length;
+    }
   }
 }
 
