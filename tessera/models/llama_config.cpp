@@ -173,11 +173,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   read_rope(file, "rope_parameters", config.rope);
   read_layers(file, *family, config);
   read_tokens(file, config);
-  try {
-    expect_sense(config);
-  } catch (const ConfigError&) {
-    std::rethrow_exception(with_context(file.path.string() + ": "));
-  }
+  file.expect_sensible(config);
   return config;
 }
 
@@ -212,9 +208,9 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   ConfigFile::write(folder, json);
 }
 
-void expect_sense(const LlamaConfig& config) {
+const LlamaConfig& expect_sense(const LlamaConfig& config) {
   const auto expect = [](bool holds, const char* key, const auto& value, const std::string& rule) {
-    if (!holds) throw ConfigError("{} of {} makes no {}: it must be {}", key, value, "Llama", rule);
+    if (!holds) throw ConfigError("{} of {} makes no Llama: it must be {}", key, value, rule);
   };
   expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
   each_plain(config, [&](const char* key, auto value) {
@@ -251,6 +247,7 @@ void expect_sense(const LlamaConfig& config) {
   auto tokens = config.eos_token_ids;
   for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
   for (const auto token : tokens) expect(token >= 0 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");
+  return config;
 }
 
 }  // namespace tessera::models
