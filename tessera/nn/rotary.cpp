@@ -92,9 +92,8 @@ void expect_fit(const at::Tensor& x, const RotaryTable& table) {
                     cos.size(1) == x.size(1) && 2 * cos.size(2) <= x.size(3);
   if (!fits) {
     throw UsageError(
-        "rotary embeddings: a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half of "
-        "a "
-        "head's size as pairs, for {{batch, length, heads, size}}",
+        "rotary embeddings: a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half "
+        "of a head's size as pairs, for {{batch, length, heads, size}}",
         joined(cos.sizes()), joined(sin.sizes()), joined(x.sizes()));
   }
   if (cos.device() != x.device() || sin.device() != x.device())
