@@ -91,7 +91,7 @@ struct Batch {
 /// A model of a benchmark: what becomes a unit, how many samples a rank takes, what these are, and their loss.
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
-  std::vector<std::shared_ptr<torch::nn::Module>> units;
+  std::vector<std::shared_ptr<torch::nn::Module>> units = {};
   int64_t batch = 0;
   std::function<Batch(int64_t batch)> draw;
   std::function<at::Tensor(const Batch&)> loss;

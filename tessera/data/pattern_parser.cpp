@@ -1,11 +1,11 @@
-#include "tessera/data/pattern_parser.h"
-
+// Reads regular expressions as the library Oniguruma does.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/data/pattern_program.h"
 #include "tessera/data/unicode.h"
 
 namespace tessera::data {

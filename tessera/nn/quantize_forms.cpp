@@ -1,5 +1,4 @@
-#include "tessera/nn/quantize_forms.h"
-
+// The forms in which weights are held in few bits: encoding and decoding.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,6 +12,7 @@
 
 #include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
+#include "tessera/nn/quantize.h"
 #include "tessera/nn/row_kernels.h"
 
 namespace tessera::nn {
