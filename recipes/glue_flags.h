@@ -13,7 +13,6 @@ struct Flags : RecipeFlags {
   bool fake_data = false;
   int64_t max_length = 128;
   std::optional<double> lr;
-  double target = 0;
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -28,7 +27,7 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(tessera::cli::from_to(3, 1'000'000));
   app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
+  add_target_flag(app, flags);
   add_recipe_flags(app, flags, "Pairs per rank and step", "Of new weights, of dropout and of the order of pairs");
   app.callback([&flags] {
     if (flags.fake_data == !flags.data.empty())

@@ -12,7 +12,7 @@ struct Flags : RecipeFlags {
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
   bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false;
   bool gradient_checkpointing = false;
-  double lr = 0.02, momentum = 0.5, target = 0;
+  double lr = 0.02, momentum = 0.5;
   std::string compute_dtype = "float32";
 };
 
@@ -33,7 +33,7 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
+  add_target_flag(app, flags);
   add_recipe_flags(app, flags, "Samples per rank and step", "Of the weights and of the order of samples");
   app.callback([&flags] {
     if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
