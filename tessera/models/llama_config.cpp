@@ -56,6 +56,14 @@ void each_plain(auto& config, const auto& visit) {
   visit("tie_word_embeddings", config.tie_word_embeddings);
 }
 
+/// Calls visit(key, member) for the members of a scaling.
+void each_of_scaling(auto& scaling, const auto& visit) {
+  visit("factor", scaling.factor);
+  visit("low_freq_factor", scaling.low_freq_factor);
+  visit("high_freq_factor", scaling.high_freq_factor);
+  visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+}
+
 /// The keys of rope_parameters, or of rope_scaling beside a rope_theta.
 void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions& rope) {
   const auto* found = file.find(key);
@@ -70,13 +78,10 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
   if (type == "linear") {
     inner.read("factor", rope.factor);
   } else if (type == "llama3") {
-    auto& scaling = rope.llama3.emplace();
-    for (const auto* needed : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      if (inner.find(needed) == nullptr) inner.refuse(needed, "llama3 needs it");
-    inner.read("factor", scaling.factor);
-    inner.read("low_freq_factor", scaling.low_freq_factor);
-    inner.read("high_freq_factor", scaling.high_freq_factor);
-    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
+    each_of_scaling(rope.llama3.emplace(), [&](const char* key, auto& member) {
+      if (inner.find(key) == nullptr) inner.refuse(key, "llama3 needs it");
+      inner.read(key, member);
+    });
   } else if (type != "default") {
     inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear or llama3");
   }
@@ -187,11 +192,8 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   if (rope.partial_rotary_factor != 1) json["partial_rotary_factor"] = rope.partial_rotary_factor;
   json["rope_scaling"] = nullptr;
   if (rope.llama3) {
-    json["rope_scaling"] = {{"rope_type", "llama3"},
-                            {"factor", rope.llama3->factor},
-                            {"low_freq_factor", rope.llama3->low_freq_factor},
-                            {"high_freq_factor", rope.llama3->high_freq_factor},
-                            {"original_max_position_embeddings", rope.llama3->original_max_position_embeddings}};
+    json["rope_scaling"] = {{"rope_type", "llama3"}};
+    each_of_scaling(*rope.llama3, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
   } else if (rope.factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope.factor}};
   }
