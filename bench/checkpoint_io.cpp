@@ -2,26 +2,15 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
-#include <chrono>
 #include <filesystem>
 
+#include "bench.h"
 #include "tessera/checkpoint/formats/safetensors.h"
 
 namespace {
 
 using namespace tessera::checkpoint;
-
-double seconds(const auto& act) {
-  const auto start = std::chrono::steady_clock::now();
-  act();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-double best_of(int times, const auto& act) {
-  double best = 1e9;
-  for (int i = 0; i < times; i++) best = std::min(best, seconds(act));
-  return best;
-}
+using bench::best_of, bench::seconds_of;
 
 void measure_opening(const std::filesystem::path& file) {
   for (const int count : {1'000, 10'000, 100'000}) {
@@ -29,7 +18,7 @@ void measure_opening(const std::filesystem::path& file) {
     for (int i = 0; i < count; i++)
       entries.push_back({.name = fmt::format("model.layers.{}.self_attention.weight", i), .dtype = at::kFloat, .sizes = {2}});
     const auto tensor = at::ones({2});
-    const auto writing = seconds([&] {
+    const auto writing = seconds_of([&] {
       SafetensorsWriter writer(file, entries);
       for (int i = 0; i < count; i++) writer.write(tensor);
       writer.close();
@@ -51,8 +40,8 @@ void measure_checksums(const std::filesystem::path& file) {
     checksum.add({static_cast<const std::byte*>(tensor.data_ptr()), static_cast<size_t>(kBytes)});
   });
   SafetensorsWriter writer(file, {{.name = "w", .dtype = at::kFloat, .sizes = {kBytes / 4}}});
-  const auto writing = seconds([&] { writer.write(tensor); });
-  const auto syncing = seconds([&] { writer.close(); });
+  const auto writing = seconds_of([&] { writer.write(tensor); });
+  const auto syncing = seconds_of([&] { writer.close(); });
   const SafetensorsFile opened(file);
   const auto verifying = best_of(3, [&] { opened.verify("w"); });
   const auto reading = best_of(3, [&] { opened.read("w"); });

@@ -8,25 +8,16 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "bench.h"
+
 namespace {
 
 using namespace tessera;
-using Clock = std::chrono::steady_clock;
-
-/// Seconds that the slowest rank takes.
-double seconds(const Communicator& world, const std::function<void()>& act) {
-  world.barrier();
-  const auto begin = Clock::now();
-  act();
-  const auto own = at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
-  world.all_reduce(own, {.op = Reduce::Max}).wait();
-  return own.item<double>();
-}
+using bench::seconds_of_slowest;
 
 /// Writes this rank's bytes from memory to disk: no checkpoint can be faster.
 void write_plainly(const std::filesystem::path& path, const at::Tensor& bytes) {
@@ -49,12 +40,12 @@ double fastest(const Communicator& world, const std::filesystem::path& target, c
   for (int i = 0; i < 3; i++) {
     if (world.rank() == 0) std::filesystem::remove_all(target);
     ::sync();
-    least = std::min(least, seconds(world, act));
+    least = std::min(least, seconds_of_slowest(world, act));
   }
   return least;
 }
 
-int run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
+void run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
   const auto world = init();
   torch::manual_seed(1);
   torch::nn::Sequential model;
@@ -76,7 +67,7 @@ int run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
   };
 
   const auto own = at::ones({bytes / world.size()}, at::kByte), copy = at::zeros_like(own);
-  report("memcpy", seconds(world, [&] { std::memcpy(copy.data_ptr(), own.data_ptr(), own.nbytes()); }));
+  report("memcpy", seconds_of_slowest(world, [&] { std::memcpy(copy.data_ptr(), own.data_ptr(), own.nbytes()); }));
   const auto report_write = [&](const std::string& operation, const at::Tensor& part) {
     std::filesystem::create_directory(folder / "plain");
     report(operation, fastest(world, folder / "plain" / "0", [&] { write_plainly(folder / "plain" / std::to_string(world.rank()), part); }));
@@ -95,17 +86,16 @@ int run(const std::filesystem::path& folder, int64_t width, int64_t layers) {
   report_write("write weights", own.narrow(0, 0, own.numel() / 3));
   report_save("hub, weights", weights, {.format = Format::Hub, .max_shard_size = 100'000'000});
   report_save("weights.safetensors", weights, {.format = Format::Safetensors});
-  report("load", seconds(world, [&] { checkpoint::load(folder / "native", contents, world); }));
+  report("load", seconds_of_slowest(world, [&] { checkpoint::load(folder / "native", contents, world); }));
   checkpoint::AsyncSaver saver(world);
   saver.save(folder / "first", contents);  // allocates its buffers
   saver.wait();
   double pause = 0;
-  report("async save", seconds(world, [&] {
-           pause = seconds(world, [&] { saver.save(folder / "async", contents); });
+  report("async save", seconds_of_slowest(world, [&] {
+           pause = seconds_of_slowest(world, [&] { saver.save(folder / "async", contents); });
            saver.wait();
          }));
   report("its pause", pause);
-  return 0;
 }
 
 }  // namespace
@@ -117,11 +107,5 @@ int main(int argc, char** argv) {
   app.add_option("folder", folder, "An empty folder on the disk to be measured")->required();
   app.add_option("--width", width);
   app.add_option("--layers", layers);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(folder, width, layers);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_checkpoint_ranks: {}\n", error.what());
-    return 1;
-  }
+  return bench::run(app, argc, argv, [&] { run(folder, width, layers); });
 }

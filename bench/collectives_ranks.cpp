@@ -5,30 +5,23 @@
 #include <tessera/tessera.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
+
+#include "bench.h"
 
 namespace {
 
 using namespace tessera;
-using Clock = std::chrono::steady_clock;
-
 /// Seconds that the slowest rank takes for `act`, the median of several rounds.
 double seconds(const Communicator& world, const std::function<void()>& act) {
   constexpr int kRounds = 9;
   std::vector<double> times;
   for (int round = 0; round < kRounds + 2; round++) {
-    world.barrier();
-    const auto begin = Clock::now();
-    act();
-    const auto own = at::full({1}, std::chrono::duration<double>(Clock::now() - begin).count(), at::kDouble);
-    world.all_reduce(own, {.op = Reduce::Max}).wait();
-    if (round >= 2) times.push_back(own.item<double>());
+    const auto took = bench::seconds_of_slowest(world, act);
+    if (round >= 2) times.push_back(took);
   }
-  std::ranges::nth_element(times, times.begin() + kRounds / 2);
-  return times[kRounds / 2];
+  return bench::median(times);
 }
 
 void report(const Communicator& world, const std::string& system, const std::string& operation, int64_t bytes, double took) {
@@ -41,7 +34,7 @@ void report(const Communicator& world, const std::string& system, const std::str
   fmt::print("{}\n", row.dump());
 }
 
-int run() {
+void run() {
   const auto world = init();
   const auto name = "tessera " + world.traits().name;
   for (const int64_t megabytes : {1, 16, 64}) {
@@ -65,7 +58,6 @@ int run() {
              slots->reduce(turn, std::span(&packed, 1), {.unit = "bench"}, world.limit()).wait();
            }));
   }
-  return 0;
 }
 
 }  // namespace
@@ -73,11 +65,5 @@ int run() {
 int main(int argc, char** argv) {
   CLI::App app("Times collectives over the transport that TESSERA_TRANSPORT names, on ranks that tessera launch has started.",
                "bench_collectives_ranks");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run();
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_collectives_ranks: {}\n", error.what());
-    return 1;
-  }
+  return bench::run(app, argc, argv, run);
 }

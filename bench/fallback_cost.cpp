@@ -4,10 +4,10 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <vector>
+
+#include "bench.h"
 
 namespace {
 
@@ -17,12 +17,11 @@ double nanoseconds(const Call& call) {
   constexpr int kCalls = 20'000;
   std::vector<double> rounds;
   for (int round = 0; round < 9; round++) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; i++) call();
-    rounds.push_back(std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count() / kCalls);
+    rounds.push_back(1e9 / kCalls * bench::seconds_of([&] {
+                       for (int i = 0; i < kCalls; i++) call();
+                     }));
   }
-  std::ranges::sort(rounds);
-  return rounds[rounds.size() / 2];
+  return bench::median(rounds);
 }
 
 struct Many : torch::nn::Module {
@@ -39,15 +38,11 @@ struct Many : torch::nn::Module {
 /// Seconds of a forward and backward pass and a step, the best of several.
 double step_of(Many& model) {
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3));
-  double best = 1e9;
-  for (int i = 0; i < 5; i++) {
-    const auto start = std::chrono::steady_clock::now();
+  return bench::best_of(5, [&] {
     model.forward(torch::ones({4})).sum().backward();
     optimizer.step();
     optimizer.zero_grad();
-    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-  }
-  return best;
+  });
 }
 
 void compare_units() {

@@ -5,12 +5,11 @@
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <string>
 #include <vector>
+
+#include "bench.h"
 
 namespace {
 
@@ -26,32 +25,22 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-double milliseconds(const std::function<void()>& act) {
-  const auto begin = std::chrono::steady_clock::now();
-  act();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-}
-
 void shard(const Model& model, const tessera::Communicator& world) {
   for (const auto& layer : model->layers) tessera::fully_shard(layer, {.mesh = world});
   tessera::fully_shard(model, {.mesh = world});
 }
 
-/// Returns the time of the fastest of several steps.
+/// Returns the milliseconds of the fastest of several steps.
 double step_time(int ranks, int units) {
   Model model(units);
   shard(model, tessera::fake_world(0, ranks));
   tessera::optim::SGD optimizer(model->parameters(), {.lr = 1e-3});
   const auto x = torch::ones({2, 8});
-  std::vector<double> times;
-  for (int step = 0; step < 9; step++) {
-    times.push_back(milliseconds([&] {
-      model->forward(x).sum().backward();
-      optimizer.step();
-      optimizer.zero_grad();
-    }));
-  }
-  return std::ranges::min(times);
+  return 1e3 * bench::best_of(9, [&] {
+           model->forward(x).sum().backward();
+           optimizer.step();
+           optimizer.zero_grad();
+         });
 }
 
 }  // namespace
@@ -68,7 +57,7 @@ int main(int argc, char** argv) {
     fmt::print("making units for 2 ranks\n{:>8} {:>10} {:>12}\n", "units", "ms", "us a unit");
     for (const int units : {8, 64, 512, 4096}) {
       Model model(units);
-      const auto took = milliseconds([&] { shard(model, tessera::fake_world(0, 2)); });
+      const auto took = 1e3 * bench::seconds_of([&] { shard(model, tessera::fake_world(0, 2)); });
       fmt::print("{:>8} {:>10.1f} {:>12.1f}\n", units, took, 1e3 * took / units);
     }
   }

@@ -7,15 +7,15 @@
 
 #include <CLI/CLI.hpp>
 #include <atomic>
-#include <chrono>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
+
+#include "bench.h"
 
 namespace {
 
 using namespace tessera;
-using Clock = std::chrono::steady_clock;
+using bench::own_megabytes, bench::over_ranks;
 
 struct Flags {
   int64_t width = 2048, layers = 9, length = 32;
@@ -24,23 +24,8 @@ struct Flags {
   bool unsynced = false, bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
 };
 
-/// This process's memory in MB, with its part of shared memory.
-double own_megabytes() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) * 1024 / 1e6;
-  }
-  return 0;
-}
-
-double over_ranks(const Communicator& world, double value, Reduce op) {
-  const auto all = torch::full({1}, value, torch::kDouble);
-  world.all_reduce(all, {.op = op}).wait();
-  return all.item<double>();
-}
-
 /// Records the most memory that this rank takes while the object lives.
-class Peak {
+class Peak : NoCopy {
  public:
   Peak()
       : watch_([this] {
@@ -49,8 +34,6 @@ class Peak {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
           }
         }) {}
-  Peak(const Peak&) = delete;
-  Peak& operator=(const Peak&) = delete;
   ~Peak() {
     ends_ = true;
     watch_.join();
@@ -131,7 +114,7 @@ nlohmann::json formula(const Flags& flags, int ranks) {
           {"activations", ranks * token * (flags.checkpointing ? layers + 32 : 16 * layers)}};
 }
 
-int run(const Flags& flags) {
+void run(const Flags& flags) {
   const auto world = init();
   {
     // Makes libraries and thread pools take their memory first, which does not count.
@@ -141,37 +124,36 @@ int run(const Flags& flags) {
   }
   const auto before = own_megabytes();
   auto most = before;
-  const auto begin = Clock::now();
+  const auto begin = bench::Clock::now();
   std::optional<Training> training;
   {
     const Peak peak;
     training.emplace(flags, world);
     most = peak.megabytes();
   }
-  const auto seconds_to_build = std::chrono::duration<double>(Clock::now() - begin).count();
+  const auto seconds_to_build = bench::seconds_since(begin);
   const auto peak_of_building = over_ranks(world, most - before, Reduce::Sum);
   training->step();  // makes the optimizer's state
   world.barrier();
-  const auto timed = Clock::now();
   double loss = 0;
-  for (int step = 0; step < flags.steps; step++) loss = training->step();
-  world.barrier();
-  const auto seconds = std::chrono::duration<double>(Clock::now() - timed).count() / flags.steps;
+  const auto seconds = bench::seconds_of([&] {
+    for (int step = 0; step < flags.steps; step++) loss = training->step();
+    world.barrier();
+  });
   {
     const Peak peak;
     training->step();
     most = peak.megabytes();
   }
   const auto peak_of_step = over_ranks(world, most - before, Reduce::Sum);
-  if (world.rank() != 0) return 0;
+  if (world.rank() != 0) return;
   const nlohmann::json row = {{"formula_mb", formula(flags, world.size())},
                               {"measured_mb", peak_of_step},
                               {"building_mb", peak_of_building},
                               {"building_s", seconds_to_build},
-                              {"step_s", seconds},
+                              {"step_s", seconds / flags.steps},
                               {"loss", loss}};
   fmt::print("{}\n", row.dump());
-  return 0;
 }
 
 }  // namespace
@@ -191,11 +173,5 @@ int main(int argc, char** argv) {
   app.add_flag("--activation-checkpointing", flags.checkpointing);
   app.add_flag("--state-on-disk", flags.state_on_disk);
   app.add_flag("--parameters-on-disk", flags.parameters_on_disk);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(flags);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_memory: {}\n", error.what());
-    return 1;
-  }
+  return bench::run(app, argc, argv, [&] { run(flags); });
 }

@@ -1,15 +1,14 @@
 // A step of a model that no host here could hold, for a pod's compiler: tessera xla compile --topology NAME -- bench_pod vit-10b.
 // bench/pods runs it.
 #include <fmt/format.h>
-#include <tessera/models/gpt.h>
 #include <tessera/models/llama.h>
 #include <tessera/models/vit.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
-#include <functional>
+
+#include "bench.h"
 
 namespace {
 
@@ -25,29 +24,20 @@ struct Flags {
   bool checkpointing = false, barriers = true;
 };
 
-/// A model without values, and its loss for the batch of one rank.
-struct Subject {
-  std::shared_ptr<torch::nn::Module> module;
-  at::Tensor inputs, targets;
-  std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets)> loss;
-};
+using bench::Subject, bench::Batch;
 
-Subject vit(const models::VitOptions& options, int64_t batch) {
-  auto model = deferred_init([&] { return models::Vit(options); }, kWithoutDraws);
-  return {model.ptr(), torch::zeros({batch, options.channels, options.image, options.image}), torch::zeros({batch}, torch::kLong),
-          [=](const at::Tensor& images, const at::Tensor& classes) mutable { return torch::cross_entropy_loss(model(images).to(torch::kFloat), classes); }};
+Subject vit(const models::VitOptions& options) {
+  return bench::classifier(deferred_init([&] { return models::Vit(options); }, kWithoutDraws), {}, 1, options.classes, [=](int64_t count) {
+    return torch::zeros({count, options.channels, options.image, options.image});
+  });
 }
 
-Subject gpt(const models::GptOptions& options, int64_t batch) {
-  auto model = deferred_init([&] { return models::Gpt(options); }, kWithoutDraws);
-  const auto tokens = torch::zeros({batch, options.longest}, torch::kLong);
-  return {model.ptr(), tokens, tokens, [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
-            return torch::cross_entropy_loss(model(inputs).to(torch::kFloat).flatten(0, 1), targets.flatten());
-          }};
+Subject gpt(const models::GptOptions& options) {
+  return bench::gpt(deferred_init([&] { return models::Gpt(options); }, kWithoutDraws), options, 1);
 }
 
 /// Llama 3 of 8 or of 70 billion parameters.
-Subject llama(bool large, int64_t batch) {
+Subject llama(bool large) {
   constexpr int64_t kLength = 2048;
   const models::LlamaConfig config{.vocab_size = 128'256,
                                    .hidden_size = large ? 8192 : 4096,
@@ -58,20 +48,20 @@ Subject llama(bool large, int64_t batch) {
                                    .max_position_embeddings = 8192,
                                    .rope = {.theta = 500'000}};
   auto model = deferred_init([&] { return models::LlamaForCausalLM(config); }, kWithoutDraws);
-  const auto tokens = torch::zeros({batch, kLength}, torch::kLong);
-  return {model.ptr(), tokens, tokens,
-          [=](const at::Tensor& inputs, const at::Tensor& targets) mutable { return model->loss(inputs, targets); }};
+  return {.module = model.ptr(),
+          .draw = [=](int64_t count) { return bench::draw_tokens(config.vocab_size, count, kLength); },
+          .loss = [=](const Batch& drawn) mutable { return model->loss(drawn.inputs, drawn.targets); }};
 }
 
 Subject make_subject(const Flags& flags) {
-  if (flags.model == "vit-10b") return vit(models::VitOptions::of_10b(), flags.batch);
-  if (flags.model == "vit-60b") return vit(models::VitOptions::of_60b(), flags.batch);
-  if (flags.model.starts_with("llama")) return llama(flags.model == "llama-70b", flags.batch);
-  if (flags.model == "gpt-8b") return gpt({.vocabulary = 128'256, .width = 4096, .layers = 32, .heads = 32, .longest = 2048}, flags.batch);
-  return gpt({.vocabulary = 512, .width = 1024, .layers = 12, .heads = 16, .longest = 128}, flags.batch);
+  if (flags.model == "vit-10b") return vit(models::VitOptions::of_10b());
+  if (flags.model == "vit-60b") return vit(models::VitOptions::of_60b());
+  if (flags.model.starts_with("llama")) return llama(flags.model == "llama-70b");
+  if (flags.model == "gpt-8b") return gpt({.vocabulary = 128'256, .width = 4096, .layers = 32, .heads = 32, .longest = 2048});
+  return gpt({.vocabulary = 512, .width = 1024, .layers = 12, .heads = 16, .longest = 128});
 }
 
-int run(const Flags& flags) {
+void run(const Flags& flags) {
   const auto world = init();
   const auto subject = make_subject(flags);
   const bool is_llama = flags.model.starts_with("llama"), is_vit = flags.model.starts_with("vit");
@@ -86,19 +76,19 @@ int run(const Flags& flags) {
   const auto on_all = [&](const at::Tensor& of_one) {
     return world.from_replicas(std::vector<at::Tensor>(world.local_ranks().size(), of_one));
   };
+  const auto drawn = subject.draw(flags.batch);
   for (int step = 0; step < kSteps; step++) {
-    subject.loss(on_all(subject.inputs), on_all(subject.targets)).backward();
+    subject.loss({on_all(drawn.inputs), on_all(drawn.targets)}).backward();
     optimizer.clip_grad_norm(1.0);
     optimizer.step();
     optimizer.zero_grad();
   }
-  return 0;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("A step of a large model, for the compiler of XLA devices");
+  CLI::App app("A step of a large model, for the compiler of XLA devices", "bench_pod");
   Flags flags;
   app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-small", "llama-8b", "llama-70b"}));
   app.add_option("--dtype", flags.dtype, "In which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
@@ -106,11 +96,5 @@ int main(int argc, char** argv) {
   app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a block again in backward");
   app.add_flag("--barriers,!--no-barriers", flags.barriers, "Tie gathers and sums of gradients to what is computed; else the compiler places them as it likes");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(flags);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_pod: {}\n", error.what());
-    return 1;
-  }
+  return bench::run(app, argc, argv, [&] { run(flags); });
 }

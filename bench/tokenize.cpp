@@ -3,7 +3,6 @@
 #include <tessera/base/input_file.h>
 #include <tessera/llm/gguf_model.h>
 
-#include <chrono>
 #include <cstdio>
 #include <ctime>
 

@@ -5,7 +5,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
-#include <tessera/models/gpt.h>
 #include <tessera/models/llama.h>
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
@@ -18,20 +17,18 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
-#include <chrono>
-#include <cstdio>
-#include <fstream>
 #include <nlohmann/json.hpp>
+
+#include "bench.h"
 
 namespace {
 
 using namespace tessera;
-using Clock = std::chrono::steady_clock;
+using bench::Batch, bench::Subject, bench::Clock, bench::members, bench::median, bench::or_else;
 
-struct Flags {
-  std::string model = "mlp", dtype = "fp32", residence = "auto", device = "cpu", optimizer = "tessera";
-  int steps = 12, warmup = 4;
-  int64_t batch = 0, width = 0, layers = 0, heads = 8, length = 256;
+struct Flags : bench::TrainingFlags {
+  std::string residence = "auto", device = "cpu", optimizer = "tessera";
+  int64_t heads = 8, length = 256;
   bool whole = false, in_backward = false, narrow_parameters = false, checkpointing = false, whole_scores = false, state_on_disk = false,
        lora = false, qlora = false, adamw8bit = false;
 
@@ -41,59 +38,32 @@ struct Flags {
   torch::Dtype stored() const { return is_narrow() && narrow_parameters ? torch::kBFloat16 : torch::kFloat; }
 };
 
-struct Batch {
-  at::Tensor inputs, targets;
-};
-
-/// A model of the benchmark: what becomes a unit, what a batch is, and its loss.
-struct Subject {
-  std::shared_ptr<torch::nn::Module> module;
-  std::vector<std::shared_ptr<torch::nn::Module>> units;
-  int64_t batch = 0;
-  std::function<Batch(int64_t batch)> draw;
-  std::function<at::Tensor(const Batch&)> loss;
-};
-
-template <class Model, class Inputs>
-Subject classifier(Model model, std::vector<std::shared_ptr<torch::nn::Module>> units, int64_t batch, int64_t classes, Inputs inputs) {
-  return {
-      .module = model.ptr(),
-      .units = std::move(units),
-      .batch = batch,
-      .draw = [classes, inputs](int64_t count) { return Batch{inputs(count), torch::randint(classes, {count}, torch::kLong)}; },
-      .loss =
-          [model](const Batch& drawn) mutable { return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat), drawn.targets); }};
-}
-
-std::vector<std::shared_ptr<torch::nn::Module>> members(const torch::nn::ModuleList& list) {
-  return {list->begin(), list->end()};
-}
-
 Subject make_subject(const Flags& flags) {
   torch::manual_seed(0);
   const bool narrow = flags.takes_narrow();
   if (flags.model == "mlp") {
-    const auto width = flags.width > 0 ? flags.width : 2048;
-    models::Mlp model(models::MlpOptions{.width = width, .layers = flags.layers > 0 ? flags.layers : 8});
-    return classifier(model, members(model->blocks), 32, 16, [width, narrow](int64_t count) {
+    const auto width = or_else(flags.width, 2048);
+    models::Mlp model(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 8)});
+    return bench::classifier(model, members(model->blocks), 32, 16, [width, narrow](int64_t count) {
       return torch::randn({count, width}).to(narrow ? torch::kBFloat16 : torch::kFloat);
     });
   }
   if (flags.model == "cnn") {
     models::MnistNet model;
-    return classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10,
-                      [](int64_t count) { return torch::randn({count, 1, 28, 28}); });
+    return bench::classifier(model, {model->conv1.ptr(), model->conv2.ptr(), model->fc1.ptr()}, 128, 10, [](int64_t count) {
+      return torch::randn({count, 1, 28, 28});
+    });
   }
   if (flags.model == "resnet50") {
     models::ResNet50 model;
-    return classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
+    return bench::classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
   }
   if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
-    const auto width = flags.width > 0 ? flags.width : 576;
+    const auto width = or_else(flags.width, 576);
     const models::LlamaConfig config{.vocab_size = 49152,
                                      .hidden_size = width,
                                      .intermediate_size = width / 3 * 8,
-                                     .num_hidden_layers = flags.layers > 0 ? flags.layers : 30,
+                                     .num_hidden_layers = or_else(flags.layers, 30),
                                      .num_attention_heads = width / 64,
                                      .num_key_value_heads = width / 192,
                                      .max_position_embeddings = std::max<int64_t>(flags.length, 2048),
@@ -103,21 +73,15 @@ Subject make_subject(const Flags& flags) {
     return {.module = model.ptr(),
             .units = members(model->model->layers),
             .batch = 2,
-            .draw =
-                [length = flags.length](int64_t count) {
-                  const auto tokens = torch::randint(49152, {count, length + 1}, torch::kLong);
-                  return Batch{tokens.narrow(1, 0, length), tokens.narrow(1, 1, length)};
-                },
+            .draw = [length = flags.length](int64_t count) { return bench::draw_tokens(49152, count, length); },
             .loss =
                 [model, whole = flags.whole_scores](const Batch& drawn) mutable {
                   if (!whole) return model->loss(drawn.inputs, drawn.targets);
                   return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat).flatten(0, 1), drawn.targets.flatten());
                 }};
   }
-  const models::GptOptions options{.width = flags.width > 0 ? flags.width : 512,
-                                   .layers = flags.layers > 0 ? flags.layers : 8,
-                                   .heads = flags.heads,
-                                   .longest = flags.length};
+  const models::GptOptions options{
+      .width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8), .heads = flags.heads, .longest = flags.length};
   // Without its usual start values, which take the host longer than all steps: set_start_values() comes later.
   auto model = deferred_init([&] {
     models::Gpt made(options);
@@ -125,19 +89,7 @@ Subject make_subject(const Flags& flags) {
     return made;
   });
   materialize(model, [](const std::string&, at::Tensor&) {});
-  return {.module = model.ptr(),
-          .units = members(model->blocks),
-          .batch = 4,
-          .draw =
-              [options](int64_t count) {
-                const auto tokens = torch::randint(options.vocabulary, {count, options.longest + 1}, torch::kLong);
-                return Batch{tokens.narrow(1, 0, options.longest), tokens.narrow(1, 1, options.longest).reshape({-1})};
-              },
-          .loss =
-              [model, options](const Batch& drawn) mutable {
-                const auto scores = model(drawn.inputs);
-                return torch::cross_entropy_loss(scores.to(torch::kFloat).view({-1, options.vocabulary}), drawn.targets);
-              }};
+  return bench::gpt(model, options, 4);
 }
 
 /// Draws a GPT's start values on its device, so that all systems begin alike.
@@ -228,22 +180,8 @@ class OperatorCount {
   at::CallbackHandle handle_;
 };
 
-/// This process's memory in MiB, with its part of shared memory.
-double own_megabytes() {
-  std::ifstream file("/proc/self/smaps_rollup");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("Pss:")) return std::stod(line.substr(4)) / 1024;
-  }
-  return 0;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::nth_element(values, values.begin() + std::ssize(values) / 2);
-  return values[values.size() / 2];
-}
-
 double milliseconds(Clock::time_point begin) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  return 1e3 * bench::seconds_since(begin);
 }
 
 uint64_t bytes_sent(const Communicator& world) {
@@ -266,7 +204,7 @@ double median_of(const std::vector<Times>& times) {
   return median(std::move(values));
 }
 
-int run(const Flags& flags) {
+void run(const Flags& flags) {
   const auto kind = c10::Device(flags.device).type();
   const auto device = kind == c10::kCPU ? c10::Device(kind) : c10::Device(kind, static_cast<c10::DeviceIndex>(local_rank()));
   const auto world = flags.whole ? self_world() : init({.device = device});
@@ -287,7 +225,7 @@ int run(const Flags& flags) {
     fully_shard(subject.module, options);
   }
   auto optimizer = make_optimizer(flags, *subject.module);
-  const auto batch_size = flags.batch > 0 ? flags.batch : subject.batch;
+  const auto batch_size = or_else(flags.batch, subject.batch);
   torch::manual_seed(1 + world.rank());
   // Autocast is what a user of plain libtorch takes for lower precision.
   const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
@@ -359,12 +297,9 @@ int run(const Flags& flags) {
     row["peak_mb"] = static_cast<double>(stats.allocated_bytes[0].peak) / 1e6;  // the first is the sum over all pools
     row["reserved_mb"] = static_cast<double>(stats.reserved_bytes[0].peak) / 1e6;
   }
-  const auto memory = torch::full({1}, own_megabytes(), torch::dtype(torch::kDouble).device(flags.whole ? c10::kCPU : device));
-  world.all_reduce(memory).wait();
-  row["pss_mb"] = memory.item<double>();
+  row["pss_mb"] = bench::over_ranks(world, bench::own_megabytes(), Reduce::Sum, flags.whole ? c10::kCPU : device);
   row["loss"] = loss.item<double>();
   if (world.rank() == 0) fmt::print("{}\n", row.dump());
-  return 0;
 }
 
 }  // namespace
@@ -372,12 +307,8 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model, sharded over the ranks that tessera launch or torchrun have started.", "bench_train");
   Flags flags;
-  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "llama", "mlp", "cnn", "resnet50"}))->capture_default_str();
-  app.add_option("--dtype", flags.dtype)->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
+  flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50"});
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
-  app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
-  app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
-  app.add_option("--batch", flags.batch, "Samples per rank and step; the model's own unless given")->check(CLI::Range(1, 1'000'000));
   app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
   app.add_option("--optimizer", flags.optimizer, "AdamW of Tessera, torch::optim, or libtorch's operator for all parameters at once")
       ->check(CLI::IsMember({"tessera", "torch", "fused"}))
@@ -385,8 +316,6 @@ int main(int argc, char** argv) {
   app.add_flag("--narrow-parameters", flags.narrow_parameters, "Parameters, gradients and the optimizer's state in --dtype, too");
   app.add_option("--heads", flags.heads, "Of gpt")->check(CLI::Range(1, 1'000))->capture_default_str();
   app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
-  app.add_option("--width", flags.width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--layers", flags.layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
   app.add_flag("--lora", flags.lora, "Adapters of rank 8 in all linear layers train, and nothing else");
@@ -395,15 +324,11 @@ int main(int argc, char** argv) {
   app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
   app.add_flag("--state-on-disk", flags.state_on_disk, "The optimizer's state in files of the working folder")->excludes("--whole");
   app.add_flag("--step-in-backward", flags.in_backward, "Update each unit while backward runs")->excludes("--whole");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return bench::run(app, argc, argv, [&] {
     const bool is_ours = flags.optimizer == "tessera";
     if (!is_ours && (flags.state_on_disk || flags.in_backward || flags.adamw8bit))
       throw ConfigError("--optimizer torch and fused know no --state-on-disk, no --step-in-backward and no --adamw8bit");
     if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores is of llama");
-    return run(flags);
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_train: {}\n", error.what());
-    return 1;
-  }
+    run(flags);
+  });
 }

@@ -2,7 +2,6 @@
 // ranks that shard it, and prints what a step takes as one line of JSON. bench/xla runs it.
 #include <fmt/format.h>
 #include <tessera/base/env.h>
-#include <tessera/models/gpt.h>
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <tessera/xla/init.h>
@@ -11,52 +10,32 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
+
+#include "bench.h"
 
 namespace {
 
 using namespace tessera;
+using bench::or_else;
 
-struct Flags {
-  std::string system = "xla", model = "mlp", dtype = "fp32";
-  int steps = 8, warmup = 3, devices = 1;
-  int64_t batch = 0, width = 0, layers = 0;
+struct Flags : bench::TrainingFlags {
+  std::string system = "xla";
+  int devices = 1;
 };
 
-/// A model, and its loss for a batch that it draws.
-struct Subject {
-  std::shared_ptr<torch::nn::Module> module;
-  std::function<std::pair<at::Tensor, at::Tensor>()> draw;
-  std::function<at::Tensor(const at::Tensor& inputs, const at::Tensor& targets)> loss;
-};
-
-int64_t or_else(int64_t given, int64_t otherwise) { return given > 0 ? given : otherwise; }
-
-Subject make_subject(const Flags& flags, at::ScalarType dtype) {
+bench::Subject make_subject(const Flags& flags, at::ScalarType dtype) {
   torch::manual_seed(0);
   if (flags.model == "mlp") {
-    const auto width = or_else(flags.width, 1024), batch = or_else(flags.batch, 512);
-    models::Mlp model(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 12)});
-    return {model.ptr(),
-            [=] { return std::pair(torch::randn({batch, width}).to(dtype), torch::randint(16, {batch}, torch::kLong)); },
-            [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
-              return torch::cross_entropy_loss(model(inputs).to(torch::kFloat), targets);
-            }};
+    const auto width = or_else(flags.width, 1024);
+    return bench::classifier(models::Mlp(models::MlpOptions{.width = width, .layers = or_else(flags.layers, 12)}), {},
+                             or_else(flags.batch, 512), 16, [=](int64_t count) {
+                               return torch::randn({count, width}).to(dtype);
+                             });
   }
   const models::GptOptions options{.width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8)};
-  const auto batch = or_else(flags.batch, 4);
-  models::Gpt model(options);
-  return {model.ptr(),
-          [=] {
-            const auto tokens = torch::randint(options.vocabulary, {batch, options.longest + 1}, torch::kLong);
-            return std::pair(tokens.narrow(1, 0, options.longest).contiguous(), tokens.narrow(1, 1, options.longest).reshape({-1}));
-          },
-          [=](const at::Tensor& inputs, const at::Tensor& targets) mutable {
-            return torch::cross_entropy_loss(model(inputs).to(torch::kFloat).view({-1, options.vocabulary}), targets);
-          }};
+  return bench::gpt(models::Gpt(options), options, or_else(flags.batch, 4));
 }
 
 /// Milliseconds of a step.
@@ -66,7 +45,9 @@ struct Times {
   double program = 0;   // from its start until its results are there
 };
 
-double now() { return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double now() {
+  return 1e3 * bench::seconds_since({});
+}
 double processor() { return 1e3 * static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 template <class Of>
@@ -90,12 +71,12 @@ nlohmann::json run(const Flags& flags) {
   for (int step = 0; step < flags.warmup + flags.steps; step++) {
     std::vector<at::Tensor> inputs_of_ranks, targets_of_ranks;
     for (size_t rank = 0; rank < world.local_ranks().size(); rank++) {
-      auto [inputs, targets] = subject.draw();
+      auto [inputs, targets] = subject.draw(subject.batch);
       inputs_of_ranks.push_back(std::move(inputs));
       targets_of_ranks.push_back(std::move(targets));
     }
     const auto begin = now(), begin_processor = processor();
-    const auto value = subject.loss(world.from_replicas(inputs_of_ranks).to(device), world.from_replicas(targets_of_ranks).to(device));
+    const auto value = subject.loss({world.from_replicas(inputs_of_ranks).to(device), world.from_replicas(targets_of_ranks).to(device)});
     value.backward();
     optimizer.step();
     for (const auto& parameter : optimizer.parameters()) parameter.mutable_grad() = at::Tensor();  // zero_grad() would end the step
@@ -135,21 +116,11 @@ int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model in one process, on an XLA device or by eager libtorch.", "bench_xla_train");
   Flags flags;
   app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager", "ranks"}))->capture_default_str();
-  app.add_option("--model", flags.model)->check(CLI::IsMember({"gpt", "mlp"}))->capture_default_str();
-  app.add_option("--dtype", flags.dtype, "Of parameters and activations")->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
-  app.add_option("--steps", flags.steps)->check(CLI::Range(1, 100'000))->capture_default_str();
-  app.add_option("--warmup", flags.warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
+  flags.steps = 8, flags.warmup = 3;
+  flags.add_to(app, {"gpt", "mlp"});
   app.add_option("--devices", flags.devices, "XLA devices, which shard the model; ranks of the CPU are as many as launch starts")->check(CLI::Range(1, 1024));
-  app.add_option("--batch", flags.batch, "Of each device or rank; 512 of the mlp, 4 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--width", flags.width, "1024 of the mlp, 512 of the gpt unless given")->check(CLI::Range(1, 1'000'000));
-  app.add_option("--layers", flags.layers, "12 of the mlp, 8 of the gpt unless given")->check(CLI::Range(1, 10'000));
-  CLI11_PARSE(app, argc, argv);
-  try {
+  return bench::run(app, argc, argv, [&] {
     const auto row = run(flags);
     if (env("RANK").value_or("0") == "0") fmt::print("{}\n", row.dump());
-    return 0;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "bench_xla_train: {}\n", error.what());
-    return 1;
-  }
+  });
 }

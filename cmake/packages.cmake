@@ -2,7 +2,7 @@
 # there what it has to know of them. tests/check_rooms.py reads this list, too, and sees to it.
 set(TESSERA_MODELS
   models.h models/* llm/*
-  nn/attention* nn/layer_choice* nn/linear* nn/lora* nn/quantize* nn/rms_norm* nn/rotary* nn/rows* nn/swiglu*
+  nn/attention* nn/layer_choice* nn/linear* nn/lora* nn/quantize* nn/rms_norm* nn/rotary* nn/row_kernels* nn/swiglu*
   data/added_tokens* data/byte_pairs* data/character_set* data/pattern* data/pre_tokenizer* data/sentence_pairs* data/tokenizer* data/unicode*
   data/wordpiece*
   checkpoint/peft* train/apply_adapters*

@@ -4,14 +4,16 @@
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 using namespace tessera;
 
 int main(int argc, char** argv) {
-  const auto world = init();
   const std::string prefix = argc > 1 ? argv[1] : "run/images";
-  const int64_t epochs = argc > 2 ? std::stoll(argv[2]) : 2;
+  const int64_t epochs = argc > 2 ? std::atoll(argv[2]) : 2;
+  if (epochs < 1) throw UsageError("usage: resume [PREFIX [EPOCHS]]");
+  const auto world = init();
   const checkpoint::PrefixLock lock(prefix, world);  // no other job saves here
 
   torch::manual_seed(1);

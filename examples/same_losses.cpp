@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <fstream>
 #include <iterator>
-#include <string>
 #include <vector>
 
 using namespace tessera;

@@ -12,7 +12,6 @@ using namespace tessera;
 using models::BertConfig;
 using Model = models::BertForSequenceClassification;
 
-constexpr int kBelowTarget = 21;          // exit status
 constexpr int64_t kEvaluationBatch = 32;  // pairs per rank
 
 data::SentencePairs read(const Flags& flags, data::Split split) {
@@ -139,8 +138,7 @@ int train_and_test(const Flags& flags) {
     if (trainer.is_main_process() && is_whole) config.write(flags.output);
     run.say(fmt::format("wrote the {} to {}", is_whole ? "model" : "adapters", flags.output.string()));
   }
-  if (scores.accuracy < flags.target) run.say(fmt::format("that is below the target of {} %", flags.target));
-  return scores.accuracy < flags.target ? kBelowTarget : 0;
+  return status_of(scores.accuracy, flags, run);
 }
 
 }  // namespace

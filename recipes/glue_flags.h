@@ -1,25 +1,18 @@
 // The command line of the recipe for pairs of sentences.
 #pragma once
 
-#include <tessera/base/error.h>
-#include <tessera/cli/run_flags.h>
-
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <optional>
-#include <string>
-#include <vector>
 
-struct Flags {
+#include "recipe_flags.h"
+
+struct Flags : RecipeFlags {
+  Flags() { run.epochs = 3; }
+
   std::filesystem::path model, data, output;
   bool fake_data = false;
-  tessera::train::RunOptions run = {.epochs = 3};
-  int64_t batch_size = 16, max_length = 128;
-  int workers = 1;
+  int64_t max_length = 128;
   std::optional<double> lr;
-  double target = 0;
-  uint64_t seed = 42;
-  std::vector<std::string> metrics;
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -28,21 +21,14 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER");
   app.add_option("--data", flags.data, "Folder with train.tsv and dev.tsv, as MRPC in GLUE")->type_name("FOLDER");
   app.add_flag("--fake-data", flags.fake_data, "Generated pairs instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Pairs per rank and step")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")
       ->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--max-length", flags.max_length, "Tokens of a pair; longer ones lose their ends")
       ->capture_default_str()
       ->check(tessera::cli::from_to(3, 1'000'000));
-  app.add_option("--seed", flags.seed, "Of new weights, of dropout and of the order of pairs")->capture_default_str();
-  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(0, 1000));
   app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
+  add_target_flag(app, flags);
+  add_recipe_flags(app, flags, "Pairs per rank and step", "Of new weights, of dropout and of the order of pairs");
   app.callback([&flags] {
     if (flags.fake_data == !flags.data.empty())
       throw tessera::ConfigError("give either --data FOLDER, with train.tsv and dev.tsv, or --fake-data");

@@ -1,18 +1,18 @@
 // The command line of the recipe for language models.
 #pragma once
 
-#include <tessera/base/error.h>
-#include <tessera/cli/run_flags.h>
 #include <tessera/llm/packing.h>
 #include <tessera/llm/units.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <optional>
 #include <string>
-#include <vector>
 
-struct Flags {
+#include "recipe_flags.h"
+
+struct Flags : RecipeFlags {
+  Flags() { run.epochs = 1, batch_size = 4; }
+
   std::filesystem::path model, config, data, eval_data, output, gguf, adapter;
   std::string optimizer = "adamw";
   // Adapters: the configuration's keys apply where a flag is not given.
@@ -20,16 +20,12 @@ struct Flags {
   std::optional<std::string> quantisation, target_modules;
   std::optional<int64_t> rank;
   std::optional<double> alpha, dropout;
-  tessera::train::RunOptions run = {.epochs = 1};
-  int64_t batch_size = 4, length = 0, rows_at_once = 0;
-  int workers = 1;
+  int64_t length = 0, rows_at_once = 0;
   double lr = 2e-5, weight_decay = 0.1, clip = 1, warmup = 0.03, z_loss = 0;
   tessera::llm::Packing packing = tessera::llm::Packing::Cut;
   std::string units = "root", gguf_code = "F16", prompt;
   int64_t new_tokens = 64;
   double temperature = 0, top_p = 1;
-  uint64_t seed = 42;
-  std::vector<std::string> metrics;
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -47,7 +43,6 @@ inline void declare(CLI::App& app, Flags& flags) {
          "cut: documents follow each other, and are cut at the end of a row; whole: rows of whole documents, with padding")
       ->check(tessera::cli::one_of({"cut", "whole"}))
       ->default_str("cut");
-  app.add_option("--batch-size", flags.batch_size, "Rows per rank and pass")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Highest learning rate")->capture_default_str()->check(from_to(0.0, 1000.0));
   app.add_option("--optimizer", flags.optimizer,
                  "adamw8bit has moments of large parameters in eight bits: two bytes for a value, not eight")
@@ -66,10 +61,6 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--units", flags.units, "Units besides the layers: root, apart or head-with-norm")
       ->capture_default_str()
       ->check(tessera::cli::one_of({"root", "apart", "head-with-norm"}));
-  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
-      ->capture_default_str()
-      ->check(from_to(0, 1000));
-  app.add_option("--seed", flags.seed, "Of new weights, of the order of rows and of drawn texts")->capture_default_str();
   app.add_option("--method", flags.method,
                  "What trains: full: all weights; lora, dora: adapters beside frozen weights; qlora: the same, of weights in few bits; "
                  "what the configuration says unless given")
@@ -98,7 +89,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--top-p", flags.top_p, "Draws from the likeliest tokens that together have this probability")
       ->capture_default_str()
       ->check(from_to(1e-6, 1.0));
-  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
+  add_recipe_flags(app, flags, "Rows per rank and pass", "Of new weights, of the order of rows and of drawn texts");
   app.callback([&app, &flags] {
     if (flags.model.empty() == flags.config.empty())
       throw tessera::ConfigError("give either --model PATH, or --config FOLDER for a new model");

@@ -12,7 +12,6 @@ namespace {
 using namespace tessera;
 using models::MnistNet;
 
-constexpr int kBelowTarget = 21;  // exit status
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
 
 /// Converts flags to settings. `tessera launch` may set what they leave open.
@@ -103,9 +102,7 @@ int train_and_test(const Flags& flags) {
   }
   trainer.log(values);
   run.say(text);
-  if (accuracy >= flags.target) return 0;
-  run.say(fmt::format("that is below the target of {} %", flags.target));
-  return kBelowTarget;
+  return status_of(accuracy, flags, run);
 }
 
 }  // namespace

@@ -1,25 +1,19 @@
 // The command line of the MNIST recipe.
 #pragma once
 
-#include <tessera/base/error.h>
-#include <tessera/cli/run_flags.h>
-
-#include <CLI/CLI.hpp>
 #include <filesystem>
 #include <string>
-#include <vector>
 
-struct Flags {
+#include "recipe_flags.h"
+
+struct Flags : RecipeFlags {
+  Flags() { run = {.epochs = 2, .save_epochs = false}; }  // saved when buffers are the same on all ranks
+
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
   bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false;
   bool gradient_checkpointing = false;
-  tessera::train::RunOptions run = {.epochs = 2, .save_epochs = false};  // saved when buffers are the same on all ranks
-  int64_t batch_size = 16;
-  int workers = 1;
-  double lr = 0.02, momentum = 0.5, target = 0;
-  uint64_t seed = 42;
+  double lr = 0.02, momentum = 0.5;
   std::string compute_dtype = "float32";
-  std::vector<std::string> metrics;
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -27,16 +21,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->type_name("FOLDER")
       ->capture_default_str();
   app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files");
-  app.add_option("--batch-size", flags.batch_size, "Samples per rank and step")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(1, 1'000'000));
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str()->check(tessera::cli::from_to(0.0, 1.0));
-  app.add_option("--seed", flags.seed, "Of the weights and of the order of samples")->capture_default_str();
   app.add_flag("--drop-last", flags.drop_last, "Leave out the samples that fill no batch, instead of filling it with others");
-  app.add_option("--num-workers", flags.workers, "Threads that prepare batches; 0 for none")
-      ->capture_default_str()
-      ->check(tessera::cli::from_to(0, 1000));
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
@@ -46,8 +33,8 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
   app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and evaluate it at the end");
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
-  tessera::cli::add_run_flags(app, flags.run, flags.metrics);
+  add_target_flag(app, flags);
+  add_recipe_flags(app, flags, "Samples per rank and step", "Of the weights and of the order of samples");
   app.callback([&flags] {
     if (flags.replicated && (flags.nested || flags.flatten || flags.compute_dtype != "float32")) {
       throw tessera::ConfigError(

@@ -7,12 +7,13 @@ scripts/unicode_table.py   run it by a Python with the newest tokenizers:
                            build/python/bin/python scripts/unicode_table.py
 """
 import pathlib
+import re
 import string
 
 from tokenizers import Regex, pre_tokenizers
 
 TABLE = pathlib.Path(__file__).resolve().parent.parent / "tessera/data/unicode_table.cpp"
-CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co Cn".split()
+CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()  # and what is in none of them is Cn
 # Properties that are no union of categories, less the categories that they hold as a whole.
 BESIDE = {"Alphabetic": r"[\p{Alphabetic}&&[^\p{L}\p{Nl}]]", "Uppercase": r"[\p{Uppercase}&&[^\p{Lu}]]", "Lowercase": r"[\p{Lowercase}&&[^\p{Ll}]]"}
 SCRIPTS = "Arabic Armenian Bengali Cyrillic Devanagari Georgian Greek Han Hangul Hebrew Hiragana Katakana Khmer Lao Latin Myanmar Tamil Telugu Thai".split()
@@ -47,15 +48,16 @@ def lengths(found):
             else:
                 text += " " * text[-1:].isdigit() + str(length)
         behind = last + 1
-    return text
+    return re.sub(r"([a-zA-Z])\1{3,}(?=(\d?))", lambda m: f"{m[1]}*{len(m[0]) - 1}" + " " * bool(m[2]), text)
 
 
 def main():
     expressions = {category: rf"\p{{{category}}}" for category in CATEGORIES} | BESIDE | {script: rf"\p{{{script}}}" for script in SCRIPTS}
     sets = {name: lengths(ranges(expression)) for name, expression in expressions.items()} | {"Cs": lengths([SURROGATES])}
     text = [
-        "// Made by scripts/unicode_table.py; don't change it by hand.",
-        '#include "tessera/data/unicode_table.h"',
+        "// Which characters are letters, numbers and so on, for cutting texts as Hugging Face's library does. Made by scripts/unicode_table.py;",
+        "// don't change it by hand.",
+        '#include "tessera/data/character_set.h"',
         "",
         "namespace tessera::data {",
         "namespace {",

@@ -28,7 +28,6 @@
 #include "tessera/nn/lora.h"
 #include "tessera/nn/lora_layer.h"
 #include "tessera/nn/quantize.h"
-#include "tessera/nn/quantize_forms.h"
 #include "tessera/nn/rms_norm.h"
 #include "tessera/nn/rotary.h"
 #include "tessera/nn/swiglu.h"

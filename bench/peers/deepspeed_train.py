@@ -44,7 +44,7 @@ with contextlib.redirect_stdout(io.StringIO()):
             times.append(time.perf_counter() - begin)
         if step == 0 and rank == 0:
             print("first step done", file=sys.stderr, flush=True)
-    memory = torch.tensor([workloads.own_megabytes()])
+    memory = torch.tensor([measure.own_megabytes()])
     dist.all_reduce(memory)
 if rank == 0:
     measure.row(options, world, times, memory.item(), loss.item())

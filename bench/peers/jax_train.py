@@ -112,5 +112,4 @@ for number in range(options.warmup + options.steps):
         processor_times.append(time.process_time() - processor_begin)
     if number == 0:
         print("first step done", file=sys.stderr, flush=True)
-megabytes = next(int(line.split()[1]) / 1024 for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
-measure.row(options, devices, times, megabytes, float(loss), processor_ms=1e3 * min(processor_times))
+measure.row(options, devices, times, measure.own_megabytes(), float(loss), processor_ms=1e3 * min(processor_times))

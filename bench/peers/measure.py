@@ -19,6 +19,11 @@ def flags(systems):
     return parser.parse_args()
 
 
+def own_megabytes():
+    """What this process takes of memory, its part of what it shares with others counted."""
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
+
+
 def row(options, world, times, megabytes, loss, **more):
     print(json.dumps({"system": options.system, "model": options.model, "dtype": options.dtype, "world": world,
                       "median_ms": 1e3 * statistics.median(times), "min_ms": 1e3 * min(times), "pss_mb": megabytes, "loss": loss, **more}),

@@ -115,7 +115,7 @@ if on_device:
     wait_for_all()
     more.update(running_ms=1e3 * (time.perf_counter() - begin) / options.steps,
                 peak_mb=torch.accelerator.max_memory_allocated() / 1e6, reserved_mb=torch.accelerator.max_memory_reserved() / 1e6)
-memory = torch.tensor([workloads.own_megabytes()], device=device)
+memory = torch.tensor([measure.own_megabytes()], device=device)
 if world > 1:
     dist.all_reduce(memory)
 if rank == 0:

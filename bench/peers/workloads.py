@@ -170,13 +170,5 @@ def loss_of(scores, targets):
     return F.cross_entropy(scores.float().reshape(-1, scores.shape[-1]), targets.reshape(-1))
 
 
-def own_megabytes():
-    """What this process takes of memory, its part of what it shares with others counted."""
-    for line in open("/proc/self/smaps_rollup"):
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
 def rank_and_world():
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

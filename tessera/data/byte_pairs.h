@@ -15,7 +15,9 @@ struct TextHash {
   using is_transparent = void;
   size_t operator()(std::string_view text) const { return std::hash<std::string_view>{}(text); }
 };
-using TokenIds = std::unordered_map<std::string, int32_t, TextHash, std::equal_to<>>;
+template <class Value>
+using ByText = std::unordered_map<std::string, Value, TextHash, std::equal_to<>>;
+using TokenIds = ByText<int32_t>;
 
 class BytePairs {
  public:

@@ -5,8 +5,6 @@
 #include <charconv>
 #include <string>
 
-#include "tessera/data/unicode_table.h"
-
 namespace tessera::data {
 namespace {
 
@@ -57,19 +55,25 @@ constexpr LongName kLongNames[] = {{"letter", "l"},
 void add_ranges(const NamedCharacters& named, std::vector<CharacterRange>& ranges) {
   char32_t next = 0;
   bool is_inside = false;
-  for (const char *c = named.lengths.data(), *end = c + named.lengths.size(); c != end; is_inside = !is_inside) {
-    char32_t length = 0;
+  for (const char *c = named.lengths.data(), *end = c + named.lengths.size(); c != end;) {
+    const auto number = [&] {
+      uint32_t value = 0;
+      c = std::from_chars(c, end, value).ptr;
+      return value;
+    };
     if (*c == ' ') c++;
-    if (std::isdigit(static_cast<unsigned char>(*c)) != 0) {
-      uint32_t number = 0;
-      c = std::from_chars(c, end, number).ptr;
-      length = number;
-    } else {
-      length = static_cast<char32_t>(*c >= 'a' ? *c - 'a' + 1 : *c - 'A' + 27);
+    const bool is_number = std::isdigit(static_cast<unsigned char>(*c)) != 0;
+    const auto length = static_cast<char32_t>(is_number ? number() : *c >= 'a' ? *c - 'a' + 1 : *c - 'A' + 27);
+    if (!is_number) c++;
+    uint32_t times = 1;
+    if (c != end && *c == '*') {
       c++;
+      times += number();
     }
-    if (is_inside) ranges.push_back({next, next + length - 1});
-    next += length;
+    for (; times > 0; times--, is_inside = !is_inside) {
+      if (is_inside) ranges.push_back({next, next + length - 1});
+      next += length;
+    }
   }
 }
 
@@ -84,7 +88,9 @@ CharacterSet in_table(std::string_view name, size_t length) {
 
 /// The characters of a category, by its one or two letters; empty if there is none.
 CharacterSet of_category(std::string_view name) {
-  return in_table(name, 2);
+  if (name == "cn") return ~in_table("", 2);
+  const auto listed = in_table(name, 2);
+  return name == "c" ? listed | of_category("cn") : listed;
 }
 
 CharacterSet in_table(std::string_view name) {
@@ -162,7 +168,7 @@ std::optional<CharacterSet> characters_named(std::string_view name) {
   }
   if (auto found = of_property(plain)) return found;
   if (const auto* found = std::ranges::find(kLongNames, plain, &LongName::name); found != std::end(kLongNames)) plain = found->category;
-  auto found = plain.size() == 1 ? of_category(plain) : in_table(plain);
+  auto found = plain.empty() || plain.size() > 2 ? in_table(plain) : of_category(plain);
   return found.ranges().empty() ? std::nullopt : std::optional(std::move(found));
 }
 

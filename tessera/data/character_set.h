@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -37,5 +38,15 @@ class CharacterSet {
 /// The characters of a category of Unicode (L, Lu, uppercase_letter), a property (Alphabetic, Word, White_Space ...) or a script. Case,
 /// spaces, - and _ in the name do not matter. Nothing for an unknown name.
 std::optional<CharacterSet> characters_named(std::string_view name);
+
+/// Unicode characters with a name in lower case: that of a category ("lu"), of a script ("latin"), or of a property ("alphabetic"), which
+/// has those of other categories than letters. What is in no category ("cn") is not listed.
+struct NamedCharacters {
+  std::string_view name;
+  /// From 0 on, how many characters in a row are not in it, are in it, are not, and so on. A letter is a length from 1 (a) to 26 (z) and
+  /// 52 (Z); others are decimal, with a space between two of them. a*57 stands for 57 more lengths like it.
+  std::string_view lengths;
+};
+extern const std::span<const NamedCharacters> kNamedCharacters;
 
 }  // namespace tessera::data

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <numeric>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -66,7 +65,9 @@ UsageError no_such_place(const Position& position, int64_t batches) {
 }
 
 int64_t repeats_of(const std::vector<Share>& shares) {
-  return std::accumulate(shares.begin(), shares.end(), int64_t{0}, [](int64_t sum, const Share& share) { return sum + share.repeats; });
+  int64_t all = 0;
+  for (const auto& share : shares) all += share.repeats;
+  return all;
 }
 
 /// Rows of several ranks follow each other.
@@ -360,7 +361,7 @@ Samples Loader::first_of_epoch() {
   std::unique_lock lock(mutex_);
   const auto attempt = draw(first, lock);
   lock.unlock();
-  auto result = make(first, attempt.drawn, place_);
+  auto result = make(first, attempt, place_);
   if (result.error) std::rethrow_exception(result.error);
   if (!result.batch) throw UsageError("loader: the source of a rank that is joined has no samples at all");
   return std::move(*result.batch);
@@ -382,16 +383,17 @@ Loader::Attempt Loader::draw(const Position& position, std::unique_lock<std::mut
     try {
       attempt.drawn = source_->draw(position);
     } catch (...) {
-      attempt = {.drawn = {.make = [error = std::current_exception()]() -> Samples { std::rethrow_exception(error); }, .shares = {{}}},
-                 .has_failed = true};
+      attempt.error = std::current_exception();
     }
   });
   return attempt;
 }
 
-Loader::Result Loader::make(const Position& position, const Drawn& drawn, const Place& place) const {
+Loader::Result Loader::make(const Position& position, const Attempt& attempt, const Place& place) const {
   const c10::NoGradGuard no_grad;
+  const auto& drawn = attempt.drawn;
   try {
+    if (attempt.error) std::rethrow_exception(attempt.error);
     if (!drawn.make) {
       if (drawn.batches && position.batch > *drawn.batches && !options_.join) throw no_such_place(position, *drawn.batches);
       return {};
@@ -442,12 +444,12 @@ void Loader::make_next(std::unique_lock<std::mutex>& lock) {
   const auto position = to_draw_;
   const auto place = place_;
   to_draw_.batch++;
-  const auto [drawn, has_failed] = draw(position, lock);
+  const auto attempt = draw(position, lock);
   if (number < delivered_) return;
-  has_failed_ = has_failed;
-  if (!drawn.make) to_draw_ = {.epoch = position.epoch + 1};
+  has_failed_ = attempt.error != nullptr;
+  if (!has_failed_ && !attempt.drawn.make) to_draw_ = {.epoch = position.epoch + 1};
   lock.unlock();
-  auto result = make(position, drawn, place);
+  auto result = make(position, attempt, place);
   lock.lock();
   if (number >= delivered_) ready_.emplace(number, std::move(result));
   news_.notify_all();

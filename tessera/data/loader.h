@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "tessera/comm/communicator.h"
-#include "tessera/data/batch_iterator.h"
 #include "tessera/data/sampler.h"
 #include "tessera/data/samples.h"
 #include "tessera/data/source.h"
@@ -49,6 +48,28 @@ struct LoaderOptions {
   std::optional<Communicator> join = {};
   /// Distinguishes the samples from others of as many rows, such as fingerprint(samples): a run does not resume with other data.
   std::string data = {};
+};
+
+/// A loop over a loader, by its number. It is open as long as somebody holds it: until its end, or where it is left.
+using Loop = std::shared_ptr<const uint64_t>;
+
+/// Iterates over a source of batches: for (auto& batch : loader). The source has next(), which returns nothing at the end, and loop(),
+/// which opens a loop over its loader.
+template <class Source>
+class BatchIterator {
+ public:
+  explicit BatchIterator(Source& source) : source_(&source), loop_(source.loop()), batch_(source.next()) {}
+  Samples& operator*() { return *batch_; }
+  BatchIterator& operator++() {
+    batch_ = source_->next();
+    return *this;
+  }
+  bool operator==(std::default_sentinel_t) const { return !batch_; }
+
+ private:
+  Source* source_;
+  Loop loop_;
+  std::optional<Samples> batch_;
 };
 
 /// The batch that was taken last from a loader, until the end of its epoch.
@@ -115,7 +136,7 @@ class Loader {
   };
   struct Attempt {
     Drawn drawn = {};
-    bool has_failed = false;  // whether `drawn.make` throws the error
+    std::exception_ptr error = nullptr;
   };
 
   bool is_remote() const { return options_.dispatch && !options_.dispatch->is_first(); }
@@ -126,7 +147,7 @@ class Loader {
   Attempt draw(const Position& position, std::unique_lock<std::mutex>& lock);
   static void put_at(Result& result, const Place& place, const Position& position);
   Samples first_of_epoch();
-  Result make(const Position& position, const Drawn& drawn, const Place& place) const;
+  Result make(const Position& position, const Attempt& attempt, const Place& place) const;
   void with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act);
   std::optional<int64_t> count_batches(const Position& position);
   const Result& peek();

@@ -1,11 +1,11 @@
-#include "tessera/data/pattern_parser.h"
-
+// Reads regular expressions as the library Oniguruma does.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "tessera/base/error.h"
+#include "tessera/data/pattern_program.h"
 #include "tessera/data/unicode.h"
 
 namespace tessera::data {
@@ -45,7 +45,6 @@ class PatternParser {
   };
 
   [[noreturn]] void refuse(const std::string& why) const { throw ConfigError("the regular expression '{}': {}", text_, why); }
-  [[noreturn]] void refuse_escape(char32_t letter) const { refuse(fmt::format("\\{} is not read here", to_utf8({&letter, 1}))); }
 
   char32_t peek(size_t ahead = 0) const { return at_ + ahead < characters_.size() ? characters_[at_ + ahead] : kEnd; }
   char32_t next() {
@@ -172,19 +171,21 @@ class PatternParser {
   }
 
   PatternNode group(Options options) {
+    struct Opening {
+      std::u32string_view text;
+      Kind kind;
+      bool negative;
+    };
+    static constexpr Opening kOpenings[] = {{U"=", Kind::Ahead, false},
+                                            {U"!", Kind::Ahead, true},
+                                            {U">", Kind::Atomic, false},
+                                            {U"<=", Kind::Behind, false},
+                                            {U"<!", Kind::Behind, true}};
     PatternNode result{.kind = Kind::Sequence};
-    bool is_behind = false;
     if (take(U"?")) {
-      if (take(U"=")) {
-        result.kind = Kind::Ahead;
-      } else if (take(U"!")) {
-        result.kind = Kind::Ahead, result.negative = true;
-      } else if (take(U">")) {
-        result.kind = Kind::Atomic;
-      } else if (take(U"<=")) {
-        is_behind = true;
-      } else if (take(U"<!")) {
-        is_behind = true, result.negative = true;
+      const auto* known = std::ranges::find_if(kOpenings, [&](const Opening& opening) { return take(opening.text); });
+      if (known != std::end(kOpenings)) {
+        result.kind = known->kind, result.negative = known->negative;
       } else if (!take(U":")) {
         if (!is_letter(peek()) && peek() != U'-')
           refuse(fmt::format("groups of the kind (?{} are not read here", peek() == kEnd ? "" : to_utf8({&characters_[at_], 1})));
@@ -194,7 +195,7 @@ class PatternParser {
     }
     result.parts.push_back(choice(options));
     if (!take(U")")) refuse("missing closing parenthesis");
-    if (!is_behind) return result;
+    if (result.kind != Kind::Behind) return result;
     const auto* seen = &result.parts.front();
     while (seen->kind == Kind::Sequence && seen->parts.size() == 1) seen = &seen->parts.front();
     if (seen->kind != Kind::Set) refuse("what looks back is only read of one character here");
@@ -202,29 +203,14 @@ class PatternParser {
   }
 
   PatternNode escape(Options options, char32_t before) {
+    static constexpr std::pair<char32_t, Anchor> kAnchors[] = {
+        {U'A', Anchor::TextBegin}, {U'z', Anchor::TextEnd}, {U'Z', Anchor::LastLineEnd}, {U'b', Anchor::WordEdge}, {U'B', Anchor::InWord}};
     const auto letter = peek();
-    const auto place = [&](Anchor which) {
-      at_++;
-      return PatternNode{.kind = Kind::Place, .place = which};
-    };
-    switch (letter) {
-      case U'A':
-        return place(Anchor::TextBegin);
-      case U'z':
-        return place(Anchor::TextEnd);
-      case U'Z':
-        return place(Anchor::LastLineEnd);
-      case U'b':
-        return place(Anchor::WordEdge);
-      case U'B':
-        return place(Anchor::InWord);
-      case U'w':
-      case U'W':  // outside of a class they match some more characters
-        at_++;
-        return set_of(letter == U'w' ? word_characters() : ~word_characters());
-      default:
-        break;
-    }
+    const bool is_word = letter == U'w' || letter == U'W';  // outside of a class they match some more characters
+    const auto* anchor = std::ranges::find(kAnchors, letter, &std::pair<char32_t, Anchor>::first);
+    if (is_word || anchor != std::end(kAnchors)) at_++;
+    if (is_word) return set_of(letter == U'w' ? word_characters() : ~word_characters());
+    if (anchor != std::end(kAnchors)) return {.kind = Kind::Place, .place = anchor->second};
     if (auto set = escaped_set()) {
       if (options.ignores_case) refuse("(?i) is only read of ASCII characters here");
       return set_of(*std::move(set));
@@ -236,15 +222,13 @@ class PatternParser {
   std::optional<CharacterSet> escaped_set() {
     const auto letter = peek();
     const auto lower = letter | 0x20;
-    const auto named = [&](const char* name) {
+    static constexpr std::pair<char32_t, std::string_view> kSets[] = {{U's', "space"}, {U'd', "digit"}, {U'w', "word"}, {U'h', "xdigit"}};
+    for (const auto& [known, name] : kSets) {
+      if (lower != known || !is_letter(letter)) continue;
       at_++;
       auto set = *characters_named(name);
       return letter == lower ? set : ~set;
-    };
-    if (lower == U's' && is_letter(letter)) return named("space");
-    if (lower == U'd' && is_letter(letter)) return named("digit");
-    if (lower == U'w' && is_letter(letter)) return named("word");
-    if (lower == U'h' && is_letter(letter)) return named("xdigit");
+    }
     if ((letter != U'p' && letter != U'P') || peek(1) != U'{') return std::nullopt;
     at_ += 2;
     bool negative = letter == U'P';
@@ -259,36 +243,23 @@ class PatternParser {
   }
 
   char32_t escaped_character() {
+    static constexpr std::u32string_view kControls = U"t\tn\nr\rf\fv\va\ae\x1B";  // each behind its letter
     const auto letter = next();
-    switch (letter) {
-      case U't':
-        return U'\t';
-      case U'n':
-        return U'\n';
-      case U'r':
-        return U'\r';
-      case U'f':
-        return U'\f';
-      case U'v':
-        return U'\v';
-      case U'a':
-        return U'\a';
-      case U'e':
-        return 0x1B;
-      case U'u':
-        return hexadecimal(4, 4);
-      case U'x':
-        if (take(U"{")) {
-          const auto character = hexadecimal(1, 8);
-          if (!take(U"}")) refuse("missing } of \\x{");
-          return character;
-        }
-        if (const auto byte = hexadecimal(1, 2); byte < 0x80) return byte;
-        refuse("\\x of a byte that is no ASCII character is not read here; write \\x{...}");
-      default:
-        if (is_letter(letter) || is_digit(letter) || letter >= 0x80) refuse_escape(letter);
-        return letter;
+    for (size_t i = 0; i < kControls.size(); i += 2) {
+      if (letter == kControls[i]) return kControls[i + 1];
     }
+    if (letter == U'u') return hexadecimal(4, 4);
+    if (letter == U'x' && take(U"{")) {
+      const auto character = hexadecimal(1, 8);
+      if (!take(U"}")) refuse("missing } of \\x{");
+      return character;
+    }
+    if (letter == U'x') {
+      if (const auto byte = hexadecimal(1, 2); byte < 0x80) return byte;
+      refuse("\\x of a byte that is no ASCII character is not read here; write \\x{...}");
+    }
+    if (is_letter(letter) || is_digit(letter) || letter >= 0x80) refuse(fmt::format("\\{} is not read here", to_utf8({&letter, 1})));
+    return letter;
   }
 
   char32_t hexadecimal(size_t least, size_t most) {

@@ -3,12 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <optional>
 
 #include "tessera/base/error.h"
-#include "tessera/base/words.h"
-#include "tessera/data/unicode.h"
 
 namespace tessera::data {
 
@@ -24,18 +21,13 @@ constexpr auto kQwen2 = R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+
 constexpr auto kTekken =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-struct Named {
-  std::string_view name, other_name;
-  std::vector<std::string> patterns;
-};
-
-const std::array<Named, 5>& all_named() {
-  static const std::array<Named, 5> named = {{{"gpt2", "gpt-2", {kGpt2Pattern}},
-                                              {"llama3", "llama-bpe", {kLlama3}},
-                                              {"qwen2", "qwen2", {kQwen2}},
-                                              {"smollm", "smollm", {kDigitPattern, kGpt2Pattern}},
-                                              {"tekken", "tekken", {kTekken}}}};
-  return named;
+const auto& all_known() {
+  static const KnownPreTokenizer all[] = {{.name = "gpt2", .other_name = "gpt-2", .patterns = {kGpt2Pattern}},
+                                          {.name = "llama3", .other_name = "llama-bpe", .patterns = {kLlama3}, .takes_whole = true},
+                                          {.name = "qwen2", .patterns = {kQwen2}, .form = NormalForm::Composed},
+                                          {.name = "smollm", .patterns = {kDigitPattern, kGpt2Pattern}},
+                                          {.name = "tekken", .patterns = {kTekken}, .takes_whole = true}};
+  return all;
 }
 
 }  // namespace
@@ -63,26 +55,27 @@ void PreTokenizer::cut(size_t step, std::string_view text, Scratch& scratch, c10
   cut(step + 1, text.substr(done), scratch, take);
 }
 
-PreTokenizer pre_tokenizer_named(std::string_view name) {
-  std::vector<std::string_view> known;
-  for (const auto& named : all_named()) {
-    known.push_back(named.name);
-    if (name != named.name && name != named.other_name) continue;
-    std::vector<PreTokenizer::Step> steps;
-    for (const auto& pattern : named.patterns) steps.push_back({.pattern = Pattern(pattern)});
-    return PreTokenizer(std::move(steps));
+const KnownPreTokenizer* find_pre_tokenizer(std::string_view name) {
+  for (const auto& known : all_known()) {
+    if (!name.empty() && (name == known.name || name == known.other_name)) return &known;
   }
-  throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(std::string(name)), joined(known));
+  return nullptr;
 }
 
-std::string_view name_of(const PreTokenizer& pre) {
-  for (const auto& named : all_named()) {
-    const bool is_same = std::ranges::equal(pre.steps(), named.patterns, [](const PreTokenizer::Step& step, const std::string& pattern) {
+const KnownPreTokenizer* find_pre_tokenizer(const PreTokenizer& pre) {
+  for (const auto& known : all_known()) {
+    const bool is_same = std::ranges::equal(pre.steps(), known.patterns, [](const PreTokenizer::Step& step, std::string_view pattern) {
       return step.pattern.text() == pattern && step.behavior == PreTokenizer::Behavior::Isolated && !step.adds_space;
     });
-    if (is_same) return named.name;
+    if (is_same) return &known;
   }
-  return {};
+  return nullptr;
+}
+
+std::string names_of_pre_tokenizers() {
+  std::vector<std::string_view> names;
+  for (const auto& known : all_known()) names.push_back(known.name);
+  return joined(names);
 }
 
 }  // namespace tessera::data

@@ -3,11 +3,13 @@
 
 #include <c10/util/FunctionRef.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tessera/data/pattern.h"
+#include "tessera/data/unicode.h"
 
 namespace tessera::data {
 
@@ -37,11 +39,18 @@ class PreTokenizer {
   std::vector<Step> steps_;
 };
 
-/// The patterns of GPT-2 and of those who came after it, by the names that GGUF files have for them: gpt2, llama3 (llama-bpe), qwen2,
-/// smollm, tekken. Throws ConfigError, with these names, for another one.
-PreTokenizer pre_tokenizer_named(std::string_view name);
-/// The name of a pre-tokenizer, if it is one of these.
-std::string_view name_of(const PreTokenizer& pre);
+/// The patterns of GPT-2 and of those who came after it, by the names that GGUF files have for them.
+struct KnownPreTokenizer {
+  std::string_view name, other_name = {};
+  std::vector<std::string> patterns;
+  std::optional<NormalForm> form = {};  // of texts
+  bool takes_whole = false;             // whether texts begin with bos, and a word that is a token is not merged
+};
+/// Return nullptr for one that is none of these.
+const KnownPreTokenizer* find_pre_tokenizer(std::string_view name);
+const KnownPreTokenizer* find_pre_tokenizer(const PreTokenizer& pre);
+/// "gpt2, llama3, ..."
+std::string names_of_pre_tokenizers();
 
 /// GPT-2's, which is in all tokenizers of the kind ByteLevel.
 extern const char* const kGpt2Pattern;

@@ -31,12 +31,8 @@ Sampler::Sampler(const SamplerOptions& options)
   if (options.batch_sampler && options.global_batch != 0)
     throw UsageError("sampler: there are a global batch of {} and a batch_sampler, whose batches have their own sizes; leave out one",
                      options.global_batch);
-  if (!options.batch_sampler && options.global_batch == 0)
-    throw UsageError("sampler: a global batch of 0 has no samples; choose how many all ranks together take in a step");
-  if (batches(0) == 0) {
-    throw UsageError("sampler: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill",
-                     options.sampler ? static_cast<int64_t>(order_.size()) : options.size, options.global_batch);
-  }
+  if (!options.batch_sampler) division_.expect_size();
+  if (batches(0) == 0) division_.expect_batch(options.sampler ? std::ssize(order_) : options.size);
   const auto rest = options.batch_sampler ? 0 : options.size % options.global_batch;
   if (options.tail == Tail::Keep && !options.sampler && rest > 0) division_.shares(rest);  // throws if it can't be divided
   order_in_words_ = describe();
@@ -44,7 +40,7 @@ Sampler::Sampler(const SamplerOptions& options)
 
 std::string Sampler::describe() const {
   std::string order;
-  if (options_.sampler || options_.batch_sampler) {
+  if (has_own_order()) {
     uint64_t print = 0;
     for (const auto number : order_) print = scramble(print ^ static_cast<uint64_t>(number));
     for (const auto end : ends_) print = scramble(print ^ static_cast<uint64_t>(end));
@@ -57,8 +53,8 @@ std::string Sampler::describe() const {
 }
 
 int64_t Sampler::batches(int64_t epoch, int64_t first) {
-  if (options_.sampler || options_.batch_sampler) arrange(epoch);
-  const auto size = options_.sampler || options_.batch_sampler ? std::ssize(order_) : options_.size;
+  if (has_own_order()) arrange(epoch);
+  const auto size = has_own_order() ? std::ssize(order_) : options_.size;
   if (options_.batch_sampler && first != 0) {
     throw UsageError("sampler: the batches of a batch_sampler begin where it says, and not behind {} samples", first);
   }
@@ -100,7 +96,7 @@ Part Sampler::part(const Position& position) {
 void Sampler::arrange(int64_t epoch) {
   if (epoch == epoch_) return;
   epoch_ = -1;  // unless the following succeeds
-  if (options_.sampler || options_.batch_sampler) {
+  if (has_own_order()) {
     take_own_order(epoch);
   } else {
     order_.resize(static_cast<size_t>(options_.size));

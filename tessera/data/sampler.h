@@ -61,6 +61,7 @@ class Sampler {
   void take_all_ranks() { division_.take_all_ranks(); }
 
  private:
+  bool has_own_order() const { return options_.sampler || options_.batch_sampler; }
   void arrange(int64_t epoch);
   void take_own_order(int64_t epoch);
   void shuffle(int64_t epoch);

@@ -27,6 +27,16 @@ Division::Division(std::string owner, int64_t global_batch, std::vector<int> loc
   }
 }
 
+void Division::expect_size() const {
+  if (global_batch_ == 0)
+    throw UsageError("{}: a global batch of 0 has no samples; choose how many all ranks together take in a step", owner_);
+}
+
+void Division::expect_batch(int64_t samples) const {
+  if (batches(samples) > 0) return;
+  throw UsageError("{}: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", owner_, samples, global_batch_);
+}
+
 int64_t Division::batches(int64_t samples) const {
   const auto whole = samples / global_batch_;
   return tail_ == Tail::Drop || samples % global_batch_ == 0 ? whole : whole + 1;

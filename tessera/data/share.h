@@ -29,6 +29,9 @@ class Division {
   /// With a global batch of 0, batches have any size. Errors begin with `owner`.
   Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail);
 
+  /// Throw UsageError if batches have no size, and if so many samples make no batch.
+  void expect_size() const;
+  void expect_batch(int64_t samples) const;
   /// The number of batches that so many samples make.
   int64_t batches(int64_t samples) const;
   /// For each local rank, its part of a batch of so many samples. With Tail::Keep, and where batches have any size, a rank for which no

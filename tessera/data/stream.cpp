@@ -31,34 +31,18 @@ Samples narrowed(const Samples& samples, int64_t first, int64_t count) {
 Stream::Stream(StreamOptions options)
     : options_(std::move(options)), division_("stream", options_.global_batch, options_.local_ranks, options_.ranks, options_.tail) {
   if (!options_.open) throw UsageError("stream: there is no function that opens it");
-  if (options_.global_batch == 0)
-    throw UsageError("stream: a global batch of 0 has no samples; choose how many all ranks together take in a step");
+  division_.expect_size();
 }
 
 std::string Stream::order() const {
   return fmt::format("{}{}", options_.name, options_.tail == Tail::Drop ? ", the last samples dropped" : "");
 }
 
-std::optional<int64_t> Stream::batches(int64_t /*epoch*/) {
-  return std::nullopt;
-}
-
-std::optional<int64_t> Stream::batches_behind(int64_t /*first*/, int64_t /*epoch*/) {
-  return std::nullopt;
-}
-
-void Stream::interrupt() {
-  if (options_.interrupt) options_.interrupt();
-}
-
 Drawn Stream::draw(const Position& position) try {
   go_to(position);
   const auto count = fill();
   const auto number = next_->batch;
-  if (number == 0 && position.first == 0 && count > 0 && division_.batches(count) == 0) {
-    throw UsageError("stream: {} samples do not fill one global batch of {}; take a smaller one, or Tail::Fill", count,
-                     division_.global_batch());
-  }
+  if (number == 0 && position.first == 0 && count > 0) division_.expect_batch(count);
   if (count == 0 || division_.batches(count) == 0) return {.batches = number};
   const auto shares = division_.shares(count);
   std::vector<Samples> parts;

@@ -37,9 +37,11 @@ class Stream : public Source {
   explicit Stream(StreamOptions options);
 
   Drawn draw(const Position& position) override;
-  std::optional<int64_t> batches(int64_t epoch) override;
-  std::optional<int64_t> batches_behind(int64_t first, int64_t epoch) override;
-  void interrupt() override;
+  std::optional<int64_t> batches(int64_t /*epoch*/) override { return std::nullopt; }
+  std::optional<int64_t> batches_behind(int64_t /*first*/, int64_t /*epoch*/) override { return std::nullopt; }
+  void interrupt() override {
+    if (options_.interrupt) options_.interrupt();
+  }
   int64_t global_batch() const override { return division_.global_batch(); }
   int ranks() const override { return division_.ranks(); }
   std::string order() const override;

@@ -33,14 +33,6 @@ struct ByteLetters {
   }
 };
 
-std::optional<NormalForm> form_named(std::string_view pre) {
-  return pre == "qwen2" ? std::optional(NormalForm::Composed) : std::nullopt;
-}
-
-bool takes_whole_named(std::string_view pre) {
-  return pre == "llama3" || pre == "llama-bpe" || pre == "tekken";
-}
-
 const ByteLetters& byte_letters() {
   static const ByteLetters letters;
   return letters;
@@ -49,7 +41,8 @@ const ByteLetters& byte_letters() {
 }  // namespace
 
 bool adds_bos(std::string_view pre) {
-  return takes_whole_named(pre);
+  const auto* known = find_pre_tokenizer(pre);
+  return known != nullptr && known->takes_whole;
 }
 
 std::string bytes_of_token(const std::string& token) {
@@ -125,11 +118,11 @@ void TokenizerCore::complete(const std::string& where) {
 }
 
 /// Throws ConfigError if a reader that only has the name of the pre-tokenizer would encode differently.
-void TokenizerCore::expect_named(std::string_view pre_name) const {
+void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
   const auto refuse = [](const std::string& what) { throw ConfigError(what + ", which has no place there"); };
-  if (form != form_named(pre_name)) {
+  if (form != known.form) {
     const auto* name = !form ? "no normal form" : *form == NormalForm::Composed ? "the normal form NFC" : "the normal form NFD";
-    refuse(fmt::format("with its pre-tokenizer {}, the normalizer has {}", pre_name, name));
+    refuse(fmt::format("with its pre-tokenizer {}, the normalizer has {}", known.name, name));
   }
   if (first.size() > 1 || last.size() > 1) refuse("texts begin or end with several tokens");
   for (const auto& token : added) {
@@ -140,7 +133,7 @@ void TokenizerCore::expect_named(std::string_view pre_name) const {
                                                   : nullptr;
     if (flag != nullptr) refuse(fmt::format("the added token '{}' has {}", printable(token.content), flag));
   }
-  if (takes_whole == takes_whole_named(pre_name)) return;
+  if (takes_whole == known.takes_whole) return;
   // It makes a difference for words that are tokens and do not come about by merges.
   std::vector<int32_t> parts;
   for (const auto& [token, id] : ids) {
@@ -148,7 +141,7 @@ void TokenizerCore::expect_named(std::string_view pre_name) const {
     parts.clear();
     pairs->encode(bytes[static_cast<size_t>(id)], parts);
     if (parts.size() != 1)
-      refuse(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", pre_name, takes_whole,
+      refuse(fmt::format("with its pre-tokenizer {}, ignore_merges is {}, and '{}' is a token by that alone", known.name, takes_whole,
                          printable(token)));
   }
 }
@@ -188,9 +181,14 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
     core->added.push_back({.content = core->tokens[static_cast<size_t>(id)], .id = id, .special = special.contains(id)});
   }
   for (size_t id = 0; id < core->tokens.size(); id++) core->ids.emplace(core->tokens[id], static_cast<int32_t>(id));
-  core->pre.emplace(pre_tokenizer_named(vocabulary.pre));
-  core->form = form_named(vocabulary.pre);
-  core->takes_whole = takes_whole_named(vocabulary.pre);
+  const auto* known = find_pre_tokenizer(vocabulary.pre);
+  if (known == nullptr)
+    throw ConfigError("there is no pre-tokenizer '{}' here; those that are: {}", printable(vocabulary.pre), names_of_pre_tokenizers());
+  std::vector<PreTokenizer::Step> steps;
+  for (const auto& pattern : known->patterns) steps.push_back({.pattern = Pattern(pattern)});
+  core->pre.emplace(std::move(steps));
+  core->form = known->form;
+  core->takes_whole = known->takes_whole;
   if (!vocabulary.chat_template.empty()) core->files[kChatTemplateFile] = vocabulary.chat_template;
   for (const auto& [name, id] : {std::pair("bos_token", vocabulary.bos),
                                  {"eos_token", vocabulary.eos},
@@ -246,15 +244,15 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
 }
 
 BpeVocabulary Tokenizer::vocabulary() const {
+  const auto* known = find_pre_tokenizer(*core_->pre);
+  if (known == nullptr) throw ConfigError("its pre-tokenizer is none of those that have a name there: {}", names_of_pre_tokenizers());
+  core_->expect_like(*known);
   BpeVocabulary result{.tokens = core_->tokens,
                        .merges = core_->merges,
                        .added = {},
                        .special = {},
-                       .pre = std::string(name_of(*core_->pre)),
+                       .pre = std::string(known->name),
                        .chat_template = core_->chat_template()};
-  if (result.pre.empty())
-    throw ConfigError("its pre-tokenizer is none of those that have a name there: gpt2, llama3, qwen2, smollm, tekken");
-  core_->expect_named(result.pre);
   for (const auto& token : core_->added) {
     result.added.push_back(token.id);
     if (token.special) result.special.push_back(token.id);

@@ -99,7 +99,7 @@ struct TokenizerCore {
   std::string chat_template() const;
 
   void complete(const std::string& where);
-  void expect_named(std::string_view pre_name) const;
+  void expect_like(const KnownPreTokenizer& known) const;
   void encode_plain(std::string_view text, Scratch& scratch, std::vector<int32_t>& to) const;
   void encode_word(std::string_view word, Scratch& scratch, std::vector<int32_t>& to) const;
 };

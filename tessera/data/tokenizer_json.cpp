@@ -43,16 +43,14 @@ class TokenizerFile {
 
   void read_into(TokenizerCore& core) const try {
     refuse_sentence_piece();
-    read_form(part("normalizer"), core);
-    std::vector<PreTokenizer::Step> steps;
-    bool is_byte_level = false;
-    read_pre(part("pre_tokenizer"), steps, is_byte_level);
-    if (!is_byte_level) refuse("pre_tokenizer", "there is no ByteLevel in it, and only byte-level BPE is read here");
-    core.pre.emplace(std::move(steps));
+    read_form(core);
+    core.pre.emplace(read_pre());
     read_model(part("model"), core);
     read_added(part("added_tokens"), core);
-    read_ends(part("post_processor"), core);
-    expect_decoder(part("decoder"));
+    read_ends(core);
+    each_of(part("decoder"), "decoders", [&](const std::string& type, const Json& json) {
+      if (type != "ByteLevel" && type != "Fuse") refuse_type("decoder", json);
+    });
   } catch (const Json::exception& error) {
     throw IoError("{} is damaged: {}", path_, first_line(error));
   }
@@ -95,35 +93,40 @@ class TokenizerFile {
     refuse("pre_tokenizer", error.what());
   }
 
-  void read_form(const Json& json, TokenizerCore& core) const {
+  /// Calls act(type, json) for a part, or for each of a sequence, which has a list of them. Null is none.
+  static void each_of(const Json& json, const char* list, const auto& act) {
     if (json.is_null()) return;
     const auto type = json.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const auto& each : json.at("normalizers")) read_form(each, core);
-    } else if ((type == "NFC" || type == "NFD") && !core.form) {
-      core.form = type == "NFC" ? NormalForm::Composed : NormalForm::Decomposed;
-    } else {
-      refuse_type("normalizer", json);
-    }
+    if (type != "Sequence") return act(type, json);
+    for (const auto& each : json.at(list)) each_of(each, list, act);
   }
 
-  void read_pre(const Json& json, std::vector<PreTokenizer::Step>& steps, bool& is_byte_level) const {
-    if (json.is_null()) return;
-    const auto type = json.at("type").get<std::string>();
-    if (is_byte_level) refuse("pre_tokenizer", "something comes behind ByteLevel");
-    if (type == "Sequence") {
-      for (const auto& each : json.at("pretokenizers")) read_pre(each, steps, is_byte_level);
-    } else if (type == "Digits") {
-      steps.push_back({.pattern = Pattern(json.value("individual_digits", false) ? kDigitPattern : kDigitsPattern)});
-    } else if (type == "Split") {
-      steps.push_back(split_of(json));
-    } else if (type == "ByteLevel") {
-      is_byte_level = true;
-      const bool adds_space = json.value("add_prefix_space", true), cuts = json.value("use_regex", true);
-      if (adds_space || cuts) steps.push_back({.pattern = Pattern(cuts ? kGpt2Pattern : kNoMatch), .adds_space = adds_space});
-    } else {
-      refuse_type("pre_tokenizer", json);
-    }
+  void read_form(TokenizerCore& core) const {
+    each_of(part("normalizer"), "normalizers", [&](const std::string& type, const Json& json) {
+      if ((type != "NFC" && type != "NFD") || core.form) refuse_type("normalizer", json);
+      core.form = type == "NFC" ? NormalForm::Composed : NormalForm::Decomposed;
+    });
+  }
+
+  std::vector<PreTokenizer::Step> read_pre() const {
+    std::vector<PreTokenizer::Step> steps;
+    bool is_byte_level = false;
+    each_of(part("pre_tokenizer"), "pretokenizers", [&](const std::string& type, const Json& json) {
+      if (is_byte_level) refuse("pre_tokenizer", "something comes behind ByteLevel");
+      if (type == "Digits") {
+        steps.push_back({.pattern = Pattern(json.value("individual_digits", false) ? kDigitPattern : kDigitsPattern)});
+      } else if (type == "Split") {
+        steps.push_back(split_of(json));
+      } else if (type == "ByteLevel") {
+        is_byte_level = true;
+        const bool adds_space = json.value("add_prefix_space", true), cuts = json.value("use_regex", true);
+        if (adds_space || cuts) steps.push_back({.pattern = Pattern(cuts ? kGpt2Pattern : kNoMatch), .adds_space = adds_space});
+      } else {
+        refuse_type("pre_tokenizer", json);
+      }
+    });
+    if (!is_byte_level) refuse("pre_tokenizer", "there is no ByteLevel in it, and only byte-level BPE is read here");
+    return steps;
   }
 
   PreTokenizer::Step split_of(const Json& json) const {
@@ -173,12 +176,10 @@ class TokenizerFile {
   }
 
   /// The tokens around a text.
-  void read_ends(const Json& json, TokenizerCore& core) const {
-    if (json.is_null()) return;
-    const auto type = json.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const auto& each : json.at("processors")) read_ends(each, core);
-    } else if (type == "TemplateProcessing") {
+  void read_ends(TokenizerCore& core) const {
+    each_of(part("post_processor"), "processors", [&](const std::string& type, const Json& json) {
+      if (type == "ByteLevel") return;
+      if (type != "TemplateProcessing") refuse_type("post_processor", json);
       auto* ends = &core.first;
       for (const auto& each : json.at("single")) {
         if (each.contains("Sequence")) {
@@ -188,19 +189,7 @@ class TokenizerFile {
         const auto name = each.at("SpecialToken").at("id").get<std::string>();
         for (const auto& id : json.at("special_tokens").at(name).at("ids")) ends->push_back(id_of(id, "post_processor"));
       }
-    } else if (type != "ByteLevel") {
-      refuse_type("post_processor", json);
-    }
-  }
-
-  void expect_decoder(const Json& json) const {
-    if (json.is_null()) return;
-    const auto type = json.at("type").get<std::string>();
-    if (type == "Sequence") {
-      for (const auto& each : json.at("decoders")) expect_decoder(each);
-    } else if (type != "ByteLevel" && type != "Fuse") {
-      refuse_type("decoder", json);
-    }
+    });
   }
 
   static constexpr int64_t kMostTokens = 1 << 24;
@@ -244,14 +233,14 @@ InOrder json_of(const TokenizerCore& core) {
   json["post_processor"] = nullptr;
   if (!core.first.empty()) {
     const auto& token = core.tokens[static_cast<size_t>(core.first.front())];
-    json["post_processor"] = {
-        {"type", "TemplateProcessing"},
-        {"single", {{{"SpecialToken", {{"id", token}, {"type_id", 0}}}}, {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
-        {"pair",
-         {{{"SpecialToken", {{"id", token}, {"type_id", 0}}}},
-          {{"Sequence", {{"id", "A"}, {"type_id", 0}}}},
-          {{"Sequence", {{"id", "B"}, {"type_id", 1}}}}}},
-        {"special_tokens", {{token, {{"id", token}, {"ids", {core.first.front()}}, {"tokens", {token}}}}}}};
+    const auto piece = [](const char* kind, const std::string& id, int number) {
+      return InOrder{{kind, {{"id", id}, {"type_id", number}}}};
+    };
+    const auto begin = piece("SpecialToken", token, 0), one = piece("Sequence", "A", 0), other = piece("Sequence", "B", 1);
+    json["post_processor"] = {{"type", "TemplateProcessing"},
+                              {"single", InOrder::array({begin, one})},
+                              {"pair", InOrder::array({begin, one, other})},
+                              {"special_tokens", {{token, {{"id", token}, {"ids", {core.first.front()}}, {"tokens", {token}}}}}}};
   }
   json["decoder"] = byte_level;
   json["model"] = {{"type", "BPE"},

@@ -36,6 +36,11 @@ utf8proc_category_t category_of(char32_t character) {
   return utf8proc_category(static_cast<utf8proc_int32_t>(character));
 }
 
+bool separates(char32_t character) {
+  const auto category = category_of(character);
+  return category >= UTF8PROC_CATEGORY_ZS && category <= UTF8PROC_CATEGORY_ZP;
+}
+
 }  // namespace
 
 std::optional<size_t> invalid_utf8(std::string_view text) {
@@ -55,11 +60,7 @@ std::string with_replacements(std::string_view text) {
     // The second byte has bounds of its own: no surrogates, nothing that a shorter form has, nothing behind the last character.
     const int low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80, high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
     while (good > 0 && good < length && in(byte(at + good), good == 1 ? low : 0x80, good == 1 ? high : 0xBF)) good++;
-    if (good == length && length > 0) {
-      result.append(text.substr(at, length));
-    } else {
-      result.append(kReplacement);
-    }
+    result.append(good == length && length > 0 ? text.substr(at, length) : kReplacement);
     at += std::max<size_t>(good, 1);
   }
   return result;
@@ -155,36 +156,16 @@ bool is_word(char32_t character) {
 }
 
 bool is_white(char32_t character) {
-  if (character < 0x80) return character == U' ' || (character >= U'\t' && character <= U'\r');
-  const auto category = category_of(character);
-  return character == U'\u0085' || category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL || category == UTF8PROC_CATEGORY_ZP;
+  return (character >= U'\t' && character <= U'\r') || character == U'\u0085' || separates(character);
 }
 
 bool is_space(char32_t character) {
-  switch (character) {
-    case U'\t':
-    case U'\n':
-    case U'\r':
-      return true;
-    default:
-      break;
-  }
-  const auto category = category_of(character);
-  return category == UTF8PROC_CATEGORY_ZS || category == UTF8PROC_CATEGORY_ZL || category == UTF8PROC_CATEGORY_ZP;
+  return character == U'\t' || character == U'\n' || character == U'\r' || separates(character);
 }
 
 bool is_control(char32_t character) {
-  if (is_space(character)) return false;
-  switch (category_of(character)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CS:
-    case UTF8PROC_CATEGORY_CO:
-    case UTF8PROC_CATEGORY_CN:
-      return true;
-    default:
-      return false;
-  }
+  const auto category = category_of(character);
+  return !is_space(character) && (category == UTF8PROC_CATEGORY_CN || category >= UTF8PROC_CATEGORY_CC);
 }
 
 bool is_punctuation(char32_t character) {
@@ -198,15 +179,15 @@ bool is_accent(char32_t character) {
 }
 
 bool is_ideograph(char32_t character) {
-  struct Block {
-    char32_t first, last;
-  };
-  constexpr Block kBlocks[] = {{0x3400, 0x4DBF},   {0x4E00, 0x9FFF},   {0xF900, 0xFAFF},   {0x20000, 0x2A6DF},
-                               {0x2A700, 0x2B73F}, {0x2B740, 0x2B81F}, {0x2B820, 0x2CEAF}, {0x2F800, 0x2FA1F}};
-  for (const auto& block : kBlocks) {
-    if (character >= block.first && character <= block.last) return true;
-  }
-  return false;
+  static const CharacterSet ideographs({{0x3400, 0x4DBF},
+                                        {0x4E00, 0x9FFF},
+                                        {0xF900, 0xFAFF},
+                                        {0x20000, 0x2A6DF},
+                                        {0x2A700, 0x2B73F},
+                                        {0x2B740, 0x2B81F},
+                                        {0x2B820, 0x2CEAF},
+                                        {0x2F800, 0x2FA1F}});
+  return ideographs.contains(character);
 }
 
 }  // namespace tessera::data

@@ -1,5 +1,6 @@
-// Made by scripts/unicode_table.py; don't change it by hand.
-#include "tessera/data/unicode_table.h"
+// Which characters are letters, numbers and so on, for cutting texts as Hugging Face's library does. Made by scripts/unicode_table.py;
+// don't change it by hand.
+#include "tessera/data/character_set.h"
 
 namespace tessera::data {
 namespace {
@@ -7,35 +8,19 @@ namespace {
 // clang-format off
 constexpr NamedCharacters kAll[] = {
   {"lu",
-   "65z101wagGaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabaaaaaaaaaaaaaaabaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaabaaaacbaaabacbdabaccbabaaaaabaabaabacaaabcagabababaaaaaaaaaaaaaaabaaaaaaaaaaaaaaaaababaacaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaagbabbaadaaaaaaaa289aaacahafaacaaabaqaiIabccaaaaaaaaaaaa"
-   "aaaaaaaaaaaeabaabbYVaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaiaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaba"
-   "aaaaaaaaaaabaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabL2"
-   "889Laaea722 86 2195afQbc320aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaiaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaihhfjhhhhfkaaaaaaahh72dldldlekd262adaccbcbacefaaaaaadbdj"
-   "bea61a2684VVaacbaaaaaadaabahcaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaahaaada31053aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaasaaaaaaaaaaaaaaaaaaaaaaaaaaa135aaaaaa"
-   "aaaaaaacaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaajaaaabaaaaaaaadaaabaaacaaaaaaaaaaaaaaaaaa"
-   "aaeaeaaaaaaaaaaaaaaadaaabcaeaaaaaaaxa22315z1221N136J156kaoagab1770Y157v2874F21888F26016zzzzzzaabbabbbdahzzzbad"
-   "bhagAbadaeaacgAzzzzzzzzzzzDyGyGyGyGyGa4405H"},
+   "65z101wagGa*54ba*14ba*45ba*3cbaaabacbdabaccbaba*4baabaabacaaabcagabababa*14ba*16babaaca*57gbabbaada*7 289aaaca"
+   "hafaacaaabaqaiIabcca*22eabaabbYVa*32ia*53ba*11ba*94bL2889Laaea722 86 2195afQbc320a*148ia*96ihhfjh*3fka*6hh72dl"
+   "dldlekd262adaccbcbacefa*5dbdjbea61a2684VVaacba*5daabahca*97haaada31053a*44sa*26 135a*12ca*60ja*3ba*7daaabaaaca"
+   "*19eaea*14daaabcaea*6xa22315z1221N136J156kaoagab1770Y157v2874F21888F26016z*5aabbabbbdahzzzbadbhagAbadaeaacgAz*"
+   "10DyGyGyGyGyGa4405H"},
   {"ll",
-   "97z58aOxahaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabaaaaaaaaaaaaaaabaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaabaaaacbaaabacbdabaccbabaaaaabaabaabacaaabbbcfababaaaaaaaaaaaaaaaabaaaaaaaaaaaaaaaaabbaaacaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaagbabbaadaaaaaaaa69aA193aaacaccraAIabccaaaaaaaaaaaaaaaaa"
-   "aaaaaaeaababbYVaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaiaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaabaaaaaa"
-   "aaaaaabaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaVO2887Q"
-   "bc760f2178iaa117R63maH102aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaiaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaihfjhhhhfjhhhhnbhhhhhheabfaccabhdbbhhjcab274acbcaAadadabbhd"
-   "da53a2731Vaacbaaaaaadaabafeaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-   "aaaaaaaaaaaaaaabgaaadalLaaea30995aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaasaaaaaaaaaaaaaaaaaaaaaaaaaaa135a"
-   "aaaaaaaaaaacaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaahaaaabaaaaaaaaadaaabaacaaaaaaaaaaaa"
-   "aaaaaaaaeaeaaaaaaaaaaaaaaadaaabacaaaaaaaaaaazaca821Qeig80 20288gle1065z1229N136J155kaoagab1795Y125v2874F21888F"
-   "26010zzgarzzzdaaagakzzzzzzzzzzzzzzzzzBByafzyafzyafzyafzyafaa1844jatff2551H"},
+   "97z58aOxaha*54ba*14ba*45ba*3cbaaabacbdabaccbaba*4baabaabacaaabbbcfababa*15ba*16bbaaaca*57gbabbaada*7 69aA193aa"
+   "acaccraAIabcca*22eaababbYVa*33ia*52ba*11ba*95VO2887Qbc760f2178iaa117R63maH102a*147ia*96ihfjh*3fjh*3nbh*5eabfac"
+   "cabhdbbhhjcab274acbcaAadadabbhdda53a2731Vaacba*5daabafea*97bgaaadalLaaea30995a*44sa*26 135a*11ca*62ha*3ba*8daa"
+   "abaaca*19eaea*14daaabaca*10zaca821Qeig80 20288gle1065z1229N136J155kaoagab1795Y125v2874F21888F26010zzgarzzzdaaa"
+   "gakz*16BByafzyafzyafzyafzyafaa1844jatff2551H"},
   {"lt",
-   "453ababaLa7573hhhhhlaoaUa"},
+   "453ababaLa7573h*4laoaUa"},
   {"lm",
    "688rdlnegaaa133aea478a230a164b269bdaEaiaca160a167a1236a127a565a1754a107a611a464f174 63maHK689amapm3039b241a191"
    "a469aQeea97b93c28438a1250f270a114aBb121i80awa105ccb469ava137a108aub103dia21510aSb2016faPai1427aFa24016d508cNb5"
@@ -52,18 +37,18 @@ constexpr NamedCharacters kAll[] = {
    "Iraysb63gaaadaoajgULhbbbvagabaecaraleDjaabaaLaayaaaR53rdtcDVtbaa184UOdJVta59Qma71AKg185R211hbabhabaxoaaa94hbMp"
    "aaaBajNgauakTsar73 199GEiaKqaWD112gabaLuayfabaFna327soaamaH124a79 922 230 196 2636 97o1072qfy3995e583 6841D176"
    "2 569gEq79qDrVYues435N405 75ea175 6136h1238Oj8951 291oaCcbandh396 2308 107emcigj8816a501SGa321DrR484A229Dba495"
-   "gadabaoa197 1339daAabaabaajadaaaafadaaaaaacabaabaaaaaaaaaabaabdagadadaaajaqecaeaq4420 42720F4154f222b5762n7473"
-   "o622 2466 542 1506 4939e4192"},
+   "gadabaoa197 1339daAabaabaajada*3fada*5cabaaba*9baabdagadadaaajaqecaeaq4420 42720F4154f222b5762n7473o622 2466 5"
+   "42 1506 4939e4192"},
   {"mn",
    "768 112 275e265Saaababaa72kVupa101gbfbbadIaDA91k58iiaxdaiacaeQc59iPxaF55aaadhdacgjbCa58addhatbzabb57adbdbbccaD"
-   "bcakb57adeabdatbvfaa58abaadhagbkbDa61alaXaca55aacecadgbkbCa58abafaebtbBb57bddhatbCa72agcaa90abglh98abikg73bAaa"
-   "aaa55naeabekaJia102dafabbbybdcpdmabbfaoa703c946cCbDbDb64baghabkiaScaa117bHa118cdbiafc219bba58aagaaaabhfjbaVnap"
-   "WdVaaeaaeaNilbFdbbac56aabcaac58hbb152camagdafacb198 64 720mdacl3070c141a96F554d107b30164adjFb80b272acadaybea15"
-   "1bzrmaLhykTcVabdbbMa67fbbbblahaUaYaacbbebaaPbha238abada20272a737ppp973a226a149e1670cabedNcda165b573d65e317b79d"
-   "70kWd123a54oOabbjcWdbbga61cJeah62albZijdba95cbaabfaba157achub57bcaKgce70fmaaaaanb85hbcaawa84faadbab238dfbabAb8"
-   "5hbaab106aaabfaa101aaabdae259iab256baada144dbbdaFjNfbdhaifbcTmab406gafaa82vbgabab122fcaabagaa72bcaaa347bkbZeea"
-   "aawa5349afo11464lcc2496e59g1048a63d81a19640b4705Tbw544cqhbgDd148c1979 55dXhanaveao1360gaqbgabae100a160g375a61d"
-   "508d254b736g109g792501 240"},
+   "bcakb57adeabdatbvfaa58abaadhagbkbDa61alaXaca55aacecadgbkbCa58abafaebtbBb57bddhatbCa72agcaa90abglh98abikg73bAa*"
+   "4 55naeabekaJia102dafabbbybdcpdmabbfaoa703c946cCbDbDb64baghabkiaScaa117bHa118cdbiafc219bba58aaga*3bhfjbaVnapWd"
+   "VaaeaaeaNilbFdbbac56aabcaac58hbb152camagdafacb198 64 720mdacl3070c141a96F554d107b30164adjFb80b272acadaybea151b"
+   "zrmaLhykTcVabdbbMa67fb*3lahaUaYaacbbebaaPbha238abada20272a737ppp973a226a149e1670cabedNcda165b573d65e317b79d70k"
+   "Wd123a54oOabbjcWdbbga61cJeah62albZijdba95cbaabfaba157achub57bcaKgce70fma*4nb85hbcaawa84faadbab238dfbabAb85hbaa"
+   "b106aaabfaa101aaabdae259iab256baada144dbbdaFjNfbdhaifbcTmab406gafaa82vbgabab122fcaabagaa72bcaaa347bkbZeeaaawa5"
+   "349afo11464lcc2496e59g1048a63d81a19640b4705Tbw544cqhbgDd148c1979 55dXhanaveao1360gaqbgabae100a160g375a61d508d2"
+   "54b736g109g792501 240"},
   {"mc",
    "2307a55abchdabXb58cfbbbjaQa58c66a58chaab53b58aaafbbbja102babccacjaOc61d61b58aaebbabibBanb58cecacjaPb75cfhrb330"
    "b63a171bdafabbybjcbgubbfbajc1656aDa129aghab346dbcdbaf224b58aaaiaabhf145aVaeaaeab61aDadbba60abcaacbVhhb171aua49"
@@ -87,22 +72,22 @@ constexpr NamedCharacters kAll[] = {
   {"pd",
    "Sa1372aYa3649a1029a2057f3585abaEbdaBa446asa111a52624bKaja169a3680a318a"},
   {"ps",
-   "NaXaEa3774aaa1886a2430acaLa55aoa634aaaDa1086aaaaaaaaaaaaa80aFaaaaaaaaa404aaaaaaaaaaaaaaaaaaaaa64aaaGa1061aaaaa"
-   "aayaraaaaaaa428aaaaaaaaacaaaaaaaba52513a215aCaaaaaaaaaaaaaaacaqaaaaa170aXaEacaba"},
+   "NaXaEa3774aaa1886a2430acaLa55aoa634aaaDa1086a*12 80aFa*8 404a*20 64aaaGa1061a*6yara*6 428a*8ca*6ba52513a215aCa"
+   "*14caqa*4 170aXaEacaba"},
   {"pe",
-   "OaYaEa3773aaa1886a2473a55aoa634aaaDa1086aaaaaaaaaaaaa80aFaaaaaaaaa404aaaaaaaaaaaaaaaaaaaaa64aaaGa1061aaaaaaaRa"
-   "aaaaaa428aaaaaaaaacaaaaaaabb52510a217aCaaaaaaaaaaaaaaacaqaaaaa170aYaEababa"},
+   "OaYaEa3773aaa1886a2473a55aoa634aaaDa1086a*12 80aFa*8 404a*20 64aaaGa1061a*6Ra*6 428a*8ca*6bb52510a217aCa*14caq"
+   "a*4 170aYaEababa"},
   {"pi",
    "171a8044abbbaya3528aaadabaoaca"},
   {"pf",
    "187a8029acaBa3528aaadabaoaca"},
   {"po",
-   "GcacbaaaabjbcbAa68aeanbga702aha466fOa54ababaRbtbabmaac74d102aQn233c54oEa261bja140a120a121a390ala367a90ajb168oa"
-   "a112a74edb111f171a612i773a124c71b157cacKfad313b216b128gaf160bjgBc124d59e62b64hka834bhhhibdbcckaaaj3226dab112a1"
-   "43bdcbabiabaabbjeajbdaaambc428c57a189a29698b269c99aja115f380d86bNcaaWbUa97mpb124d126bpb249a21028gbavatbbdccadg"
-   "cfaab149cacbaaaabjbcbAaJabb410c668aVa414a743a199aEa272iLa112g66g89d952eRd189g109bad126dVb79ddamaac88f107a298ba"
-   "b114ejbaa104a250w105cBm76a130c252a264c155a92h83cae93j215a95ePb645b74m175a1136e2940b14971b133a65eha552c295d327a"
-   "19644a7655e2931a862b"},
+   "Gcacba*3bjbcbAa68aeanbga702aha466fOa54ababaRbtbabmaac74d102aQn233c54oEa261bja140a120a121a390ala367a90ajb168oaa"
+   "112a74edb111f171a612i773a124c71b157cacKfad313b216b128gaf160bjgBc124d59e62b64hka834bhhhibdbcckaaaj3226dab112a14"
+   "3bdcbabiabaabbjeajbdaaambc428c57a189a29698b269c99aja115f380d86bNcaaWbUa97mpb124d126bpb249a21028gbavatbbdccadgc"
+   "faab149cacba*3bjbcbAaJabb410c668aVa414a743a199aEa272iLa112g66g89d952eRd189g109bad126dVb79ddamaac88f107a298bab1"
+   "14ejbaa104a250w105cBm76a130c252a264c155a92h83cae93j215a95ePb645b74m175a1136e2940b14971b133a65eha552c295d327a19"
+   "644a7655e2931a862b"},
   {"sm",
    "Qapc61aaaSadaKaEa766a527c6715amaMcmc139aMefa68eebdababagaEbbaaaE268Fb90aDyNf469aia54h111a336ebEjp256 131v63dFb"
    "258Vubf53212a824aac164apc61aaa131afd3489b51505ayaEayaEayaEayaEaya5932b"},
@@ -111,12 +96,12 @@ constexpr NamedCharacters kAll[] = {
   {"sk",
    "94aaa71afadaca521dlnegaaaq117anb1282a5940aackcmcmcmb4252b30307wib103b976anb20550q891aaa162a62487e"},
   {"so",
-   "166abadaaa977a266b127b206ajasb247a515a373a130faa132a207aOa391coaacbftaaaaa133hafabed197b752j723a722a157H353jii"
-   "1411badabjaabffaaaaaadakbnaabaa58biebdababagaEbbaaaE268hdtbgb81aDyNf72vk81 78v183aia54h111a248RR64 256 512Vubf"
-   "MbFa105 229f357bTza89l214zpdamblaubfb336bdjFLiapEkDhaoFjMo320 6592 64 22160 55 865djbaa573c21190p127aSc484acad"
-   "bmb313i57qbcamcaUS1658b591a3190a2197hdq19274dea20822a3939 240p436 156 116 60 246jMb60ecvbgDd61u66ca186 87 1193"
-   " 512 55dXhanab1736a2908a129a721Rd100loboaoaKw161 56CmRdigbnf154 251e728dqcmc119d95fldaold56hjfNhDbldb62 340lnb"
-   "mcje56gobkfig147a92"},
+   "166abadaaa977a266b127b206ajasb247a515a373a130faa132a207aOa391coaacbfta*4 133hafabed197b752j723a722a157H353jii1"
+   "411badabjaabffa*5dakbnaabaa58biebdababagaEbbaaaE268hdtbgb81aDyNf72vk81 78v183aia54h111a248RR64 256 512VubfMbFa"
+   "105 229f357bTza89l214zpdamblaubfb336bdjFLiapEkDhaoFjMo320 6592 64 22160 55 865djbaa573c21190p127aSc484acadbmb3"
+   "13i57qbcamcaUS1658b591a3190a2197hdq19274dea20822a3939 240p436 156 116 60 246jMb60ecvbgDd61u66ca186 87 1193 512"
+   " 55dXhanab1736a2908a129a721Rd100loboaoaKw161 56CmRdigbnf154 251e728dqcmc119d95fldaold56hjfNhDbldb62 340lnbmcje"
+   "56gobkfig147a92"},
   {"zs",
    "Fa127a5599a2431kJaUa4000a"},
   {"zl",
@@ -129,38 +114,20 @@ constexpr NamedCharacters kAll[] = {
    "173a1362fva192aWa384b80a3883a2044ezeWeaj56975a249c4289aoa9058p34912d5327h798342aD96"},
   {"co",
    "57344 6400 919296 65534b65534"},
-  {"cn",
-   "888bfdgaaata397aLbXbca55hAdfk270a60b101n59bWboaBbaakeEabe237ahbbbvagaacdbibbbdhadbaebybcafdbbvagabababbaaedbbc"
-   "cagdaagqjcaiacavagabaebjacacbaodblggacahbbbvagabaebibbbcgcdbaebrjbafccadcbaaabcbcccldeccadbafanuemacawapbiacad"
-   "gbacbabdbjgvacawajaebiacadgbfbadbjaclmacaYacafdpbzacarcxaiaabgcadfaaahfjbcl58dCKbaaaeaxaaawbeaaagajbdF72aJdMaJ"
-   "aoamK198aaeab377adbgaaadbOadbGadbgaaadboa57adb67bFczf86bfb669c89gvixitlmacabl94bjfjfzf89gQe70jEaldldacPbekRdzf"
-   "kc62b65aCbkfjfnbEW77a166h60coc62eQbkhQe534bfbLbfbhaaaaaaaEb53aoanbfasbcaia101albAamcGoGo140d666vku1812bFa349eS"
-   "aaeab56gbnxigagagagagagagaga126Hza89l214z80a86b103eQa94a86iVa29293c55i348t184h206bbaaahu59cjf56h70hlf116kDc78a"
-   "kdGa55inbjb103xBjfbfbfigaga60d126bjf11172lwdWd8814b106Lgleezaeaaababa125p445b54gaFPfYasaddea135baa190cfbfbfbcc"
-   "gagjeblazasabaobnH123ecdSc88amcaUT130CcWoBdJiDeQeDaKdnP158bjfJdJdNhZklaoagabakaoagabcZl311ivjhxfaPai69fbaaRabc"
-   "abwa72hiVsabeGcAea64 56dtbXabehacaCbcdjgig64FMdli54cCbAezgdlg80 73 55YmYgThjfLcChb208EaPacbbpc55RhPvzLBtwi78dJ"
-   "i68jabygjf53arhMi96atkraU62gaaadaoakf59ejfdahbbbvagabaeajbbbcbafaegbgcekjaabaaLajaabaadajabhbC92aeD72hj166 54b"
-   "LH69kjfms58fjftBAbodw185 60 100 83lhbabhabaDabblij70hbTbkA72h83m73gj182HnjfiaSanjCcFbvan73gabaRcaabaihjffabaKa"
-   "bafgj310ygqaOcC85aoXm923 102 111aek196 2636 99m1110j3995e583 6841 58 1734 569gEajd81ajfDbfj70jjagaues432 58 19"
-   "8 91 101 75d57gq64ekbn6136h1238Oj8935dagaba291oaCcbandh396 2308 107emcigjbh3932 250f436 76Tbwi116 60 246jMb194"
-   "u70 122tltl87iy135 85a71abbabbbdalaaaga65adbhagaBadaeaacga340b292b702oeao1104Eff213gaqbgabaee62Ga112Scnbjdb320"
-   "Eq58ea464P214Qda480gadabaoa197bpO76djdb785 68 76 61 194daAabaabaajadaaaafadaaaaaacabaabaaaaaaaaaabaabdagadadaa"
-   "ajaqecaeaqZb270Rd100loboaoaKj174 56CmRdigbnf154 984dqcmc119d95fldaold56hjfNhDbldb62 340lnbmcje56gobkfig147a102"
-   " 1030 42720F4154f222b5762n7473o622 2466 542 1506 4939e4192 711761aD96 128 240 65040 65534b65534b"},
   {"alphabetic",
-   "837aCm576naaababaa72kVmagpa101gddbbdaIaDp102k101bciacad106a60lcgft54bboabecjbCc58gbbbbjajbCc58edbbbdaDbcakc58h"
-   "acabubvcdc58gbbbbibjbDa59eccacjaNe57gacachbkbCc58gacachbkboald58gacacjajbCc75faaahrb61abgra99abfabpa163sikaJ11"
-   "0laabdwddcacbgcdmlaajd1652bDbDbDb66s188bHa118ldi222e57jbt74bkcWeVo60cDibb57kXs412H1729Z2294F30836hHb354ahawe88"
-   "bXpaa57aLeBlSdVlKa67nlahbScXaacbbeaReea237h20275a2135e1670cabed788d65a321b79a259c53nSbkcSiia61cJlrb57cVmnb92ib"
-   "afaba157jwd58gbbbbjajb84iaabaadab103mac106r237gbgCb82oaa106k103n257m247fabbbcaaa142gbfdaBjPeadrkTn407hag83van1"
-   "22fcaabacaaca66eabad348dibaaVgcc16861q3616aa55gd93b19628a9057gaqbgabae100a2231a2024zfzfz"},
+   "837aCm576naaababaa72kVmagpa101gddbbdaIaDp102k101bciacad106a60lcgft54bboabecjbCc58gb*3jajbCc58edbbbdaDbcakc58ha"
+   "cabubvcdc58gb*3ibjbDa59eccacjaNe57gacachbkbCc58gacachbkboald58gacacjajbCc75faaahrb61abgra99abfabpa163sikaJ110l"
+   "aabdwddcacbgcdmlaajd1652bDbDbDb66s188bHa118ldi222e57jbt74bkcWeVo60cDibb57kXs412H1729Z2294F30836hHb354ahawe88bX"
+   "paa57aLeBlSdVlKa67nlahbScXaacbbeaReea237h20275a2135e1670cabed788d65a321b79a259c53nSbkcSiia61cJlrb57cVmnb92ibaf"
+   "aba157jwd58gb*3jajb84iaabaadab103mac106r237gbgCb82oaa106k103n257m247fabbbcaaa142gbfdaBjPeadrkTn407hag83van122f"
+   "caabacaaca66eabad348dibaaVgcc16861q3616aa55gd93b19628a9057gaqbgabae100a2231a2024zfzfz"},
   {"uppercase",
    "8544p838z117856zfzfz"},
   {"lowercase",
    "170aoa501igbDe96aZa3457a3119 63maHK689amapm211p848z1938b31262b210a129ccb866dia23574abcaPai55413 62"},
   {"arabic",
-   "1536eafanacaFajkza108aH80V240Eabe75aC62032 115p363b80b54gaFp112ea135 3939E67c55d57088daAabaabaajadaaaafadaaaaa"
-   "acabaabaaaaaaaaaabaabdagadadaaajaqecaeaqZb"},
+   "1536eafanacaFajkza108aH80V240Eabe75aC62032 115p363b80b54gaFp112ea135 3939E67c55d57088daAabaabaajada*3fada*5cab"
+   "aaba*9baabdagadadaaajaqecaeaqZb"},
   {"armenian",
    "1329LbXbc62851e"},
   {"bengali",
@@ -172,7 +139,7 @@ constexpr NamedCharacters kAll[] = {
   {"georgian",
    "4256LaaeabQad2960Qbc4160Laaea"},
   {"greek",
-   "880dacbdaadaaaacaaata63np6438eXede84a320vbfbLbfbhaaaaaaaEb53aoanbfasbcai295a35390a21978 79qa53343 70"},
+   "880dacbdaada*3caaata63np6438eXede84a320vbfbLbfbha*6Eb53aoanbfasbcai295a35390a21978 79qa53343 70"},
   {"han",
    "11904za89l214Uaaayind964 6592 64 20992 22784 366b106 29960blb36878 42720F4154f222b5762n7473o622 2466 542 1506 "
    "4939e4192"},

@@ -4,14 +4,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "tessera/data/byte_pairs.h"
 
 namespace tessera::data {
 
@@ -62,10 +62,6 @@ class WordPiece {
 
  private:
   using Numbers = std::vector<int64_t>;
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
-  };
 
   int64_t special(std::string_view token) const;
   std::vector<std::u32string> words_of(std::u32string text) const;
@@ -74,7 +70,7 @@ class WordPiece {
   EncodedTexts encode(std::vector<std::pair<Numbers, std::optional<Numbers>>> texts, const EncodeOptions& options) const;
 
   std::vector<std::string> vocabulary_;
-  std::unordered_map<std::string, int64_t, Hash, std::equal_to<>> numbers_;
+  ByText<int64_t> numbers_;
   WordPieceOptions options_;
   int64_t pad_ = 0, unknown_ = 0, begin_ = 0, separator_ = 0;
 };

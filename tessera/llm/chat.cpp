@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -12,8 +11,20 @@
 namespace tessera::llm {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ChatTemplate>, 3> kNames = {
-    {{"chatml", ChatTemplate::ChatMl}, {"llama3", ChatTemplate::Llama3}, {"alpaca", ChatTemplate::Alpaca}}};
+constexpr std::string_view kMarksOfChatMl[] = {"<|im_start|>", "<|im_end|>"};
+constexpr std::string_view kMarksOfLlama3[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
+
+/// A template that writes the role of each message in the same way; Alpaca has words of its own.
+struct Style {
+  std::string_view name, begin, before_role, after_role;
+  std::string_view end, between;  // behind a message, and what only separates it from the next one
+  std::span<const std::string_view> marks;
+};
+constexpr Style kStyles[] = {
+    {"chatml", "", "<|im_start|>", "\n", "<|im_end|>", "\n", kMarksOfChatMl},
+    {"llama3", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>", "", kMarksOfLlama3},
+    {"alpaca", "", "", "", "", "\n\n", {}},
+};
 constexpr auto kAlpacaTask =
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n";
 
@@ -37,30 +48,21 @@ void expect_roles(std::span<const Message> messages) {
   }
 }
 
-/// The text before the content of a message.
-std::string head_of(ChatTemplate chat, std::string_view role) {
-  switch (chat) {
-    case ChatTemplate::ChatMl:
-      return fmt::format("<|im_start|>{}\n", role);
-    case ChatTemplate::Llama3:
-      return fmt::format("<|start_header_id|>{}<|end_header_id|>\n\n", role);
-    case ChatTemplate::Alpaca:
-      return role == "system" ? "" : role == "user" ? "### Instruction:\n" : "### Response:\n";
-  }
-  return {};
+const Style& style_of(ChatTemplate chat) {
+  return kStyles[static_cast<size_t>(chat)];
 }
 
-/// The end of a message, and the text that only separates it from the next one.
-std::pair<std::string, std::string> tail_of(ChatTemplate chat, std::string_view role) {
-  if (chat == ChatTemplate::ChatMl) return {"<|im_end|>", "\n"};
-  if (chat == ChatTemplate::Llama3) return {"<|eot_id|>", ""};
-  return {"", role == "assistant" ? "" : "\n\n"};
+/// The text before the content of a message.
+std::string head_of(ChatTemplate chat, std::string_view role) {
+  const auto& style = style_of(chat);
+  if (chat != ChatTemplate::Alpaca) return fmt::format("{}{}{}", style.before_role, role, style.after_role);
+  return role == "system" ? "" : role == "user" ? "### Instruction:\n" : "### Response:\n";
 }
 
 std::vector<Segment> rendered(ChatTemplate chat, std::span<const Message> messages) {
   expect_roles(messages);
   std::vector<Segment> segments;
-  const auto add = [&](const std::string& text, bool trained) {
+  const auto add = [&](std::string_view text, bool trained) {
     if (text.empty()) return;
     if (segments.empty() || segments.back().trained != trained) segments.push_back({"", trained});
     segments.back().text += text;
@@ -72,13 +74,13 @@ std::vector<Segment> rendered(ChatTemplate chat, std::span<const Message> messag
       throw UsageError("the template alpaca writes one message of the user and one answer of the assistant");
     if (!has_system) add(kAlpacaTask, false);
   }
-  if (chat == ChatTemplate::Llama3) add("<|begin_of_text|>", false);
+  const auto& style = style_of(chat);
+  add(style.begin, false);
   for (const auto& [role, content] : messages) {
     const bool trained = role == "assistant";
-    const auto [end, between] = tail_of(chat, role);
     add(head_of(chat, role), false);
-    add((chat == ChatTemplate::Llama3 ? trimmed(content) : content) + end, trained);
-    add(between, false);
+    add(fmt::format("{}{}", chat == ChatTemplate::Llama3 ? trimmed(content) : content, style.end), trained);
+    if (!trained || chat != ChatTemplate::Alpaca) add(style.between, false);
   }
   return segments;
 }
@@ -86,11 +88,12 @@ std::vector<Segment> rendered(ChatTemplate chat, std::span<const Message> messag
 }  // namespace
 
 ChatTemplate chat_template_named(std::string_view name) {
-  const auto* const found = std::ranges::find(kNames, name, [](const auto& pair) { return pair.first; });
-  if (found != kNames.end()) return found->second;
   std::vector<std::string_view> known;
-  for (const auto& [each, chat] : kNames) known.push_back(each);
-  throw ConfigError("there is no chat template '{}'; choose one of {}", printable(std::string(name)), joined(known));
+  for (const auto& style : kStyles) {
+    if (style.name == name) return static_cast<ChatTemplate>(&style - kStyles);
+    known.push_back(style.name);
+  }
+  throw ConfigError("there is no chat template '{}'; choose one of {}", printable(name), joined(known));
 }
 
 std::vector<Segment> render(ChatTemplate chat, std::span<const Message> messages) {
@@ -107,14 +110,11 @@ std::string prompt_of(ChatTemplate chat, std::span<const Message> messages) {
 }
 
 std::span<const std::string_view> marks_of(ChatTemplate chat) {
-  static constexpr std::string_view kChatMl[] = {"<|im_start|>", "<|im_end|>"};
-  static constexpr std::string_view kLlama3[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
-  if (chat == ChatTemplate::Alpaca) return {};
-  return chat == ChatTemplate::ChatMl ? std::span<const std::string_view>(kChatMl) : kLlama3;
+  return style_of(chat).marks;
 }
 
 std::string_view end_of_turn(ChatTemplate chat) {
-  return chat == ChatTemplate::ChatMl ? "<|im_end|>" : chat == ChatTemplate::Llama3 ? "<|eot_id|>" : "";
+  return style_of(chat).end;
 }
 
 }  // namespace tessera::llm

@@ -18,6 +18,7 @@
 #include "tessera/base/fd.h"
 #include "tessera/base/folder.h"
 #include "tessera/base/input_file.h"
+#include "tessera/base/no_copy.h"
 #include "tessera/base/words.h"
 #include "tessera/checkpoint/formats/checksum.h"
 #include "tessera/checkpoint/formats/safetensors.h"
@@ -374,7 +375,7 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
   return result;
 }
 
-struct TokenFile::Mapping {
+struct TokenFile::Mapping : NoCopy {
   Mapping(const fs::path& path, uint64_t size) : size(size) {
     const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!file) throw IoError("can't open {}: {}", path, std::strerror(errno));
@@ -382,8 +383,6 @@ struct TokenFile::Mapping {
     if (data == MAP_FAILED) throw IoError("can't map {} into memory: {}", path, std::strerror(errno));
   }
   ~Mapping() { ::munmap(data, size); }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
 
   void* data;
   uint64_t size;

@@ -13,7 +13,7 @@ Units units_named(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); i++) {
     if (name == kNames[i]) return static_cast<Units>(i);
   }
-  throw ConfigError("there is no choice of units '{}'; choose one of root, apart, head-with-norm", printable(std::string(name)));
+  throw ConfigError("there is no choice of units '{}'; choose one of root, apart, head-with-norm", printable(name));
 }
 
 void shard_ends(models::LlamaForCausalLM& model, const ShardOptions& options, Units units) {

@@ -36,11 +36,6 @@ Renames with_norms(Renames renames) {
   return renames;
 }
 
-const BertConfig& checked(const BertConfig& config) {
-  expect_sense(config);
-  return config;
-}
-
 }  // namespace
 
 BertEmbeddingsImpl::BertEmbeddingsImpl(const BertConfig& config)
@@ -135,7 +130,7 @@ at::Tensor BertPoolerImpl::forward(const at::Tensor& states) {
 }
 
 BertModelImpl::BertModelImpl(const BertConfig& config)
-    : embeddings(register_module("embeddings", BertEmbeddings(checked(config)))),
+    : embeddings(register_module("embeddings", BertEmbeddings(expect_sense(config)))),
       encoder(register_module("encoder", BertEncoder(config))),
       pooler(register_module("pooler", BertPooler(config))) {}
 

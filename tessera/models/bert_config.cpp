@@ -58,11 +58,7 @@ BertConfig BertConfig::read(const std::filesystem::path& folder) {
   file.read("num_labels", config.num_labels);
   if (const auto labels = file.json.find("id2label"); labels != file.json.end() && labels->is_object())
     config.num_labels = static_cast<int64_t>(labels->size());
-  try {
-    expect_sense(config);
-  } catch (const ConfigError& error) {
-    throw ConfigError("{}: {}", file.path, error.what());
-  }
+  file.expect_sensible(config);
   return config;
 }
 
@@ -78,7 +74,7 @@ void BertConfig::write(const std::filesystem::path& folder) const {
   ConfigFile::write(folder, json);
 }
 
-void expect_sense(const BertConfig& config) {
+const BertConfig& expect_sense(const BertConfig& config) {
   const auto expect = [](bool holds, const char* key, auto value, const char* rule) {
     if (!holds) throw ConfigError("{} of {} makes no BERT: it must be {}", key, value, rule);
   };
@@ -94,6 +90,7 @@ void expect_sense(const BertConfig& config) {
   expect(classifier >= 0 && classifier < 1, "classifier_dropout", classifier, "at least 0 and below 1");
   const auto pad = config.pad_token_id.value_or(0);
   expect(pad >= 0 && pad < config.vocab_size, "pad_token_id", pad, "a token of the vocabulary");
+  return config;
 }
 
 }  // namespace tessera::models

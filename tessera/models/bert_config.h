@@ -42,7 +42,7 @@ struct BertConfig {
   bool operator==(const BertConfig&) const = default;
 };
 
-/// Throws ConfigError, which names the key, for sizes and probabilities that make no model.
-void expect_sense(const BertConfig& config);
+/// Returns the configuration. Throws ConfigError, which names the key, for sizes and probabilities that make no model.
+const BertConfig& expect_sense(const BertConfig& config);
 
 }  // namespace tessera::models

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <span>
 #include <string>
 #include <type_traits>
 
@@ -79,6 +78,11 @@ struct ConfigFile {
   void expect(const std::string& key, const Json& value, const std::string& models) const {
     const auto found = json.find(key);
     if (found != json.end() && *found != value) refuse(key, fmt::format("{} knows only {}", models, value.dump()));
+  }
+
+  /// Throws what expect_sense() throws, with the file in front.
+  void expect_sensible(const auto& config) const try { expect_sense(config); } catch (const ConfigError& error) {
+    throw ConfigError("{}: {}", path, error.what());
   }
 
   static void write(const std::filesystem::path& folder, const Json& json) {

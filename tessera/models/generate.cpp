@@ -6,17 +6,16 @@
 #include <algorithm>
 
 #include "tessera/base/error.h"
+#include "tessera/base/no_copy.h"
 
 namespace tessera::models {
 namespace {
 
 /// Puts a model into evaluation mode, and back into its former mode in any case.
-class Evaluation {
+class Evaluation : NoCopy {
  public:
   explicit Evaluation(torch::nn::Module& model) : model_(model), training_(model.is_training()) { model_.eval(); }
   ~Evaluation() { model_.train(training_); }
-  Evaluation(const Evaluation&) = delete;
-  Evaluation& operator=(const Evaluation&) = delete;
 
  private:
   torch::nn::Module& model_;

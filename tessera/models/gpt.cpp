@@ -6,18 +6,6 @@
 
 namespace tessera::models {
 
-GptBlockImpl::GptBlockImpl(int64_t width, int64_t heads)
-    : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-      norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})))),
-      attention(register_module("attention", nn::SelfAttention(nn::SelfAttentionOptions{.width = width, .heads = heads}))),
-      up(register_module("up", torch::nn::Linear(width, 4 * width))),
-      down(register_module("down", torch::nn::Linear(4 * width, width))) {}
-
-at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const auto attended = x + attention(norm1(x));
-  return attended + nn::linear(down, at::gelu(nn::linear(up, norm2(attended))));
-}
-
 GptImpl::GptImpl(const GptOptions& options)
     : tokens(register_module("tokens", torch::nn::Embedding(options.vocabulary, options.width))),
       positions(register_module("positions", torch::nn::Embedding(options.longest, options.width))),

@@ -4,12 +4,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/embedding.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include "tessera/nn/attention.h"
-#include "tessera/shard/call.h"
 
 namespace tessera::models {
 
@@ -21,13 +18,8 @@ struct GptOptions {
   int64_t longest = 256;  // maximum number of tokens in a sequence
 };
 
-struct GptBlockImpl : torch::nn::Module {
-  GptBlockImpl(int64_t width, int64_t heads);
-  at::Tensor forward(const at::Tensor& x);
-
-  Called<torch::nn::LayerNorm> norm1{nullptr}, norm2{nullptr};
-  Called<nn::SelfAttention> attention{nullptr};
-  torch::nn::Linear up{nullptr}, down{nullptr};
+struct GptBlockImpl : nn::PreNormLayer {
+  GptBlockImpl(int64_t width, int64_t heads) : PreNormLayer({.width = width, .heads = heads}, /*eps=*/1e-5) {}
 };
 TORCH_MODULE(GptBlock);
 

@@ -31,11 +31,6 @@ torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
   return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
 }
 
-const LlamaConfig& checked(const LlamaConfig& config) {
-  expect_sense(config);
-  return config;
-}
-
 /// Returns what is added to scores: 0 for the keys that the queries at these places see, -inf for others: {1 or batch, 1, queries, keys}.
 /// `documents`: the document of each token, or undefined.
 at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
@@ -137,7 +132,7 @@ at::Tensor LlamaDecoderLayerImpl::forward(const at::Tensor& states, const std::s
 }
 
 LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
-    : config(checked(config)),
+    : config(expect_sense(config)),
       embed_tokens(register_module("embed_tokens", torch::nn::Embedding(embedding_options(config)))),
       layers(register_module("layers", torch::nn::ModuleList())),
       norm(register_module("norm", make_norm(config.hidden_size, config))) {

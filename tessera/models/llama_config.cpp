@@ -56,6 +56,14 @@ void each_plain(auto& config, const auto& visit) {
   visit("tie_word_embeddings", config.tie_word_embeddings);
 }
 
+/// Calls visit(key, member) for the members of a scaling.
+void each_of_scaling(auto& scaling, const auto& visit) {
+  visit("factor", scaling.factor);
+  visit("low_freq_factor", scaling.low_freq_factor);
+  visit("high_freq_factor", scaling.high_freq_factor);
+  visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
+}
+
 /// The keys of rope_parameters, or of rope_scaling beside a rope_theta.
 void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions& rope) {
   const auto* found = file.find(key);
@@ -70,13 +78,10 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
   if (type == "linear") {
     inner.read("factor", rope.factor);
   } else if (type == "llama3") {
-    auto& scaling = rope.llama3.emplace();
-    for (const auto* needed : {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      if (inner.find(needed) == nullptr) inner.refuse(needed, "llama3 needs it");
-    inner.read("factor", scaling.factor);
-    inner.read("low_freq_factor", scaling.low_freq_factor);
-    inner.read("high_freq_factor", scaling.high_freq_factor);
-    inner.read("original_max_position_embeddings", scaling.original_max_position_embeddings);
+    each_of_scaling(rope.llama3.emplace(), [&](const char* key, auto& member) {
+      if (inner.find(key) == nullptr) inner.refuse(key, "llama3 needs it");
+      inner.read(key, member);
+    });
   } else if (type != "default") {
     inner.refuse(inner.json.contains("rope_type") ? "rope_type" : "type", "choose default, linear or llama3");
   }
@@ -173,11 +178,7 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   read_rope(file, "rope_parameters", config.rope);
   read_layers(file, *family, config);
   read_tokens(file, config);
-  try {
-    expect_sense(config);
-  } catch (const ConfigError&) {
-    std::rethrow_exception(with_context(file.path.string() + ": "));
-  }
+  file.expect_sensible(config);
   return config;
 }
 
@@ -191,11 +192,8 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   if (rope.partial_rotary_factor != 1) json["partial_rotary_factor"] = rope.partial_rotary_factor;
   json["rope_scaling"] = nullptr;
   if (rope.llama3) {
-    json["rope_scaling"] = {{"rope_type", "llama3"},
-                            {"factor", rope.llama3->factor},
-                            {"low_freq_factor", rope.llama3->low_freq_factor},
-                            {"high_freq_factor", rope.llama3->high_freq_factor},
-                            {"original_max_position_embeddings", rope.llama3->original_max_position_embeddings}};
+    json["rope_scaling"] = {{"rope_type", "llama3"}};
+    each_of_scaling(*rope.llama3, [&](const char* key, auto member) { json["rope_scaling"][key] = member; });
   } else if (rope.factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", rope.factor}};
   }
@@ -212,9 +210,9 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
   ConfigFile::write(folder, json);
 }
 
-void expect_sense(const LlamaConfig& config) {
+const LlamaConfig& expect_sense(const LlamaConfig& config) {
   const auto expect = [](bool holds, const char* key, const auto& value, const std::string& rule) {
-    if (!holds) throw ConfigError("{} of {} makes no {}: it must be {}", key, value, "Llama", rule);
+    if (!holds) throw ConfigError("{} of {} makes no Llama: it must be {}", key, value, rule);
   };
   expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
   each_plain(config, [&](const char* key, auto value) {
@@ -251,6 +249,7 @@ void expect_sense(const LlamaConfig& config) {
   auto tokens = config.eos_token_ids;
   for (const auto& token : {config.bos_token_id, config.pad_token_id}) tokens.push_back(token.value_or(0));
   for (const auto token : tokens) expect(token >= 0 && token < config.vocab_size, "a special token", token, "a token of the vocabulary");
+  return config;
 }
 
 }  // namespace tessera::models

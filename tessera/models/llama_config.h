@@ -54,7 +54,7 @@ struct LlamaConfig {
   bool operator==(const LlamaConfig&) const = default;
 };
 
-/// Throws ConfigError, which names the key, for sizes that make no model.
-void expect_sense(const LlamaConfig& config);
+/// Returns the configuration. Throws ConfigError, which names the key, for sizes that make no model.
+const LlamaConfig& expect_sense(const LlamaConfig& config);
 
 }  // namespace tessera::models

@@ -12,8 +12,6 @@ namespace {
 constexpr double kEpsilon = 1e-6;
 constexpr double kDeviation = 0.02;  // of embeddings at first
 
-torch::nn::LayerNorm norm_of(int64_t width) { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({width}).eps(kEpsilon)); }
-
 int64_t patches_of(const VitOptions& options) {
   if (options.patch < 1 || options.image < options.patch || options.image % options.patch != 0) {
     throw UsageError("Vit: an image of {0} by {0} can't be cut into patches of {1} by {1}", options.image, options.patch);
@@ -24,23 +22,15 @@ int64_t patches_of(const VitOptions& options) {
 
 }  // namespace
 
-VitBlockImpl::VitBlockImpl(int64_t width, int64_t heads)
-    : norm1(register_module("norm1", norm_of(width))),
-      norm2(register_module("norm2", norm_of(width))),
-      attention(register_module("attention", nn::SelfAttention(nn::SelfAttentionOptions{.width = width, .heads = heads, .causal = false}))),
-      up(register_module("up", torch::nn::Linear(width, 4 * width))),
-      down(register_module("down", torch::nn::Linear(4 * width, width))) {}
-
-at::Tensor VitBlockImpl::forward(const at::Tensor& x) {
-  const auto attended = x + attention(norm1(x));
-  return attended + nn::linear(down, at::gelu(nn::linear(up, norm2(attended))));
-}
+VitBlockImpl::VitBlockImpl(int64_t width, int64_t heads) : PreNormLayer({.width = width, .heads = heads, .causal = false}, kEpsilon) {}
 
 VitImpl::VitImpl(const VitOptions& options)
-    : patches(register_module("patches", torch::nn::Conv2d(torch::nn::Conv2dOptions(options.channels, options.width, options.patch).stride(options.patch)))),
+    : patches(register_module(
+          "patches", torch::nn::Conv2d(torch::nn::Conv2dOptions(options.channels, options.width, options.patch).stride(options.patch)))),
       token(register_parameter("token", at::zeros({1, 1, options.width}))),
-      positions(register_parameter("positions", torch::nn::init::normal_(at::empty({1, 1 + patches_of(options), options.width}), 0, kDeviation))),
-      norm(register_module("norm", norm_of(options.width))),
+      positions(
+          register_parameter("positions", torch::nn::init::normal_(at::empty({1, 1 + patches_of(options), options.width}), 0, kDeviation))),
+      norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width}).eps(kEpsilon)))),
       head(register_module("head", torch::nn::Linear(options.width, options.classes))) {
   for (int64_t i = 0; i < options.layers; i++) blocks->push_back(VitBlock(options.width, options.heads));
   register_module("blocks", blocks);

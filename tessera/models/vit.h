@@ -4,12 +4,9 @@
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include "tessera/nn/attention.h"
-#include "tessera/shard/call.h"
 
 namespace tessera::models {
 
@@ -27,13 +24,8 @@ struct VitOptions {
   static VitOptions of_60b() { return {.patch = 14, .width = 10240, .layers = 48, .heads = 32}; }
 };
 
-struct VitBlockImpl : torch::nn::Module {
+struct VitBlockImpl : nn::PreNormLayer {
   VitBlockImpl(int64_t width, int64_t heads);
-  at::Tensor forward(const at::Tensor& x);
-
-  Called<torch::nn::LayerNorm> norm1{nullptr}, norm2{nullptr};
-  Called<nn::SelfAttention> attention{nullptr};
-  torch::nn::Linear up{nullptr}, down{nullptr};
 };
 TORCH_MODULE(VitBlock);
 

@@ -1,12 +1,9 @@
 #include "tessera/nn/attention.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 
 #include "tessera/base/error.h"
 #include "tessera/base/wide_products.h"
@@ -48,25 +45,24 @@ at::Tensor by_document(const at::Tensor& queries, const at::Tensor& keys, const 
 }
 
 void expect_fit(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {
-  const auto refuse = [](const std::string& what) { throw UsageError("grouped_attention: " + what); };
   const bool fits = queries.dim() == 4 && keys.dim() == 4 && keys.sizes() == values.sizes() && keys.size(0) == queries.size(0) &&
                     keys.size(1) > 0 && queries.size(1) % keys.size(1) == 0 && keys.size(3) == queries.size(3);
   if (!fits)
-    refuse(fmt::format("queries of [{}], keys of [{}] and values of [{}] don't belong together", fmt::join(queries.sizes(), ", "),
-                       fmt::join(keys.sizes(), ", "), fmt::join(values.sizes(), ", ")));
+    throw UsageError("grouped_attention: queries of [{}], keys of [{}] and values of [{}] don't belong together", joined(queries.sizes()),
+                     joined(keys.sizes()), joined(values.sizes()));
   const auto* const documents = options.documents;
   if (options.mask.defined() && (options.causal || documents != nullptr))
-    refuse(fmt::format("a mask says alone what queries see, so {} beside it has no place; put it into the mask",
-                       documents != nullptr ? "documents" : "causal"));
+    throw UsageError("grouped_attention: a mask says alone what queries see, so {} beside it has no place; put it into the mask",
+                     documents != nullptr ? "documents" : "causal");
   if (documents == nullptr) return;
   if (std::ssize(*documents) != queries.size(0))
-    refuse(fmt::format("documents of {} rows for a batch of {}", documents->size(), queries.size(0)));
+    throw UsageError("grouped_attention: documents of {} rows for a batch of {}", documents->size(), queries.size(0));
   for (size_t row = 0; row < documents->size(); row++) {
     const auto& lengths = (*documents)[row];
     const auto all = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
     if (all != queries.size(2) || all != keys.size(2) || std::ranges::any_of(lengths, [](int64_t length) { return length < 0; }))
-      refuse(fmt::format("row {} has documents of {} tokens, for {} queries and {} keys", row, fmt::join(lengths, " + "), queries.size(2),
-                         keys.size(2)));
+      throw UsageError("grouped_attention: row {} has documents of {} tokens, for {} queries and {} keys", row, joined(lengths, " + "),
+                       queries.size(2), keys.size(2));
   }
 }
 
@@ -86,6 +82,18 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& x) {
       linear(qkv, x).view({batch, length, 3, options.heads, options.width / options.heads}).permute({2, 0, 3, 1, 4}).unbind();
   const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, /*dropout_p=*/0.0, options.causal);
   return linear(out, mixed.transpose(1, 2).reshape({batch, length, options.width}));
+}
+
+PreNormLayer::PreNormLayer(const SelfAttentionOptions& options, double eps)
+    : norm1(register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width}).eps(eps)))),
+      norm2(register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width}).eps(eps)))),
+      attention(register_module("attention", SelfAttention(options))),
+      up(register_module("up", torch::nn::Linear(options.width, 4 * options.width))),
+      down(register_module("down", torch::nn::Linear(4 * options.width, options.width))) {}
+
+at::Tensor PreNormLayer::forward(const at::Tensor& x) {
+  const auto attended = x + attention(norm1(x));
+  return attended + linear(down, at::gelu(linear(up, norm2(attended))));
 }
 
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, const GroupedAttention& options) {

@@ -1,13 +1,16 @@
-// Attention by libtorch's fused kernels: a layer in which all heads have keys and values of their own, and a function in which heads share
+// Attention by libtorch's fused kernels: layers in which all heads have keys and values of their own, and a function in which heads share
 // them.
 #pragma once
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 #include <vector>
+
+#include "tessera/shard/call.h"
 
 namespace tessera::nn {
 
@@ -27,6 +30,16 @@ struct SelfAttentionImpl : torch::nn::Module {
   torch::nn::Linear qkv{nullptr}, out{nullptr};
 };
 TORCH_MODULE(SelfAttention);
+
+/// A layer of a transformer: attention, and then a perceptron, each behind a norm and added to what it gets.
+struct PreNormLayer : torch::nn::Module {
+  PreNormLayer(const SelfAttentionOptions& options, double eps);
+  at::Tensor forward(const at::Tensor& x);
+
+  Called<torch::nn::LayerNorm> norm1{nullptr}, norm2{nullptr};
+  Called<SelfAttention> attention{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
 
 struct GroupedAttention {
   at::Tensor mask = {};  // added to scores: {1 or batch, 1, queries, keys}, 0 where a query sees a key and -inf where not

@@ -259,8 +259,7 @@ void choose_training(Module& model) {
   for (const auto& [layer, adapted] : layers) {
     for (const auto& parameters : {adapted->a, adapted->b, adapted->magnitudes}) {
       if (!parameters) continue;
-      for (auto& [name, tensor] : parameters->tensors)
-        set_training(tensor, std::ranges::find(adapted->active, name) != adapted->active.end());
+      for (auto& [name, tensor] : parameters->tensors) set_training(tensor, std::ranges::count(adapted->active, name) > 0);
     }
     const auto trains_bias = [&](const std::string& name) { return adapted->adapters.at(name).options.bias == Bias::LoraOnly; };
     if (layer.bias.defined() && std::ranges::any_of(adapted->active, trains_bias)) set_training(layer.bias, true);
@@ -272,6 +271,10 @@ std::vector<std::pair<Target, std::shared_ptr<LayerAdapters>>> with_adapter(cons
   std::erase_if(all, [&](const auto& each) { return !each.second->adapters.contains(adapter); });
   if (all.empty()) throw UsageError("lora: the model has no adapter '{}'; it has: {}", adapter, joined(adapters(model)));
   return all;
+}
+
+void add_once(std::vector<std::string>& names, const std::string& name) {
+  if (std::ranges::find(names, name) == names.end()) names.push_back(name);
 }
 
 void activate(Module& model, const std::vector<std::string>& names) {
@@ -402,9 +405,7 @@ void reset_magnitudes(ModuleRef model, const std::string& adapter) {
 std::vector<std::string> adapters(ConstModuleRef model) {
   std::vector<std::string> names;
   for (const auto& [layer, adapted] : adapted_in(*model)) {
-    for (const auto& [name, adapter] : adapted->adapters) {
-      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-    }
+    for (const auto& [name, adapter] : adapted->adapters) add_once(names, name);
   }
   return names;
 }
@@ -412,18 +413,15 @@ std::vector<std::string> adapters(ConstModuleRef model) {
 std::vector<std::string> active_adapters(ConstModuleRef model) {
   std::vector<std::string> names;
   for (const auto& [layer, adapted] : adapted_in(*model)) {
-    for (const auto& name : adapted->active) {
-      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
-    }
+    for (const auto& name : adapted->active) add_once(names, name);
   }
   return names;
 }
 
 void set_adapters(ModuleRef model, const std::vector<std::string>& names) {
-  for (size_t i = 0; i < names.size(); i++) {
-    with_adapter(*model, names[i]);
-    if (std::find(names.begin(), names.begin() + static_cast<ptrdiff_t>(i), names[i]) != names.begin() + static_cast<ptrdiff_t>(i))
-      throw UsageError("lora: adapter '{}' is named twice, and would count twice", names[i]);
+  for (const auto& name : names) {
+    with_adapter(*model, name);
+    if (std::ranges::count(names, name) > 1) throw UsageError("lora: adapter '{}' is named twice, and would count twice", name);
   }
   expect_unmerged(model);
   activate(*model, names);
@@ -445,15 +443,16 @@ void merge(ModuleRef model) {
   const auto layers = adapted_in(*model);
   const auto all_layers = layers_in(*model);
   for (const auto& [layer, adapted] : layers) {
+    if (adapted->active.empty()) continue;
     const auto same = std::ranges::find_if(
         all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
-    if (!adapted->active.empty() && same != all_layers.end())
+    if (same != all_layers.end())
       throw UsageError("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would", layer.name,
                        same->name);
-    if (const auto* form = adapted->active.empty() ? nullptr : held_form(layer.weight))
+    if (const auto* form = held_form(layer.weight))
       throw UsageError("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of",
                        layer.name, form->name);
-    if (layer.groups > 1 && !adapted->active.empty())
+    if (layer.groups > 1)
       throw UsageError("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name);
     const auto is_dora = [&](const std::string& name) { return adapted->adapters.at(name).options.use_dora; };
     if (adapted->active.size() > 1 && std::ranges::any_of(adapted->active, is_dora))
@@ -486,16 +485,12 @@ std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter) {
   std::vector<Layer> result;
   for (const auto& [layer, adapted] : with_adapter(*model, adapter)) {
     const auto& own = adapted->adapters.at(adapter);
-    auto& made =
-        result.emplace_back(Layer{.name = layer.name, .names = {}, .has_bias = layer.bias.defined()});
-    const auto add = [&](const std::string& kind, bool nested) {
-      const auto suffix = nested ? ".weight" : "";
-      made.names[kind + (kind == "lora_magnitude_vector" ? "" : suffix)] = fmt::format("{}.{}.{}{}", layer.name, kind, adapter, suffix);
-    };
+    auto& made = result.emplace_back(Layer{.name = layer.name, .names = {}, .has_bias = layer.bias.defined()});
     const bool nested = adapted->a->nested;
-    add(nested ? "lora_A" : "lora_embedding_A", nested);
-    add(nested ? "lora_B" : "lora_embedding_B", nested);
-    if (own.options.use_dora) add("lora_magnitude_vector", true);
+    const std::string kinds = nested ? "lora_" : "lora_embedding_", suffix = nested ? ".weight" : "";
+    for (const auto& kind : {kinds + "A", kinds + "B"})
+      made.names[kind + suffix] = fmt::format("{}.{}.{}{}", layer.name, kind, adapter, suffix);
+    if (own.options.use_dora) made.names["lora_magnitude_vector"] = fmt::format("{}.lora_magnitude_vector.{}.weight", layer.name, adapter);
   }
   return result;
 }

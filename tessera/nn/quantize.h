@@ -1,11 +1,33 @@
 // Holds frozen weights in few bits, as the base of QLoRA.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+
 #include "tessera/base/module_ref.h"
 #include "tessera/nn/layer_choice.h"
-#include "tessera/nn/quantize_forms.h"
 
 namespace tessera::nn {
+
+/// How weights are held: blocks of values with a scale. NF4 has the bits of bitsandbytes.
+enum class Quantization {
+  Nf4,        // 4 bits for the quantiles of a normal distribution, blocks of 64, and their scales in 8 bits in blocks of 256
+  Nf4Single,  // the same with scales in float32 ("single" quantisation)
+  Int8,       // blocks of 64
+  Fp8,        // e4m3, blocks of 64
+};
+std::string_view name_of(Quantization quantization);
+/// Throws UsageError, with the names that there are.
+Quantization quantization_named(std::string_view name);
+
+/// The bytes that a weight of `numel` values takes.
+int64_t held_bytes(Quantization quantization, int64_t numel);
+
+/// Encodes all values of a weight, flat, as [blocks, bytes], and decodes them.
+at::Tensor quantized(Quantization quantization, const at::Tensor& values);
+at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype);
 
 struct QuantizeOptions {
   Quantization quantization = Quantization::Nf4;

@@ -1,5 +1,4 @@
-#include "tessera/nn/quantize_forms.h"
-
+// The forms in which weights are held in few bits: encoding and decoding.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -13,22 +12,26 @@
 
 #include "tessera/base/dynamic_code.h"
 #include "tessera/base/error.h"
-#include "tessera/nn/quantize_kernels.h"
+#include "tessera/nn/quantize.h"
+#include "tessera/nn/row_kernels.h"
 
 namespace tessera::nn {
 namespace {
 
-/// A form is a sequence of blocks, each of which has all that its values need. Values that the last block lacks count as 0.
+using ByteValues = std::array<float, 256>;
+
+/// A form is a sequence of blocks: codes, and behind them what the scales of each 64 values are made of. Values that the last block lacks
+/// count as 0.
 struct Form {
   std::string_view name;
   int64_t values;  // of a block
   int64_t bytes;
   void (*encode)(const at::Tensor& values, const at::Tensor& held);
-  /// `scales`: room for one scale for each 64 values of a block.
-  void (*decode)(const uint8_t* block, int64_t count, float* scales, float* values);
-  void (*decode_bfloats)(const uint8_t* block, int64_t count, float* scales, uint16_t* values);
-  /// The values of all blocks and the scales of each 64 of them, by operators, for devices.
-  std::pair<at::Tensor, at::Tensor> (*decode_by_operators)(const at::Tensor& held);
+  const ByteValues& (*of_byte)();  // what a byte stands for; null for NF4, which has two values in one
+  bool nests;                      // whether scales are in 8 bits, with a scale and a mean of their own, or floats
+
+  int64_t codes() const { return of_byte == nullptr ? values / 2 : values; }
+  int64_t scales() const { return values / kQuantBlock; }
 };
 
 constexpr int64_t kNested = DynamicCode::kBlock;            // scales that share a scale
@@ -78,18 +81,6 @@ void encode_nf4(const at::Tensor& values, const at::Tensor& held) {
   });
 }
 
-template <class Out>
-void decode_nf4(const uint8_t* block, int64_t count, float* scales, Out* values) {
-  const auto& code = DynamicCode::of_signed();
-  const auto *const codes = block + kNf4Codes, *const behind = codes + kNested;
-  const float nested = float_at(behind), mean = float_at(behind + 4);
-  for (int64_t i = 0; i * kQuantBlock < count; i++) {
-    const float difference = code.value(codes[i]) * nested;
-    scales[i] = difference + mean;
-  }
-  nf4_values(block, scales, count, values);
-}
-
 void encode_nf4_single(const at::Tensor& values, const at::Tensor& held) {
   const auto* const from = values.const_data_ptr<float>();
   auto* const to = held.mutable_data_ptr<uint8_t>();
@@ -99,12 +90,6 @@ void encode_nf4_single(const at::Tensor& values, const at::Tensor& held) {
     nf4_codes(from + begin, count, scale, bytes);
     put(scale, bytes + kQuantBlock / 2);
   });
-}
-
-template <class Out>
-void decode_nf4_single(const uint8_t* block, int64_t count, float* scales, Out* values) {
-  scales[0] = float_at(block + kQuantBlock / 2);
-  nf4_values(block, scales, count, values);
 }
 
 /// Encodes blocks of a byte for each value, followed by a scale for each 64. `code` gets values divided by the scale, at most `most`.
@@ -136,29 +121,43 @@ void encode_fp8(const at::Tensor& values, const at::Tensor& held) {
 }
 
 template <class Of>
-std::array<float, 256> values_of_bytes(const Of& of) {
-  std::array<float, 256> values = {};
+ByteValues values_of_bytes(const Of& of) {
+  ByteValues values = {};
   for (size_t byte = 0; byte < values.size(); byte++) values[byte] = of(static_cast<uint8_t>(byte));
   return values;
 }
 
-template <class Out>
-void decode_int8(const uint8_t* block, int64_t count, float* scales, Out* values) {
-  static const auto of_code = values_of_bytes([](uint8_t byte) { return static_cast<float>(static_cast<int8_t>(byte)); });
-  scales[0] = float_at(block + kQuantBlock);
-  byte_values(block, of_code.data(), scales, count, values);
+const ByteValues& int8_values() {
+  static const auto values = values_of_bytes([](uint8_t byte) { return static_cast<float>(static_cast<int8_t>(byte)); });
+  return values;
 }
 
-const std::array<float, 256>& fp8_values() {
-  static const auto of_code =
+const ByteValues& fp8_values() {
+  static const auto values =
       values_of_bytes([](uint8_t byte) { return static_cast<float>(c10::Float8_e4m3fn(byte, c10::Float8_e4m3fn::from_bits())); });
-  return of_code;
+  return values;
 }
 
-template <class Out>
-void decode_fp8(const uint8_t* block, int64_t count, float* scales, Out* values) {
-  for (int64_t i = 0; i * kQuantBlock < count; i++) scales[i] = float_at(block + kFp8Values + i * 4);
-  byte_values(block, fp8_values().data(), scales, count, values);
+constexpr Form kForms[] = {
+    {"nf4", kNf4Values, kNf4Bytes, encode_nf4, nullptr, true},
+    {"nf4_single", kQuantBlock, kQuantBlock / 2 + 4, encode_nf4_single, nullptr, false},
+    {"int8", kQuantBlock, kQuantBlock + 4, encode_int8, int8_values, false},
+    {"fp8", kFp8Values, kFp8Values + 8, encode_fp8, fp8_values, false},
+};
+
+/// Finds the scales of a block for its first `count` values.
+void scales_of(const Form& form, const uint8_t* block, int64_t count, float* scales) {
+  const auto* const behind_codes = block + form.codes();
+  if (!form.nests) {
+    std::memcpy(scales, behind_codes, static_cast<size_t>(form.scales()) * sizeof(float));
+    return;
+  }
+  const auto& code = DynamicCode::of_signed();
+  const float nested = float_at(behind_codes + kNested), mean = float_at(behind_codes + kNested + 4);
+  for (int64_t i = 0; i * kQuantBlock < count; i++) {
+    const float difference = code.value(behind_codes[i]) * nested;
+    scales[i] = difference + mean;
+  }
 }
 
 at::Tensor looked_up(std::span<const float> table, const at::Tensor& codes) {
@@ -171,37 +170,22 @@ at::Tensor last_floats(const at::Tensor& held, int64_t count) {
   return held.narrow(1, held.size(1) - 4 * count, 4 * count).contiguous().view(at::kFloat);
 }
 
-at::Tensor nf4_by_operators(const at::Tensor& codes) {
-  return looked_up(kNf4, at::stack({codes.bitwise_right_shift(4), codes.bitwise_and(15)}, -1));
+/// The values of all blocks before they are scaled, by operators, for devices.
+at::Tensor unscaled(const Form& form, const at::Tensor& held) {
+  const auto codes = held.narrow(1, 0, form.codes());
+  if (form.of_byte == nullptr) return looked_up(kNf4, at::stack({codes.bitwise_right_shift(4), codes.bitwise_and(15)}, -1));
+  return form.of_byte == int8_values ? codes.contiguous().view(at::kChar) : looked_up(form.of_byte(), codes);
 }
 
-std::pair<at::Tensor, at::Tensor> nf4_pieces(const at::Tensor& held) {
+at::Tensor scales_by_operators(const Form& form, const at::Tensor& held) {
+  if (!form.nests) return last_floats(held, form.scales());
   const auto nested_and_mean = last_floats(held, 2);
-  const auto scales = looked_up(DynamicCode::of_signed().values(), held.narrow(1, kNf4Codes, kNested));
-  return {nf4_by_operators(held.narrow(1, 0, kNf4Codes)), scales * nested_and_mean.narrow(1, 0, 1) + nested_and_mean.narrow(1, 1, 1)};
+  const auto scales = looked_up(DynamicCode::of_signed().values(), held.narrow(1, form.codes(), kNested));
+  return scales * nested_and_mean.narrow(1, 0, 1) + nested_and_mean.narrow(1, 1, 1);
 }
 
-std::pair<at::Tensor, at::Tensor> nf4_single_pieces(const at::Tensor& held) {
-  return {nf4_by_operators(held.narrow(1, 0, kQuantBlock / 2)), last_floats(held, 1)};
-}
-
-std::pair<at::Tensor, at::Tensor> int8_pieces(const at::Tensor& held) {
-  return {held.narrow(1, 0, kQuantBlock).contiguous().view(at::kChar), last_floats(held, 1)};
-}
-
-std::pair<at::Tensor, at::Tensor> fp8_pieces(const at::Tensor& held) {
-  return {looked_up(fp8_values(), held.narrow(1, 0, kFp8Values)), last_floats(held, kFp8Values / kQuantBlock)};
-}
-
-constexpr Form kForms[] = {
-    {"nf4", kNf4Values, kNf4Bytes, encode_nf4, decode_nf4<float>, decode_nf4<uint16_t>, nf4_pieces},
-    {"nf4_single", kQuantBlock, kQuantBlock / 2 + 4, encode_nf4_single, decode_nf4_single<float>, decode_nf4_single<uint16_t>,
-     nf4_single_pieces},
-    {"int8", kQuantBlock, kQuantBlock + 4, encode_int8, decode_int8<float>, decode_int8<uint16_t>, int8_pieces},
-    {"fp8", kFp8Values, kFp8Values + 8, encode_fp8, decode_fp8<float>, decode_fp8<uint16_t>, fp8_pieces},
-};
-
-const Form& form_of(int64_t quantization) {
+template <class Number>
+const Form& form_of(Number quantization) {
   return kForms[static_cast<size_t>(quantization)];
 }
 
@@ -229,13 +213,16 @@ at::Tensor decode_on_cpu(const at::Tensor& held, int64_t quantization, at::IntAr
   const auto values = at::empty(sizes, is_bfloat ? dtype : at::kFloat);
   const auto rows = held.contiguous();
   const auto* const bytes = rows.const_data_ptr<uint8_t>();
-  auto* const floats = is_bfloat ? nullptr : values.mutable_data_ptr<float>();
-  auto* const bfloats = is_bfloat ? reinterpret_cast<uint16_t*>(values.mutable_data_ptr<at::BFloat16>()) : nullptr;
-  for_blocks(values.numel(), form.values, [&](int64_t block, int64_t begin, int64_t count) {
-    float scales[kNested];
-    const auto* const from = bytes + block * form.bytes;
-    is_bfloat ? form.decode_bfloats(from, count, scales, bfloats + begin) : form.decode(from, count, scales, floats + begin);
-  });
+  const auto* const of_byte = form.of_byte == nullptr ? nullptr : form.of_byte().data();
+  const auto decode = [&](auto* to) {
+    for_blocks(values.numel(), form.values, [&](int64_t block, int64_t begin, int64_t count) {
+      float scales[kNested];
+      const auto* const from = bytes + block * form.bytes;
+      scales_of(form, from, count, scales);
+      of_byte == nullptr ? nf4_values(from, scales, count, to + begin) : byte_values(from, of_byte, scales, count, to + begin);
+    });
+  };
+  is_bfloat ? decode(reinterpret_cast<uint16_t*>(values.mutable_data_ptr<at::BFloat16>())) : decode(values.mutable_data_ptr<float>());
   return values.to(dtype);
 }
 
@@ -244,8 +231,8 @@ at::Tensor encode_on_host(const at::Tensor& values, int64_t quantization) {
 }
 
 at::Tensor decode_by_operators(const at::Tensor& held, int64_t quantization, at::IntArrayRef sizes, at::ScalarType dtype) {
-  const auto [values, scales] = form_of(quantization).decode_by_operators(held);
-  const auto scaled = values.reshape({-1, kQuantBlock}) * scales.reshape({-1, 1});
+  const auto& form = form_of(quantization);
+  const auto scaled = unscaled(form, held).reshape({-1, kQuantBlock}) * scales_by_operators(form, held).reshape({-1, 1});
   return scaled.view({-1}).narrow(0, 0, c10::multiply_integers(sizes)).view(sizes).to(dtype);
 }
 
@@ -268,7 +255,7 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
 }  // namespace
 
 std::string_view name_of(Quantization quantization) {
-  return kForms[static_cast<size_t>(quantization)].name;
+  return form_of(quantization).name;
 }
 
 Quantization quantization_named(std::string_view name) {
@@ -281,7 +268,7 @@ Quantization quantization_named(std::string_view name) {
 }
 
 int64_t held_bytes(Quantization quantization, int64_t numel) {
-  const auto sizes = held_sizes(form_of(static_cast<int64_t>(quantization)), numel);
+  const auto sizes = held_sizes(form_of(quantization), numel);
   return sizes[0] * sizes[1];
 }
 
@@ -291,7 +278,7 @@ at::Tensor quantized(Quantization quantization, const at::Tensor& values) {
 }
 
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype) {
-  const auto expected = held_sizes(form_of(static_cast<int64_t>(quantization)), c10::multiply_integers(sizes));
+  const auto expected = held_sizes(form_of(quantization), c10::multiply_integers(sizes));
   if (held.sizes() != expected || held.scalar_type() != at::kByte) {
     throw UsageError(
         "a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "

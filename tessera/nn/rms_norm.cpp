@@ -11,7 +11,7 @@
 #include <ostream>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/rms_norm_kernels.h"
+#include "tessera/nn/row_kernels.h"
 
 namespace tessera::nn {
 namespace {
@@ -91,30 +91,22 @@ Two backward_on_cpu(const at::Tensor& grad, const at::Tensor& x, const at::Tenso
   return {grad_x, sums.sum(0).to(weight.scalar_type())};
 }
 
-Two call_forward(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::rms_norm", "").typed<decltype(forward_of)>();
-  return op.call(x, weight, eps);
-}
-
-Two call_backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& r) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::rms_norm_backward", "").typed<decltype(backward_of)>();
-  return op.call(grad, x, weight, r);
-}
-
 struct RmsNormalize : torch::autograd::Function<RmsNormalize> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& weight, double eps) {
-    auto [y, r] = call_forward(x, weight, eps);
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::rms_norm", "").typed<decltype(forward_of)>();
+    auto [y, r] = op.call(x, weight, eps);
     context->save_for_backward({x, weight, r});
     context->saved_data["eps"] = eps;
     return y;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::rms_norm_backward", "").typed<decltype(backward_of)>();
     const auto saved = context->get_saved_variables();
     // With create_graph, uses operators, and factors that depend on x, so that the gradients can be differentiated again.
     const bool is_recorded = c10::GradMode::is_enabled();
     auto [of_x, of_weight] = is_recorded
                                  ? backward_of(grads[0], saved[0], saved[1], factors_of(saved[0], context->saved_data["eps"].toDouble()))
-                                 : call_backward(grads[0], saved[0], saved[1], saved[2]);
+                                 : op.call(grads[0], saved[0], saved[1], saved[2]);
     return {of_x, of_weight, {}};
   }
 };

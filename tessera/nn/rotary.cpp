@@ -3,14 +3,12 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <numbers>
 
 #include "tessera/base/error.h"
-#include "tessera/nn/rotary_kernels.h"
+#include "tessera/nn/row_kernels.h"
 
 namespace tessera::nn {
 namespace {
@@ -88,20 +86,20 @@ struct Rotate : torch::autograd::Function<Rotate> {
 /// The loops go by the sizes of both, and would read and write beyond the end of one that does not fit.
 void expect_fit(const at::Tensor& x, const RotaryTable& table) {
   const auto &cos = table.cos, &sin = table.sin;
-  const auto refuse = [](const std::string& what) { throw UsageError("rotary embeddings: " + what); };
-  if (!x.defined() || !cos.defined() || !sin.defined()) refuse("undefined tensors; nn::rotary_table makes a table");
+  if (!x.defined() || !cos.defined() || !sin.defined())
+    throw UsageError("rotary embeddings: undefined tensors; nn::rotary_table makes a table");
   const bool fits = x.dim() == 4 && cos.dim() == 3 && sin.sizes() == cos.sizes() && (cos.size(0) == 1 || cos.size(0) == x.size(0)) &&
                     cos.size(1) == x.size(1) && 2 * cos.size(2) <= x.size(3);
   if (!fits) {
-    refuse(
-        fmt::format("a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half of a "
-                    "head's size as pairs, for {{batch, length, heads, size}}",
-                    fmt::join(cos.sizes(), ", "), fmt::join(sin.sizes(), ", "), fmt::join(x.sizes(), ", ")));
+    throw UsageError(
+        "rotary embeddings: a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half "
+        "of a head's size as pairs, for {{batch, length, heads, size}}",
+        joined(cos.sizes()), joined(sin.sizes()), joined(x.sizes()));
   }
   if (cos.device() != x.device() || sin.device() != x.device())
-    refuse(fmt::format("a table on {} for values on {}; make it of positions there", cos.device().str(), x.device().str()));
+    throw UsageError("rotary embeddings: a table on {} for values on {}; make it of positions there", cos.device().str(), x.device().str());
   if (c10::GradMode::is_enabled() && (cos.requires_grad() || sin.requires_grad()))
-    refuse("there is no gradient of a table; detach it, or turn the values by operators");
+    throw UsageError("rotary embeddings: there is no gradient of a table; detach it, or turn the values by operators");
 }
 
 }  // namespace

@@ -131,30 +131,30 @@ class Normalize : public ag::Function<Normalize> {
   }
 };
 
-/// A call of batch_norm that computes the statistics of its batch. Undefined tensors: the module has none.
-struct BatchNormCall {
-  at::Tensor input, weight, bias, running_mean, running_var;
-  double momentum = 0, eps = 0;
-};
-
-at::Tensor normalized(const BatchNormCall& call, const Communicator& world) {
+/// batch_norm by the statistics of its batch. Undefined tensors: the module has none.
+at::Tensor normalized(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
+                      const at::Tensor& running_var, double momentum, double eps, const Communicator& world) {
   Statistics statistics;
   {
     const c10::AutoGradMode no_grad(false);
-    statistics = statistics_of(call.input, world);
-    update(call.running_mean, statistics.mean, call.momentum);
-    update(call.running_var, statistics.variance * (statistics.count / (statistics.count - 1)), call.momentum);
+    statistics = statistics_of(input, world);
+    update(running_mean, statistics.mean, momentum);
+    update(running_var, statistics.variance * (statistics.count / (statistics.count - 1)), momentum);
   }
   // An operand of a Function that is a tensor has to be defined.
   const auto given = [](const at::Tensor& tensor) { return tensor.defined() ? std::optional(tensor) : std::nullopt; };
-  return Normalize::apply(call.input, given(call.weight), given(call.bias), statistics, call.eps, world);
+  return Normalize::apply(input, given(weight), given(bias), statistics, eps, world);
 }
 
-template <class Module>
-bool is_a(const torch::nn::Module& module, at::Tensor& weight) {
-  const auto* const norm = dynamic_cast<const Module*>(&module);
-  if (norm != nullptr) weight = norm->weight;
-  return norm != nullptr;
+/// The weight of a batch norm, which may be undefined; nothing for other modules.
+template <class... Modules>
+std::optional<at::Tensor> weight_of(const torch::nn::Module& module) {
+  std::optional<at::Tensor> weight;
+  const auto look = [&](const auto* norm) {
+    if (norm != nullptr) weight = norm->weight;
+  };
+  (look(dynamic_cast<const Modules*>(&module)), ...);
+  return weight;
 }
 
 }  // namespace
@@ -167,14 +167,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
     num_batches_tracked += 1;
     if (!options.momentum()) momentum = 1 / num_batches_tracked.item<double>();
   }
-  return normalized({.input = input,
-                     .weight = weight,
-                     .bias = bias,
-                     .running_mean = running_mean,
-                     .running_var = running_var,
-                     .momentum = momentum,
-                     .eps = options.eps()},
-                    world_);
+  return normalized(input, weight, bias, running_mean, running_var, momentum, options.eps(), world_);
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
@@ -192,12 +185,10 @@ void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
   std::vector<at::Tensor> weights;
   std::vector<std::string> unknown;
   const auto look_at = [&](const torch::nn::Module& each, const std::string& name) {
-    at::Tensor weight;
-    if (!is_a<torch::nn::BatchNorm1dImpl>(each, weight) && !is_a<torch::nn::BatchNorm2dImpl>(each, weight) &&
-        !is_a<torch::nn::BatchNorm3dImpl>(each, weight))
-      return;
-    if (weight.defined() && weight.key_set().has(kPagingKey)) {
-      weights.push_back(weight);
+    const auto weight = weight_of<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(each);
+    if (!weight) return;
+    if (weight->defined() && weight->key_set().has(kPagingKey)) {
+      weights.push_back(*weight);
     } else {
       unknown.push_back(name);
     }
@@ -215,14 +206,7 @@ void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
       const bool is_training = name == "aten::batch_norm" && arguments[5].toBool();
       if (!is_training) return std::nullopt;
       const auto tensor = [&](size_t place) { return arguments[place].isTensor() ? arguments[place].toTensor() : at::Tensor(); };
-      return normalized({.input = tensor(0),
-                         .weight = tensor(1),
-                         .bias = tensor(2),
-                         .running_mean = tensor(3),
-                         .running_var = tensor(4),
-                         .momentum = arguments[6].toDouble(),
-                         .eps = arguments[7].toDouble()},
-                        world);
+      return normalized(tensor(0), tensor(1), tensor(2), tensor(3), tensor(4), arguments[6].toDouble(), arguments[7].toDouble(), world);
     });
   }
 }

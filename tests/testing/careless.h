@@ -3,12 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/comm/c10d/collectives.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/control/group.h"
 #include "tessera/comm/self/loopback_link.h"
-#include "tests/testing/delayed_backend.h"
 #include "tests/testing/delayed_device.h"
 
 namespace tessera::testing {

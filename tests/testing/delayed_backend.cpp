@@ -1,8 +1,7 @@
-#include "tests/testing/delayed_backend.h"
-
 #include <c10/core/StreamGuard.h>
 
 #include <cstring>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "tessera/base/event.h"
 #include "tests/testing/delayed_device.h"

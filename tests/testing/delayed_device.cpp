@@ -1,9 +1,7 @@
 #include "tests/testing/delayed_device.h"
 
-#include <ATen/EmptyTensor.h>
-#include <ATen/NativeFunctions.h>
+#include <ATen/ATen.h>
 #include <c10/core/Allocator.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,13 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "tests/testing/delayed_kernels.h"
+#include "tessera/base/event.h"
 #include "tests/testing/one_device.h"
 
 namespace tessera::testing {
 namespace {
 
-constexpr auto kDelayed = c10::DeviceType::PrivateUse1;
+using c10::IValue;
+using torch::jit::Stack;
 
 /// Recursive, because queued work may use the device. The thread of a queue of operations uses it, too.
 std::recursive_mutex& device_mutex() {
@@ -244,32 +243,123 @@ void DelayedGuard::recordDataPtrOnStream(const c10::DataPtr& memory, const c10::
   if (keeps_memory) DelayedMemory::instance().note_use(memory.get(), {.stream = stream.id(), .position = own.finished + own.steps.size()});
 }
 
-at::Tensor empty_strided_delayed(at::IntArrayRef sizes, at::IntArrayRef strides, std::optional<at::ScalarType> dtype,
-                                 std::optional<at::Layout> /*layout*/, std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/) {
-  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
-  return at::detail::empty_strided_generic(sizes, strides, &DelayedMemory::instance(), kKeys, c10::dtype_or_default(dtype));
+// --- Operators ---
+
+bool is_delayed(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.device().type() == c10::DeviceType::PrivateUse1;
 }
 
-at::Tensor empty_delayed(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
-                         std::optional<at::Device> /*device*/, std::optional<bool> /*pin*/, std::optional<at::MemoryFormat> format) {
-  constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
-  return at::detail::empty_generic(sizes, &DelayedMemory::instance(), kKeys, c10::dtype_or_default(dtype), format);
+/// The memory of a tensor as the device knows it: an address, which nothing keeps alive.
+at::Tensor on_host(const at::Tensor& tensor) {
+  if (!is_delayed(tensor)) return tensor;
+  auto* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  auto* address = static_cast<char*>(storage->_mutable_data_ptr_no_checks().get());
+  if (address == nullptr && storage->nbytes() > 0) storage->data_ptr();  // throws with the message of a guarded storage
+  return at::from_blob(address + tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()), tensor.sizes(), tensor.strides(),
+                       tensor.options().device(at::kCPU));
+}
+
+at::Tensor shape_of(const at::Tensor& tensor) {
+  return is_delayed(tensor) ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta)) : tensor;
+}
+
+at::Tensor on_device(const at::Tensor& shape) {
+  return shape.defined() ? at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(delayed_device())) : shape;
+}
+
+std::vector<at::Tensor> tensors_of(const IValue& value) {
+  return value.isTensor() ? std::vector{value.toTensor()} : value.toTensorVector();
+}
+
+/// Runs an operator on shapes alone, and queues the work.
+void queue_operator(const c10::OperatorHandle& op, Stack* stack) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const auto& schema = op.schema();
+  const auto operands = torch::jit::pop(*stack, schema.arguments().size());
+  Stack shapes;
+  for (const auto& value : operands) shapes.push_back(mapped(value, at::kMeta, shape_of));
+  auto results = shapes;
+  op.callBoxed(&results);
+  for (size_t i = 0; i < operands.size(); i++) {  // applies the operator's resizing
+    if (operands[i].isTensor() && is_delayed(operands[i].toTensor())) operands[i].toTensor().resize_(shapes[i].toTensor().sizes());
+  }
+  std::vector<std::vector<at::Tensor>> made(results.size());
+  for (size_t i = 0; i < results.size(); i++) {
+    const auto* alias = schema.returns()[i].alias_info();
+    TORCH_CHECK(alias == nullptr || alias->isWrite(), "the delayed device has no kernel for the view ", op.operator_name());
+    if (alias == nullptr) {
+      TORCH_CHECK(results[i].isTensor() || results[i].isTensorList(), "the delayed device can't wait for ", op.operator_name());
+      stack->push_back(mapped(results[i], at::kMeta, on_device));
+      for (const auto& tensor : tensors_of(stack->back())) made[i].push_back(on_host(tensor));
+    }
+    if (alias != nullptr) push_written(op, i, operands, *stack);
+  }
+  Stack host;
+  for (const auto& value : operands) host.push_back(mapped(value, at::kCPU, on_host));
+  enqueue([op, host, made] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto found = host;
+    op.callBoxed(&found);
+    for (size_t i = 0; i < made.size(); i++) {
+      for (size_t k = 0; k < made[i].size(); k++) {
+        if (made[i][k].defined()) made[i][k].copy_(tensors_of(found[i])[k]);
+      }
+    }
+  });
+}
+
+/// Copies between the device and pinned memory without a wait of the host: the copy reads when the stream gets there.
+bool queued_copy(const at::Tensor& source, const at::Tensor& target) {
+  const auto& on_the_host = is_delayed(target) ? source : target;
+  if (!on_the_host.is_cpu() || !is_pinned(on_the_host.const_data_ptr()) || source.scalar_type() != target.scalar_type()) return false;
+  const auto address = [](const at::Tensor& tensor) {
+    return at::from_blob(const_cast<void*>(tensor.const_data_ptr()), tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU));
+  };
+  enqueue([from = is_delayed(source) ? on_host(source) : address(source), to = is_delayed(target) ? on_host(target) : address(target)] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    to.copy_(from);
+  });
+  note_use_of_pinned(on_the_host.const_data_ptr());
+  return true;
+}
+
+at::Tensor copy_delayed(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  if (non_blocking && queued_copy(source, target)) return target;
+  if (!is_delayed(target)) {
+    Event::record(delayed_device()).synchronize();
+    target.copy_(on_host(source));
+    return target;
+  }
+  enqueue([from = is_delayed(source) ? on_host(source) : source.clone(), to = on_host(target)] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    to.copy_(from);
+  });
+  return target;
+}
+
+at::Scalar local_scalar_delayed(const at::Tensor& self) {
+  Event::record(delayed_device()).synchronize();
+  return on_host(self).item();
+}
+
+const at::Tensor& resize_delayed(const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> /*format*/) {
+  if (self.sizes() == sizes) return self;
+  auto made = at::empty(sizes, self.options());
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(made.storage());
+  self.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return self;
 }
 
 }  // namespace
 
 c10::Device delayed_device() {
   [[maybe_unused]] static const bool registered = [] {
-    c10::register_privateuse1_backend("delayed");
-    c10::SetAllocator(kDelayed, &DelayedMemory::instance());
-    static const c10::impl::DeviceGuardImplRegistrar guard(kDelayed, new DelayedGuard);  // libtorch never frees it
-    static torch::Library aten(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-    aten.impl("empty.memory_format", &empty_delayed);
-    aten.impl("empty_strided", &empty_strided_delayed);
-    aten.impl("view", TORCH_FN(at::native::view));
+    auto& aten = register_device<DelayedMemory, queue_operator>("delayed", new DelayedGuard, new DelayedHooks);
     aten.impl("set_.source_Storage_storage_offset", TORCH_FN(at::native::set_storage_cpu_));  // views of a storage need no values
-    at::RegisterPrivateUse1HooksInterface(new DelayedHooks);                                  // libtorch never frees it
-    register_delayed_kernels();
+    aten.impl("resize_", &resize_delayed);
+    aten.impl("_copy_from", &copy_delayed);
+    aten.impl("_local_scalar_dense", &local_scalar_delayed);
     return true;
   }();
   return OneDeviceGuard::device();

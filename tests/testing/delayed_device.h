@@ -4,9 +4,14 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <functional>
+
+namespace c10d {
+class Backend;
+}
 
 namespace tessera::testing {
 
@@ -48,5 +53,8 @@ void set_room(size_t bytes);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.
 size_t bytes_in_use();
+
+/// A c10d backend for the device, with a stream of its own as NCCL has. Its peers are simulated: each does what this rank does.
+c10::intrusive_ptr<c10d::Backend> delayed_backend(int rank, int size);
 
 }  // namespace tessera::testing

@@ -10,20 +10,19 @@
 #include <fstream>
 #include <string>
 
+#include "tessera/base/no_copy.h"
 #include "tessera/base/process.h"
 
 namespace tessera::testing {
 
 /// A new empty folder, which the destructor removes.
-class Folder {
+class Folder : NoCopy {
  public:
   explicit Folder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
     auto name = (parent / "tessera-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no folder for the test");
     path_ = name;
   }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
   ~Folder() { std::filesystem::remove_all(path_); }
 
   const std::filesystem::path& path() const { return path_; }
@@ -39,15 +38,13 @@ inline std::filesystem::path folder_on_disk() {
 }
 
 /// Limits the size of all files that this process writes to `bytes`, until it is destroyed. Writes beyond fail as on a full disk.
-class FullDisk {
+class FullDisk : NoCopy {
  public:
   explicit FullDisk(rlim_t bytes) : handler_(::signal(SIGXFSZ, SIG_IGN)) {
     ::getrlimit(RLIMIT_FSIZE, &before_);
     const rlimit limit{.rlim_cur = bytes, .rlim_max = before_.rlim_max};
     if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) ADD_FAILURE() << "the limit can't be set";
   }
-  FullDisk(const FullDisk&) = delete;
-  FullDisk& operator=(const FullDisk&) = delete;
   ~FullDisk() {
     ::setrlimit(RLIMIT_FSIZE, &before_);
     ::signal(SIGXFSZ, handler_);

@@ -3,20 +3,17 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <iterator>
 #include <string>
 
 #include "tessera/base/env.h"
+#include "tests/testing/folder.h"
 
 namespace tessera::testing {
 
 /// Expects a page to hold this text. Writes it first if TESSERA_TEST_WRITE_PAGES is set. `test` is the name of the test in ctest.
 inline void expect_page(const std::string& path, const std::string& text, const std::string& test) {
-  if (env("TESSERA_TEST_WRITE_PAGES")) std::ofstream(path) << text;
-  std::ifstream file(path);
-  const std::string found(std::istreambuf_iterator<char>(file), {});
-  EXPECT_TRUE(found == text) << path << " is not up to date; write it anew with: TESSERA_TEST_WRITE_PAGES=1 ./check " << test;
+  if (env("TESSERA_TEST_WRITE_PAGES")) write_file(path, text);
+  EXPECT_TRUE(read_file(path) == text) << path << " is not up to date; write it anew with: TESSERA_TEST_WRITE_PAGES=1 ./check " << test;
 }
 
 }  // namespace tessera::testing

@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
-#include <map>
-#include <string>
 
 #include "tessera/checkpoint/checkpoint.h"
 #include "tests/testing/picture.h"

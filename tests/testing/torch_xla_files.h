@@ -8,7 +8,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/formats/torch/pickle.h"

@@ -1,6 +1,5 @@
 #include "tests/testing/transports.h"
 
-#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "tessera/comm/engines.h"

@@ -1,6 +1,8 @@
 // Runs ranks over any transport as threads of the test process, so that one test body covers all transports.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <functional>
 #include <ostream>
 #include <string>
@@ -29,14 +31,7 @@ void run_world(const World& world, const std::function<void(Communicator)>& prog
 
 /// The message of the exception that `act` throws. Fails the test if it throws nothing or another kind of exception.
 template <class E, class Act>
-std::string message_of(Act&& act);
-
-}  // namespace tessera::testing
-
-#include <gtest/gtest.h>
-
-template <class E, class Act>
-std::string tessera::testing::message_of(Act&& act) {
+std::string message_of(Act&& act) {
   try {
     act();
   } catch (const E& error) {
@@ -48,3 +43,5 @@ std::string tessera::testing::message_of(Act&& act) {
   ADD_FAILURE() << "an error was due, but none came";
   return {};
 }
+
+}  // namespace tessera::testing

@@ -5,16 +5,15 @@
 #include <vector>
 
 #include "tessera/base/log.h"
+#include "tessera/base/no_copy.h"
 
 namespace tessera::testing {
 
 /// Collects the texts that are logged while it lives, and keeps them from being printed.
-class Warnings {
+class Warnings : NoCopy {
  public:
   Warnings() : before_(set_log_sink([this](const LogRecord& record) { texts.emplace_back(record.text); })) {}
   ~Warnings() { set_log_sink(before_); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
 
   std::vector<std::string> texts;
 
