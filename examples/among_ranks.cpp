@@ -13,7 +13,9 @@ int main() {
   const Trainer trainer;
   torch::Tensor rows;
   trainer.main_process_first([&] {
-    if (!std::filesystem::exists("rows.pt")) torch::save(torch::randn({101, 32}), "rows.pt");  // only rank 0 comes here
+    if (!std::filesystem::exists("rows.pt")) {  // only rank 0 comes here
+      torch::save(torch::randn({101, 32}), "rows.pt");
+    }
     torch::load(rows, "rows.pt");
   });
   const auto own = trainer.split_between_processes(rows);

@@ -10,5 +10,6 @@ int main() {
   auto work = world.all_reduce(loss, {.op = tessera::Reduce::Mean}, {.unit = "loss"});
   // ... other work meanwhile
   work.wait();
-  if (world.rank() == 0) std::printf("mean over %d ranks: %g\n", world.size(), loss.item<float>());
+  const auto mean = loss.item<float>();
+  if (world.rank() == 0) std::printf("mean over %d ranks: %g\n", world.size(), mean);
 }

@@ -14,7 +14,9 @@ struct NetImpl : torch::nn::Module {
     head = register_module("head", torch::nn::Linear(32, 1));
   }
   at::Tensor forward(at::Tensor x) {
-    for (const auto& block : *blocks) x = x + torch::tanh(block->as<torch::nn::Linear>()->forward(x));
+    for (const auto& block : *blocks) {
+      x = x + torch::tanh(block->as<torch::nn::Linear>()->forward(x));
+    }
     return head(x);
   }
 };
@@ -36,7 +38,9 @@ int main() {
     tessera::clip_grad_norm(model->parameters(), 1.0);
     optimizer.step();
     optimizer.zero_grad();
-    if (world.rank() == 0 && step % 33 == 0) std::printf("step %d loss %.3f\n", step, loss.item<float>());
+    if (world.rank() == 0 && step % 33 == 0) {
+      std::printf("step %d loss %.3f\n", step, loss.item<float>());
+    }
   }
   if (world.rank() == 0) std::printf("%s", tessera::describe(*model).c_str());
 }

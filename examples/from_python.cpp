@@ -1,4 +1,4 @@
-// Goes on with a run of PyTorch's FSDP or of Accelerate, and hands it back: tessera launch -n 2 from_python RUN RESULT
+// Continues a run of PyTorch's FSDP or of Accelerate, and writes the result for Accelerate: tessera launch -n 2 from_python RUN RESULT
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

@@ -22,7 +22,8 @@ int main() {
     if (world.rank() == 0) std::printf("first weight of the head: %g\n", static_cast<double>(values[0]));
   }
 
-  auto state = checkpoint::full_state_dict(*model, {.offload_to_cpu = true, .rank0_only = true});  // empty on the other ranks
+  // Empty on the other ranks.
+  auto state = checkpoint::full_state_dict(*model, {.rank0_only = true});
   if (world.rank() == 0) state.at("head.bias").zero_();
   checkpoint::load_full_state_dict(*model, state, {.broadcast_from_rank0 = true});
   if (world.rank() != 0) return 0;

@@ -13,7 +13,8 @@ int main(int argc, char** argv) {
   if (argc != 3) throw UsageError("usage: qlora WEIGHTS ADAPTER");
 
   torch::manual_seed(1);  // the same adapters on every rank
-  auto model = deferred_init([] { return models::Mlp(models::MlpOptions{.width = 32, .layers = 2, .classes = 4}); });
+  const models::MlpOptions shape{.width = 32, .layers = 2, .classes = 4};
+  auto model = deferred_init([&] { return models::Mlp(shape); });
   nn::quantize(model, {.quantization = nn::Quantization::Nf4});
   lora::apply(model, {.r = 4, .lora_alpha = 8});
   fully_shard(model, {.mesh = world, .start = Start::Loaded});

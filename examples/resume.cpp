@@ -1,4 +1,4 @@
-// Saves what a later run needs, and goes on from there when started again: tessera launch -n 2 resume [PREFIX [EPOCHS]]
+// Saves what a later run needs, and resumes from there when started again: tessera launch -n 2 resume [PREFIX [EPOCHS]]
 #include <tessera/models/mnist.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -15,12 +15,10 @@ int main(int argc, char** argv) {
   if (epochs < 1) throw UsageError("usage: resume [PREFIX [EPOCHS]]");
   const auto world = init();
   const checkpoint::PrefixLock lock(prefix, world);  // no other job saves here
-
   torch::manual_seed(1);
   models::MnistNet model;
   fully_shard(model, {.mesh = world});
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
-
   checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer};
   int64_t step = 0;
   data::Position position;
@@ -54,8 +52,8 @@ int main(int argc, char** argv) {
     if (step == before) continue;  // the run has gone on at the end of an epoch: there is nothing new
     contents.notes["step"] = step;
     contents.notes["position"] = loader.position();
-    // Training goes on while it is written.
-    saver.save(checkpoint::step_folder(prefix, step), contents, {.keep = checkpoint::Keep{.last = 3}});
+    const auto folder = checkpoint::step_folder(prefix, step);
+    saver.save(folder, contents, {.keep = checkpoint::Keep{.last = 3}});  // training continues meanwhile
     if (world.rank() == 0) std::printf("step %lld loss %.4f\n", static_cast<long long>(step), loss.item<double>());
   }
   saver.wait();

@@ -11,10 +11,12 @@ using namespace tessera;
 
 /// Each line has an angle and its sine.
 data::Pull lines_of(const std::string& path) {
-  return [file = std::make_shared<std::ifstream>(path)]() -> std::optional<data::Samples> {
+  const auto file = std::make_shared<std::ifstream>(path);
+  return [file]() -> std::optional<data::Samples> {
     float angle, sine;
     if (!(*file >> angle >> sine)) return std::nullopt;
-    return data::Samples{.inputs = torch::tensor({{angle}}), .targets = torch::tensor({{sine}})};
+    const auto x = torch::tensor({{angle}}), y = torch::tensor({{sine}});
+    return data::Samples{.inputs = x, .targets = y};
   };
 }
 

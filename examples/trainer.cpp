@@ -22,12 +22,19 @@ int main(int argc, char** argv) {
   };
   auto loader = make_loader(0, 480, data::Order::Shuffled), test = make_loader(480, 60, data::Order::AsStored);
 
-  auto model = trainer.make_model([] { return models::Mlp(models::MlpOptions{.width = 32, .layers = 3, .classes = 4}); });
+  const models::MlpOptions shape{.width = 32, .layers = 3, .classes = 4};
+  auto model = trainer.make_model([&] { return models::Mlp(shape); });
   trainer.prepare(model, loader);
   optim::AdamW optimizer(parameters(*model), {.lr = 1e-2});
   trainer.prepare(optimizer, optim::LearningRate{.base = 1e-2, .warmup = 10});
 
-  train::Run run(trainer, loader, {.epochs = epochs, .prefix = "run/rows", .resume = true, .report_every = 10});
+  train::Run run(trainer, loader,
+                 {
+                     .epochs = epochs,
+                     .prefix = "run/rows",
+                     .resume = true,
+                     .report_every = 10,
+                 });
   while (run.next_epoch()) {
     for (const auto& batch : run.batches()) {
       const auto accumulation = trainer.accumulate();
@@ -41,7 +48,8 @@ int main(int argc, char** argv) {
 
   int64_t right = 0, seen = 0;
   for (const auto& batch : trainer.evaluation(model, test)) {
-    const auto [answers, labels] = trainer.gather_for_metrics({model(batch.inputs).argmax(1), batch.targets}, batch);
+    const auto own = model(batch.inputs).argmax(1);
+    const auto [answers, labels] = trainer.gather_for_metrics({own, batch.targets}, batch);
     right += answers.eq(labels).sum().item<int64_t>();
     seen += answers.size(0);
   }

@@ -8,7 +8,8 @@ int main() {
   const auto world = tessera::xla::init();  // before the first backward pass
   const auto device = world.traits().device;
   torch::manual_seed(1);
-  torch::nn::Sequential model(torch::nn::Linear(32, 64), torch::nn::GELU(), torch::nn::Linear(64, 1));
+  torch::nn::Linear first(32, 64), last(64, 1);
+  torch::nn::Sequential model(first, torch::nn::GELU(), last);
   tessera::xla::to_device(*model);  // Module::to knows only libtorch's own devices
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   for (int step = 0; step < 100; step++) {

@@ -15,7 +15,9 @@ int main() {
     const auto x = world.from_replicas(torch::randn({16, 32}).chunk(world.size()));
     const auto loss = (model->forward(x) - x.sum(1, true)).pow(2).mean();
     loss.backward();
-    for (const auto& parameter : model->parameters()) world.all_reduce(parameter.grad(), {.op = tessera::Reduce::Mean}).wait();
+    for (const auto& parameter : model->parameters()) {
+      world.all_reduce(parameter.grad(), {.op = tessera::Reduce::Mean}).wait();
+    }
     optimizer.step();
     world.step_done();
     if (step % 33 == 0) {
