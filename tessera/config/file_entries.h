@@ -26,8 +26,6 @@ struct FileEntries {
 FileEntries accelerate_entries(const YamlValue& root);
 
 bool is_deepspeed(const YamlValue& root);
-/// Whether Accelerate knows a key, which here is good for any training, in its section deepspeed_config only.
-bool is_of_deepspeed_section(std::string_view key);
 /// Reads the JSON file of DeepSpeed. Values without a counterpart become remarks.
 FileEntries deepspeed_entries(const YamlValue& root);
 /// Reads the section deepspeed_config of Accelerate's files, which may name such a JSON file.

@@ -126,7 +126,7 @@ class AccelerateFile {
   void read_shared(const YamlValue& section) {
     for (size_t i = 0; i < section.names.size(); i++) {
       const auto &name = section.names[i], &where = section.values[i].where;
-      if (is_of_deepspeed_section(name) && section.values[i].text != "auto") {
+      if (const auto* key = find_key(name); key != nullptr && key->is_of_deepspeed && section.values[i].text != "auto") {
         add(name, section.values[i]);
       } else {
         const auto reason = fmt::format("{} of deepspeed_config has no effect: distributed_type is not DEEPSPEED", printable(name));

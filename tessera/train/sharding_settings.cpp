@@ -1,7 +1,6 @@
 #include "tessera/train/sharding_settings.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -122,13 +121,13 @@ std::vector<std::string> comma_separated(std::string_view text) {
   return names;
 }
 
-std::string given_of(const Settings& settings, std::span<const std::string_view> keys) {
-  std::vector<std::string> given;
-  for (const auto key : keys) {
-    const auto& setting = settings.setting(key);
-    if (setting.value != config::find_key(key)->otherwise) given.push_back(fmt::format("{} {} ({})", key, setting.value, setting.where));
+std::string given_of(const Settings& settings, config::Call call) {
+  std::string given;
+  for (const auto& key : config::keys()) {
+    if (key.call != call || settings.is_usual(key.name)) continue;
+    given += fmt::format("{}{} {} ({})", given.empty() ? "" : ", ", key.name, settings.text(key.name), settings.setting(key.name).where);
   }
-  return given.empty() ? "" : fmt::format("{}: ", fmt::join(given, ", "));
+  return given.empty() ? "" : given + ": ";
 }
 
 Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, const Communicator& world) {
