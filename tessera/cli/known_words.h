@@ -101,7 +101,7 @@ inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::
 
 inline ConfigError no_such_command(const CLI::App& command, const std::string& given, const Reasons& reasons) {
   std::vector<std::string> known;
-  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) known.push_back(each->get_name());
+  for (const auto* each : command.get_subcommands({})) known.push_back(each->get_name());
   const bool has_file = command.get_option_no_throw("--config-file") != nullptr && !given.empty();
   const auto file = has_file ? " (did you mean --config-file " + given + "?)" : "";
   if (known.empty()) return ConfigError("'" + given + "' belongs to no flag" + file + "; " + help_command(command) + " lists them");
@@ -109,7 +109,7 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
     return ConfigError(given + " is refused: " + reason);
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
   auto nearest = nearest_name(given, known);
-  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const auto* each : command.get_subcommands({})) {
     // A command of a command: merge is one of ckpt.
     const auto is_it = [&](const CLI::App* inner) { return inner->get_name() == given; };
     if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
@@ -157,7 +157,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       break;  // what follows belongs to no flag, whatever it looks like
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
-      const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
+      const bool has_commands = !command->get_subcommands({}).empty();
       if (has_commands && argument == "help") {
         arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i--));
         wants_help = has_flags = true;

@@ -270,7 +270,7 @@ int run(const TestFlags& flags) {
 
 void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command =
-      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation")->group("Commands");
+      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation");
   const auto flags = std::make_shared<TestFlags>();
   std::vector<std::string> names = {"all"};
   for (const auto& engine : engines()) names.emplace_back(engine.name);

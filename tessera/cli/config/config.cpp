@@ -151,7 +151,7 @@ SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)
 }
 
 void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
-  auto* part = command.add_subcommand("to-fsdp2", "Writes a configuration with the keys of fsdp_version 2")->group("Commands");
+  auto* part = command.add_subcommand("to-fsdp2", "Writes a configuration with the keys of fsdp_version 2");
   const auto flags = add_part(*part, chosen, convert_to_fsdp2);
   part->add_option("--output-file", flags->output, "The new file")->type_name("FILE");
   part->add_flag("--overwrite", flags->overwrites, "Replace the file that is converted");
@@ -165,19 +165,19 @@ void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
 }  // namespace
 
 void add_config_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch")->group("Commands");
+  auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch");
   add_answers(*command, add_part(*command, chosen, ask_all, Answers::OfQuestions));
   command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
                                    "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
                                   "The files are those of Accelerate, and may have a section tessera_config. Questions whose "
                                   "answer would change nothing here are left out."));
-  auto* defaults = command->add_subcommand("default", "Writes a configuration without questions")->group("Commands");
+  auto* defaults = command->add_subcommand("default", "Writes a configuration without questions");
   const auto flags = add_part(*defaults, chosen, write_defaults);
   add_answers(*defaults, flags);
   defaults->add_option("--mixed-precision", flags->mixed_precision, "no, bf16 or fp16")->type_name("DTYPE");
   defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
                                    "Without --set num_processes there is one rank."));
-  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today")->group("Commands");
+  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today");
   const auto of_change = add_part(*change, chosen, update);
   add_answers(*change, of_change);
   change->add_option("--output-file", of_change->output, "The new file, if the other one shall stay")->type_name("FILE");
@@ -186,7 +186,7 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   change->footer(Help::footer_of(
       {"tessera config update --set mixed_precision=bf16", "tessera config update --config-file zero3.json --output-file run.yaml"},
       "Comments are lost. What a file of DeepSpeed says becomes FSDP. A name that ends in .json makes JSON."));
-  auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from")->group("Commands");
+  auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from");
   add_answers(*reasons, add_part(*reasons, chosen, explain));
   reasons->footer(Help::footer_of({"tessera config explain --config-file zero3.json"},
                                   "A flag wins over a variable of the environment, that over the file, and that over the default."));

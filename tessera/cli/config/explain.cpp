@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "tessera/base/env_table.h"
@@ -11,20 +12,9 @@ namespace tessera::cli {
 namespace {
 
 std::string origin_of(const config::Setting& setting) {
-  using enum config::Origin;
-  switch (setting.origin) {
-    case Default:
-      return "default";
-    case File:
-      return "file " + setting.where;
-    case Environment:
-      return "environment " + setting.where;
-    case Flag:
-      return "flag " + setting.where;
-    case Code:
-      return "code " + setting.where;
-  }
-  return {};
+  constexpr std::array kOrigins = {"default", "file ", "environment ", "flag ", "code "};
+  const bool is_default = setting.origin == config::Origin::Default;
+  return kOrigins.at(static_cast<size_t>(setting.origin)) + (is_default ? "" : setting.where);
 }
 
 /// Whether a key belongs in the table: it was given, or could change something.

@@ -157,7 +157,7 @@ void print_figures(const Json& figures) {
 }
 
 void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
-  auto* command = xla.add_subcommand("program", "Shows the programs that a run has compiled, and what they need")->group("Commands");
+  auto* command = xla.add_subcommand("program", "Shows the programs that a run has compiled, and what they need");
   command->formatter(std::make_shared<HelpWithUsage>("tessera xla program [FLAGS] FOLDER, or PROGRAM ARGS..."));
   const auto flags = std::make_shared<ProgramFlags>();
   auto* text = command->add_flag("--text", flags->as_text, "The StableHLO module of one: of a training step, the program that has run most often");
