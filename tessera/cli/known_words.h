@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -26,15 +25,9 @@ CLI::Validator from_to(T low, T high) {
   using Number = std::conditional_t<std::integral<T>, int64_t, double>;
   return CLI::Validator(
       [low = Number(low), high = Number(high)](const std::string& text) {
-        Number value{};
-        const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-        if (read.ec == std::errc() && read.ptr == text.data() + text.size() && value >= low && value <= high) return std::string();
-        const auto shown = [](Number number) {
-          char digits[64];
-          return std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-        };
-        const std::string kind = std::integral<T> ? "a whole number" : "a number";
-        return "'" + text + "' is not " + kind + " from " + shown(low) + " to " + shown(high);
+        const auto value = number_of<Number>(text);
+        if (value && *value >= low && *value <= high) return std::string();
+        return formatted("'{}' is not {} from {} to {}", text, std::integral<T> ? "a whole number" : "a number", low, high);
       },
       "");
 }

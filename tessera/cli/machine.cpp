@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -20,6 +19,7 @@
 #include "tessera/cli/facts.h"
 #include "tessera/cli/launch/ranks_here.h"
 #include "tessera/train/progress_line.h"
+#include "tessera/train/report.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,20 +48,14 @@ std::vector<std::string> values_in(const fs::path& path, const std::string& name
   return values;
 }
 
-std::optional<uint64_t> number_in(const std::string& text) {
-  uint64_t number = 0;
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
-  return result.ec == std::errc() ? std::optional(number) : std::nullopt;
-}
-
 std::optional<std::string> first_in(const fs::path& path, const std::string& name) {
   const auto values = values_in(path, name);
   return values.empty() ? std::nullopt : std::optional(values.front());
 }
 
 /// A line of /proc/meminfo.
-std::optional<uint64_t> meminfo(const std::string& name, uint64_t unit = 1024) {
-  const auto number = number_in(first_in("/proc/meminfo", name).value_or(""));
+std::optional<int64_t> meminfo(const std::string& name, int64_t unit = 1024) {
+  const auto number = train::leading_number(first_in("/proc/meminfo", name).value_or(""));
   return number ? std::optional(*number * unit) : std::nullopt;
 }
 
@@ -76,7 +70,7 @@ Chapter processors() {
   size_t nodes = 0;
   for (const auto& entry : fs::directory_iterator("/sys/devices/system/node", unknown)) {
     const auto name = entry.path().filename().string();
-    nodes += name.starts_with("node") && number_in(name.substr(4)) ? 1 : 0;
+    nodes += name.starts_with("node") && train::leading_number(name.substr(4)) ? 1 : 0;
   }
   return {"processors",
           {fact("model", first_in("/proc/cpuinfo", "model name")),
@@ -118,12 +112,12 @@ std::vector<fs::path> control_groups(const std::string& controller) {
 }
 
 /// The least limit of memory that any group around this process has.
-std::optional<uint64_t> memory_limit() {
-  constexpr uint64_t kNone = uint64_t{1} << 60;  // version 1 has a number for no limit
-  std::optional<uint64_t> least;
+std::optional<int64_t> memory_limit() {
+  constexpr int64_t kNone = int64_t{1} << 60;  // version 1 has a number for no limit
+  std::optional<int64_t> least;
   for (const auto& group : control_groups("memory")) {
     for (const auto* name : {"memory.max", "memory.limit_in_bytes"}) {
-      const auto limit = number_in(text_of_file(group / name).value_or("max"));
+      const auto limit = train::leading_number(text_of_file(group / name).value_or("max"));
       if (limit && *limit < kNone) least = std::min(*limit, least.value_or(*limit));
     }
   }
@@ -134,7 +128,7 @@ std::optional<uint64_t> memory_limit() {
 std::optional<double> processor_limit() {
   std::optional<double> least;
   const auto take = [&](const std::string& quota, const std::string& period) {
-    const auto part = number_in(quota), whole = number_in(period);
+    const auto part = train::leading_number(quota), whole = train::leading_number(period);
     if (!part || !whole || *whole == 0) return;
     const auto limit = static_cast<double>(*part) / static_cast<double>(*whole);
     least = std::min(limit, least.value_or(limit));

@@ -16,24 +16,13 @@ namespace {
 
 class DeepSpeedFile {
  public:
-  FileEntries read(const YamlValue& root) {
-    result_.add("distributed_type", "FSDP", root.where);
+  /// Reads a file, or the section of Accelerate's files.
+  FileEntries read(const YamlValue& root, bool is_section) {
+    is_section_ = is_section;
+    if (is_section) stage_ = 2;  // unless the section says otherwise
+    if (!is_section) result_.add("distributed_type", "FSDP", root.where);
     read_map(root, "");
     finish(root);
-    return std::move(result_);
-  }
-
-  FileEntries read_section(const YamlValue& section) {
-    const auto* file = section.find("deepspeed_config_file");
-    if (file != nullptr && file->text != "none") {
-      const auto root = read_yaml(file->text);
-      if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
-      return deepspeed_entries(root);
-    }
-    stage_ = 2;  // unless the section says otherwise
-    is_section_ = true;
-    read_map(section, "");
-    finish(section);
     return std::move(result_);
   }
 
@@ -160,7 +149,7 @@ class DeepSpeedFile {
     if (!offload_where_.empty()) result_.add("fsdp_offload_params", "true", offload_where_);
   }
 
-  void remark(const YamlValue& value, const std::string& text) { result_.remarks.push_back(fmt::format("{}: {}", value.where, text)); }
+  void remark(Value value, const std::string& text) { result_.remark(value.where, text); }
 
   FileEntries result_;
   int64_t stage_ = 0;
@@ -180,11 +169,15 @@ bool is_deepspeed(const YamlValue& root) {
 }
 
 FileEntries deepspeed_entries(const YamlValue& root) {
-  return DeepSpeedFile().read(root);
+  return DeepSpeedFile().read(root, /*is_section=*/false);
 }
 
 FileEntries deepspeed_section_entries(const YamlValue& section) {
-  return DeepSpeedFile().read_section(section);
+  const auto* file = section.find("deepspeed_config_file");
+  if (file == nullptr || file->text == "none") return DeepSpeedFile().read(section, /*is_section=*/true);
+  const auto root = read_yaml(file->text);
+  if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
+  return deepspeed_entries(root);
 }
 
 }  // namespace tessera::config

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/format.h"
 #include "tessera/config/yaml_tree.h"
 
 namespace tessera::config {
@@ -20,6 +21,7 @@ struct FileEntries {
   void add(std::string_view key, std::string_view value, std::string_view where) {
     entries.push_back({std::string(key), std::string(value), std::string(where)});
   }
+  void remark(std::string_view where, std::string_view text) { remarks.push_back(formatted("{}: {}", where, text)); }
 };
 
 /// Throws ConfigError for unknown keys and invalid values.

@@ -38,11 +38,11 @@ struct CommandFlags {
   /// --set wins over --answers.
   void read_given(Answers allowed) {
     if (!answers.empty()) read_given_answers(given, answers);
-    if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, "--mixed-precision"};
+    if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, config::Origin::Flag, "--mixed-precision"};
     for (const auto& assignment : assignments) add_given_answer(given, assignment);
     for (const auto& [name, answer] : given) {
       if (allowed == Answers::OfQuestions && is_question(name)) continue;
-      config::Settings().set(name, answer.value, config::Origin::Flag, answer.where);
+      config::Settings().set(name, answer.value, answer.origin, answer.where);
     }
   }
 };

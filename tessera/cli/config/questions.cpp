@@ -120,7 +120,7 @@ class Interview {
   /// Asks the question again as long as `take` refuses the answer with a ConfigError.
   void ask_until(const Question& question, const std::function<void(const std::string& answer, const std::string& where)>& take) {
     if (const auto given = given_.extract(question.name)) {
-      const auto& [value, where] = given.mapped();
+      const auto& [value, origin, where] = given.mapped();
       take(value.empty() ? question.otherwise : value, where);
       return;
     }
