@@ -22,7 +22,7 @@ enum class Effect {
 
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-/// The call of the library that the key has an option of. Its errors name the keys of the call that were given.
+/// The call of the library that has an option for the key: init, adapt or fully_shard. Its errors name those of its keys that were given.
 enum class Call { None, Init, Adapt, Shard };
 
 /// What another key has to be if this one is not as by default.
@@ -54,10 +54,9 @@ struct Key {
   Kind kind = Kind::Text;
   int64_t least = 0, most = kNoLimit;  // of Kind::Integer and Kind::Number
   Call call = Call::None;
-  // What Accelerate makes of it
-  bool is_of_version_1 = false;  // nothing, with fsdp_version 2
-  bool is_of_deepspeed = false;  // it is one of its section deepspeed_config, good for any training here
-  bool is_written = false;       // its files always have it
+  bool is_of_version_1 = false;  // Accelerate has no such key with fsdp_version 2
+  bool is_of_deepspeed = false;  // Accelerate has it in the section deepspeed_config; here it is good for any training
+  bool is_written = false;       // each file of Accelerate has it
   Section section = Section::Top;
 };
 
