@@ -36,6 +36,12 @@ Key of_version_1(Key key) {
   return key;
 }
 
+Key between(int64_t least, int64_t most, Key key) {
+  key.least = least;
+  key.most = most;
+  return key;
+}
+
 Key of(Call call, Key key) {
   key.call = call;
   return key;
@@ -82,11 +88,9 @@ std::vector<Key> table() {
                .meaning = "the number of this machine among them",
                .question = "What is the rank of this machine? They are counted from 0",
                .flag = "--node-rank"}),
-      written({.name = "num_processes",
-               .otherwise = "1",
-               .meaning = "how many ranks there are on all machines together",
-               .question = "How many ranks shall there be on all machines together?",
-               .least = 1}),
+      written(between(1, kNoLimit,
+                      {"num_processes", "1", "how many ranks there are on all machines together",
+                       "How many ranks shall there be on all machines together?"})),
       {.name = "main_process_ip",
        .otherwise = "",
        .meaning = "the address of machine 0, where ranks meet",
@@ -210,19 +214,15 @@ std::vector<Key> table() {
                        "the dtype of the gradients of shards, if it is wider than that of the shards",
                        {},
                        {"no", "fp32", "fp64"}}),
-      of(Call::Shard, {.name = "tessera_reshard_ranks",
-                       .otherwise = "0",
-                       .meaning = "after forward, units are divided among so many consecutive ranks, which keep one copy; 0 is all ranks",
-                       .most = kMostRanks}),
-      of(Call::Shard, {.name = "tessera_prefetch_depth",
-                       .otherwise = "0",
-                       .meaning = "how many units ahead are gathered; 0 leaves it to the transport, which takes 1, or none if it traces",
-                       .most = kMostRanks}),
-      of(Call::Shard, {.name = "tessera_max_live_units",
-                       .otherwise = "2",
-                       .meaning = "how many units may be unsharded at once; with 1 nothing is gathered ahead",
-                       .least = 1,
-                       .most = kMostRanks}),
+      of(Call::Shard, between(0, kMostRanks,
+                              {"tessera_reshard_ranks", "0",
+                               "after forward, units are divided among so many consecutive ranks, which keep one copy; 0 is all ranks"})),
+      of(Call::Shard, between(0, kMostRanks,
+                              {"tessera_prefetch_depth", "0",
+                               "how many units ahead are gathered; 0 leaves it to the transport, which takes 1, or none if it traces"})),
+      of(Call::Shard,
+         between(1, kMostRanks,
+                 {"tessera_max_live_units", "2", "how many units may be unsharded at once; with 1 nothing is gathered ahead"})),
       {"tessera_limit_all_gathers", "true", "whether units that are gathered ahead count for tessera_max_live_units"},
       {"tessera_unused_parameters",
        "refuse",
@@ -234,10 +234,8 @@ std::vector<Key> table() {
                        "in what the weights of linear layers are held, frozen; all but those of the output layer",
                        {},
                        {"no", "nf4", "nf4_single", "int8", "fp8"}}),
-      of(Call::Adapt, {.name = "tessera_lora_r",
-                       .otherwise = "0",
-                       .meaning = "the rank of the adapters that train in place of the weights; 0 is no adapters",
-                       .most = 1'000'000}),
+      of(Call::Adapt,
+         between(0, 1'000'000, {"tessera_lora_r", "0", "the rank of the adapters that train in place of the weights; 0 is no adapters"})),
       of(Call::Adapt, {.name = "tessera_lora_alpha",
                        .otherwise = "16",
                        .meaning = "what adapters add is multiplied by this and divided by the rank",
@@ -289,18 +287,10 @@ std::vector<Key> table() {
       {"tessera_log_with", "",
        "where Trainer::log writes: FILE.jsonl, FILE.csv or FOLDER/ for TensorBoard, with commas between them; none is nowhere"},
 
-      {.name = "parallelism_config_dp_replicate_size",
-       .otherwise = "1",
-       .meaning = "how many copies of the model there are",
-       .question = "How many copies shall there be?",
-       .least = 1,
-       .most = kMostRanks},
-      {.name = "parallelism_config_dp_shard_size",
-       .otherwise = "1",
-       .meaning = "how many ranks share one copy",
-       .question = "How many ranks shall share a copy?",
-       .least = 1,
-       .most = kMostRanks},
+      between(1, kMostRanks,
+              {"parallelism_config_dp_replicate_size", "1", "how many copies of the model there are", "How many copies shall there be?"}),
+      between(1, kMostRanks,
+              {"parallelism_config_dp_shard_size", "1", "how many ranks share one copy", "How many ranks shall share a copy?"}),
 
       written(refused("downcast_bf16", "no", "it is a setting of TPUs only; use mixed_precision: bf16")),
       refused("tpu_name", "", kPods),
