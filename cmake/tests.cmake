@@ -469,7 +469,7 @@ if(NOT TESSERA_SANITIZE)
     COMMAND ${Python3_EXECUTABLE} "${_extending}/patched.py" "${PROJECT_SOURCE_DIR}" "${_patched_folder}")
   list(FILTER _patched EXCLUDE REGEX "_test\\.cpp$|/cli/main\\.cpp$")
   test_program(test_extending tessera_all ${_extending_sources} ${_patched}
-    "${PROJECT_SOURCE_DIR}/tessera/config/keys.cpp" "${PROJECT_SOURCE_DIR}/tessera/config/settings.cpp"
+    "${PROJECT_SOURCE_DIR}/tessera/config/settings.cpp"
     "${PROJECT_SOURCE_DIR}/tessera/checkpoint/stored/catalogs.cpp" "${PROJECT_SOURCE_DIR}/tessera/checkpoint/stored/runs.cpp")
   set_target_properties(test_extending PROPERTIES DISABLE_PRECOMPILE_HEADERS ON)  # which has the library's files as they are
   target_include_directories(test_extending BEFORE PRIVATE "${_patched_folder}" "${_extending}")

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <vector>
 
 #include "tessera/base/words.h"
@@ -14,11 +15,6 @@ namespace tessera {
 namespace {
 
 constexpr std::string_view kPrefix = "TESSERA_";
-
-/// The variable of a key of the configuration.
-constexpr EnvVariable of_key(std::string_view name) {
-  return {name, "those of the key", "the key of a [configuration](../configuration.md) with this name in small letters", "`Trainer`"};
-}
 
 constexpr std::array kTable = {
     EnvVariable{"TESSERA_TRANSPORT", "auto, self, shm, gloo, gloo_collectives, nccl, xla",
@@ -46,29 +42,6 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_SETTINGS_FROM", "lines", "where the settings of ranks come from; set by `tessera launch`", "`Trainer`"},
     EnvVariable{"TESSERA_RESIDENCE", "auto, gathered, node-shared", "the unit memory where `ShardOptions::residence` does not say",
                 "`fully_shard`, `Trainer`"},
-    of_key("TESSERA_LAYOUT"),
-    of_key("TESSERA_CODEC"),
-    of_key("TESSERA_GRAD_DTYPE"),
-    of_key("TESSERA_RESHARD_RANKS"),
-    of_key("TESSERA_PREFETCH_DEPTH"),
-    of_key("TESSERA_MAX_LIVE_UNITS"),
-    of_key("TESSERA_LIMIT_ALL_GATHERS"),
-    of_key("TESSERA_UNUSED_PARAMETERS"),
-    of_key("TESSERA_QUANTISATION"),
-    of_key("TESSERA_LORA_R"),
-    of_key("TESSERA_LORA_ALPHA"),
-    of_key("TESSERA_LORA_DROPOUT"),
-    of_key("TESSERA_LORA_DORA"),
-    of_key("TESSERA_LORA_RSLORA"),
-    of_key("TESSERA_LORA_BIAS"),
-    of_key("TESSERA_LORA_TARGET_MODULES"),
-    of_key("TESSERA_LORA_MODULES_TO_SAVE"),
-    of_key("TESSERA_OFFLOAD"),
-    of_key("TESSERA_ACTIVATION_OFFLOAD"),
-    of_key("TESSERA_OFFLOAD_FOLDER"),
-    of_key("TESSERA_ACTIVATION_KEEP"),
-    of_key("TESSERA_CHECKPOINT_FORMAT"),
-    of_key("TESSERA_LOG_WITH"),
     EnvVariable{"TESSERA_DETECT_ANOMALY", "0, 1",
                 "looks for inf and NaN in each gradient before it is averaged, and names the parameter and the rank", "the library"},
     EnvVariable{"TESSERA_LOG", "debug, info, warning, error", "the lowest level that is logged; warning if unset", "the library"},
@@ -100,6 +73,12 @@ constexpr std::array kTable = {
     EnvVariable{"TESSERA_TEST_*", "any text", "what a test passes to the processes that it starts", "tests", true},
 };
 
+/// Never destroyed, because variables are read until the process ends.
+std::vector<EnvVariable>& all_env() {
+  static auto& all = *new std::vector<EnvVariable>(kTable.begin(), kTable.end());
+  return all;
+}
+
 bool names(const EnvVariable& variable, std::string_view name) {
   if (variable.name.ends_with('*')) return name.starts_with(variable.name.substr(0, variable.name.size() - 1));
   return name == variable.name;
@@ -107,7 +86,7 @@ bool names(const EnvVariable& variable, std::string_view name) {
 
 std::string with_suggestion(std::string_view name) {
   std::vector<std::string> known;
-  for (const auto& variable : kTable) known.emplace_back(variable.name);
+  for (const auto& variable : all_env()) known.emplace_back(variable.name);
   const auto nearest = nearest_name(name, known, kPrefix);
   return nearest.empty() ? std::string(name) : fmt::format("{} (did you mean {}?)", name, nearest);
 }
@@ -115,11 +94,15 @@ std::string with_suggestion(std::string_view name) {
 }  // namespace
 
 std::span<const EnvVariable> env_table() {
-  return kTable;
+  return all_env();
+}
+
+AddedEnv::AddedEnv(const std::vector<EnvVariable>& variables) {
+  std::ranges::copy_if(variables, std::back_inserter(all_env()), [](const EnvVariable& each) { return !is_known_env(each.name); });
 }
 
 bool is_known_env(std::string_view name) {
-  return !name.starts_with(kPrefix) || std::ranges::any_of(kTable, [&](const auto& variable) { return names(variable, name); });
+  return !name.starts_with(kPrefix) || std::ranges::any_of(all_env(), [&](const auto& variable) { return names(variable, name); });
 }
 
 std::optional<std::string> warning_of_unknown_env() {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera {
 
@@ -18,6 +19,11 @@ struct EnvVariable {
 
 /// The table from which docs/tables/environment.md is generated.
 std::span<const EnvVariable> env_table();
+
+/// Adds variables that another folder reads, but those that are there, while it is loaded.
+struct AddedEnv {
+  explicit AddedEnv(const std::vector<EnvVariable>& variables);
+};
 
 /// Whether the name is in the table or does not begin with TESSERA_.
 bool is_known_env(std::string_view name);

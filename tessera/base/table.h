@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// Columns are as wide as the longest text in them. '<' and '>' say on which side of a column its texts stand.
+/// Columns are as wide as the longest text in them. '<' and '>' say on which side of a column its texts stand. The last one is not filled up.
 template <size_t N>
 std::string table_of(const std::vector<std::array<std::string, N>>& rows, std::string_view sides) {
   std::array<size_t, N> widths{};
@@ -19,9 +19,10 @@ std::string table_of(const std::vector<std::array<std::string, N>>& rows, std::s
   std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < N; i++) {
+      const bool is_last = i + 1 == N;
       const auto gap = std::string(widths[i] - row[i].size(), ' ');
-      text += sides[i] == '<' ? row[i] + gap : gap + row[i];
-      text += i + 1 < N ? "  " : "\n";
+      text += sides[i] == '<' ? row[i] + (is_last ? "" : gap) : gap + row[i];
+      text += is_last ? "\n" : "  ";
     }
   }
   return text;

@@ -1,7 +1,9 @@
 // Words for messages.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +26,14 @@ std::string printable(std::string_view text, std::string_view kept = {});
 /// In ASCII.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
+
+/// The number that a text is; nothing if it is none, or has more behind it.
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number value{};
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return failure == std::errc{} && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
+}
 
 /// Whether a text is UTF-8 as Python writes it: without surrogates.
 bool is_utf8(std::string_view text);

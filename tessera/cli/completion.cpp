@@ -207,7 +207,7 @@ std::string for_fish(const CommandWords& top) {
 }  // namespace
 
 void add_completion_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("completion", "Prints a script by which a shell completes commands and flags")->group("Commands");
+  auto* command = app.add_subcommand("completion", "Prints a script by which a shell completes commands and flags");
   static const std::map<std::string, std::string (*)(const CommandWords&)> kShells = {
       {"bash", for_bash}, {"fish", for_fish}, {"zsh", for_zsh}};
   std::vector<std::string> names;

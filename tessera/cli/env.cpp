@@ -83,7 +83,7 @@ Chapter facts_of_xla() {
 Fact rank_here() try {
   const auto identity = identity_from_environment();
   return identity ? fact("this_process", fmt::format("rank {} of {}", identity->rank, identity->world_size))
-                  : unknown_fact("this_process", "started by no launcher: a world of one");
+                  : fact("this_process", {}, "started by no launcher: a world of one");
 } catch (const ConfigError& error) {
   return fact("this_process", fmt::format("error: {}", error.what()));
 }
@@ -91,8 +91,8 @@ Fact rank_here() try {
 /// The configuration that launch would read, and its settings.
 std::vector<Fact> facts_of_configuration() try {
   const auto file = config::usual_file();
-  if (file.empty()) return {unknown_fact("file", "none: tessera config makes one")};
-  std::vector<Fact> facts = {fact("file", file)};
+  if (file.empty()) return {fact("file", {}, "none: tessera config makes one")};
+  std::vector<Fact> facts = {fact("file", file.string())};
   try {
     config::Settings settings;
     settings.read_file(file);
@@ -177,7 +177,7 @@ AddedXlaFacts::AddedXlaFacts(Chapter (*facts)()) {
 }
 
 void add_env_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("env", "Describes this machine and this build, for bug reports")->group("Commands");
+  auto* command = app.add_subcommand("env", "Describes this machine and this build, for bug reports");
   const auto as_json = std::make_shared<bool>(false);
   command->add_flag("--json", *as_json, "As JSON: sizes in bytes, null for what is unknown or has no limit");
   command->footer(Help::footer_of({"tessera env", "tessera env --json >env.json", "tessera launch -n 2 tessera env"}));

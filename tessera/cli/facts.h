@@ -1,7 +1,9 @@
 // Facts about the surroundings of a run, for people and for programs.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,10 +20,9 @@ struct Chapter {
   std::vector<Fact> facts;
 };
 
-/// A fact whose text is its value.
-Fact fact(std::string name, const std::string& value);
-Fact bytes_fact(std::string name, uint64_t bytes);
-Fact unknown_fact(std::string name, const std::string& why = "unknown");
+/// A fact whose text is its value, or `otherwise` if it is not known.
+Fact fact(std::string name, const std::optional<std::string>& value, const std::string& otherwise = "unknown");
+Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise = "unknown");
 
 /// Registers the function that tells where programs look for the plugins of XLA devices, while the module of that package is loaded.
 struct AddedXlaFacts {

@@ -94,6 +94,7 @@ class Program : public CLI::App {
   /// `examples` are the command lines that its help shows.
   Program(const std::string& description, const std::string& name, const std::vector<std::string>& examples = {})
       : CLI::App(description, name) {
+    group("Commands");  // of its commands, which take it over
     formatter(std::make_shared<Help>());
     footer(Help::footer_of(examples));
     set_help_flag("-h,--help", "Print this help and exit");

@@ -4,7 +4,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -26,15 +25,9 @@ CLI::Validator from_to(T low, T high) {
   using Number = std::conditional_t<std::integral<T>, int64_t, double>;
   return CLI::Validator(
       [low = Number(low), high = Number(high)](const std::string& text) {
-        Number value{};
-        const auto read = std::from_chars(text.data(), text.data() + text.size(), value);
-        if (read.ec == std::errc() && read.ptr == text.data() + text.size() && value >= low && value <= high) return std::string();
-        const auto shown = [](Number number) {
-          char digits[64];
-          return std::string(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
-        };
-        const std::string kind = std::integral<T> ? "a whole number" : "a number";
-        return "'" + text + "' is not " + kind + " from " + shown(low) + " to " + shown(high);
+        const auto value = number_of<Number>(text);
+        if (value && *value >= low && *value <= high) return std::string();
+        return formatted("'{}' is not {} from {} to {}", text, std::integral<T> ? "a whole number" : "a number", low, high);
       },
       "");
 }
@@ -101,7 +94,7 @@ inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::
 
 inline ConfigError no_such_command(const CLI::App& command, const std::string& given, const Reasons& reasons) {
   std::vector<std::string> known;
-  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) known.push_back(each->get_name());
+  for (const auto* each : command.get_subcommands({})) known.push_back(each->get_name());
   const bool has_file = command.get_option_no_throw("--config-file") != nullptr && !given.empty();
   const auto file = has_file ? " (did you mean --config-file " + given + "?)" : "";
   if (known.empty()) return ConfigError("'" + given + "' belongs to no flag" + file + "; " + help_command(command) + " lists them");
@@ -109,7 +102,7 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
     return ConfigError(given + " is refused: " + reason);
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
   auto nearest = nearest_name(given, known);
-  for (const auto* each : command.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const auto* each : command.get_subcommands({})) {
     // A command of a command: merge is one of ckpt.
     const auto is_it = [&](const CLI::App* inner) { return inner->get_name() == given; };
     if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
@@ -157,7 +150,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       break;  // what follows belongs to no flag, whatever it looks like
     } else {
       const auto is_it = [&](const CLI::App* each) { return each->get_name() == argument; };
-      const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
+      const bool has_commands = !command->get_subcommands({}).empty();
       if (has_commands && argument == "help") {
         arguments.erase(arguments.begin() + static_cast<std::ptrdiff_t>(i--));
         wants_help = has_flags = true;

@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -20,6 +19,7 @@
 #include "tessera/cli/facts.h"
 #include "tessera/cli/launch/ranks_here.h"
 #include "tessera/train/progress_line.h"
+#include "tessera/train/report.h"
 
 namespace tessera::cli {
 namespace {
@@ -48,60 +48,48 @@ std::vector<std::string> values_in(const fs::path& path, const std::string& name
   return values;
 }
 
-std::optional<uint64_t> number_in(const std::string& text) {
-  uint64_t number = 0;
-  const auto result = std::from_chars(text.data(), text.data() + text.size(), number);
-  return result.ec == std::errc() ? std::optional(number) : std::nullopt;
+std::optional<std::string> first_in(const fs::path& path, const std::string& name) {
+  const auto values = values_in(path, name);
+  return values.empty() ? std::nullopt : std::optional(values.front());
 }
 
 /// A line of /proc/meminfo.
-std::optional<uint64_t> meminfo(const std::string& name, uint64_t unit = 1024) {
-  const auto values = values_in("/proc/meminfo", name);
-  const auto number = values.empty() ? std::nullopt : number_in(values.front());
+std::optional<int64_t> meminfo(const std::string& name, int64_t unit = 1024) {
+  const auto number = train::leading_number(first_in("/proc/meminfo", name).value_or(""));
   return number ? std::optional(*number * unit) : std::nullopt;
 }
 
-Fact bytes_or_unknown(const std::string& name, std::optional<uint64_t> bytes) {
-  return bytes ? bytes_fact(name, *bytes) : unknown_fact(name);
+std::optional<std::string> unless_none(size_t count) {
+  return count == 0 ? std::nullopt : std::optional(std::to_string(count));
 }
 
 Chapter processors() {
-  const auto models = values_in("/proc/cpuinfo", "model name");
   const auto packages = values_in("/proc/cpuinfo", "physical id");
   const auto online = ::sysconf(_SC_NPROCESSORS_ONLN);
   std::error_code unknown;
-  int64_t nodes = 0;
+  size_t nodes = 0;
   for (const auto& entry : fs::directory_iterator("/sys/devices/system/node", unknown)) {
     const auto name = entry.path().filename().string();
-    nodes += name.starts_with("node") && number_in(name.substr(4)) ? 1 : 0;
+    nodes += name.starts_with("node") && train::leading_number(name.substr(4)) ? 1 : 0;
   }
-  Chapter chapter{"processors", {}};
-  chapter.facts.push_back(models.empty() ? unknown_fact("model") : fact("model", models.front()));
-  chapter.facts.push_back({"online", online, std::to_string(online)});
-  chapter.facts.push_back({"usable", cores(), fmt::format("{} (affinity of this process)", cores())});
-  const auto sockets = std::set<std::string>(packages.begin(), packages.end()).size();
-  chapter.facts.push_back(sockets == 0 ? unknown_fact("sockets") : fact("sockets", std::to_string(sockets)));
-  chapter.facts.push_back(nodes == 0 ? unknown_fact("numa_nodes") : fact("numa_nodes", std::to_string(nodes)));
-  return chapter;
+  return {"processors",
+          {fact("model", first_in("/proc/cpuinfo", "model name")),
+           {"online", online, std::to_string(online)},
+           {"usable", cores(), fmt::format("{} (affinity of this process)", cores())},
+           fact("sockets", unless_none(std::set<std::string>(packages.begin(), packages.end()).size())),
+           fact("numa_nodes", unless_none(nodes))}};
 }
 
 Chapter memory_of_host() {
-  Chapter chapter{"memory", {}};
-  chapter.facts.push_back(bytes_or_unknown("total", meminfo("MemTotal")));
-  chapter.facts.push_back(bytes_or_unknown("available", meminfo("MemAvailable")));
-  chapter.facts.push_back(bytes_or_unknown("swap", meminfo("SwapTotal")));
   struct statvfs shm = {};
-  const bool is_there = ::statvfs("/dev/shm", &shm) == 0;
-  chapter.facts.push_back(is_there ? bytes_fact("/dev/shm", uint64_t{shm.f_blocks} * shm.f_frsize) : unknown_fact("/dev/shm", "not there"));
-  const auto thp = text_of_file("/sys/kernel/mm/transparent_hugepage/enabled");
-  chapter.facts.push_back(thp ? fact("transparent_huge_pages", *thp) : unknown_fact("transparent_huge_pages"));
+  const auto of_shm = ::statvfs("/dev/shm", &shm) == 0 ? std::optional(uint64_t{shm.f_blocks} * shm.f_frsize) : std::nullopt;
   const auto pages = meminfo("HugePages_Total", 1), size = meminfo("Hugepagesize");
-  if (pages && size) {
-    chapter.facts.push_back({"huge_pages", *pages, fmt::format("{} of {}", *pages, train::short_bytes(static_cast<double>(*size)))});
-  } else {
-    chapter.facts.push_back(unknown_fact("huge_pages"));
-  }
-  return chapter;
+  return {"memory",
+          {bytes_fact("total", meminfo("MemTotal")), bytes_fact("available", meminfo("MemAvailable")),
+           bytes_fact("swap", meminfo("SwapTotal")), bytes_fact("/dev/shm", of_shm, "not there"),
+           fact("transparent_huge_pages", text_of_file("/sys/kernel/mm/transparent_hugepage/enabled")),
+           pages && size ? Fact{"huge_pages", *pages, fmt::format("{} of {}", *pages, train::short_bytes(static_cast<double>(*size)))}
+                         : fact("huge_pages", {})}};
 }
 
 /// The folders of this process's control group and of those around it, for a controller of version 1, or of version 2.
@@ -124,12 +112,12 @@ std::vector<fs::path> control_groups(const std::string& controller) {
 }
 
 /// The least limit of memory that any group around this process has.
-std::optional<uint64_t> memory_limit() {
-  constexpr uint64_t kNone = uint64_t{1} << 60;  // version 1 has a number for no limit
-  std::optional<uint64_t> least;
+std::optional<int64_t> memory_limit() {
+  constexpr int64_t kNone = int64_t{1} << 60;  // version 1 has a number for no limit
+  std::optional<int64_t> least;
   for (const auto& group : control_groups("memory")) {
     for (const auto* name : {"memory.max", "memory.limit_in_bytes"}) {
-      const auto limit = number_in(text_of_file(group / name).value_or("max"));
+      const auto limit = train::leading_number(text_of_file(group / name).value_or("max"));
       if (limit && *limit < kNone) least = std::min(*limit, least.value_or(*limit));
     }
   }
@@ -140,7 +128,7 @@ std::optional<uint64_t> memory_limit() {
 std::optional<double> processor_limit() {
   std::optional<double> least;
   const auto take = [&](const std::string& quota, const std::string& period) {
-    const auto part = number_in(quota), whole = number_in(period);
+    const auto part = train::leading_number(quota), whole = train::leading_number(period);
     if (!part || !whole || *whole == 0) return;
     const auto limit = static_cast<double>(*part) / static_cast<double>(*whole);
     least = std::min(limit, least.value_or(limit));
@@ -156,49 +144,43 @@ std::optional<double> processor_limit() {
 
 Fact resource_limit(const std::string& name, decltype(RLIMIT_NOFILE) resource) {
   rlimit limit = {};
-  if (::getrlimit(resource, &limit) != 0) return unknown_fact(name);
-  if (limit.rlim_cur == RLIM_INFINITY) return unknown_fact(name, "none");
+  if (::getrlimit(resource, &limit) != 0) return fact(name, {});
+  if (limit.rlim_cur == RLIM_INFINITY) return fact(name, {}, "none");
   if (resource == RLIMIT_MEMLOCK) return bytes_fact(name, limit.rlim_cur);
   return {name, limit.rlim_cur, std::to_string(limit.rlim_cur)};
 }
 
 Chapter limits() {
-  Chapter chapter{"limits", {}};
-  const auto memory = memory_limit();
-  chapter.facts.push_back(memory ? bytes_fact("memory_of_control_group", *memory) : unknown_fact("memory_of_control_group", "none"));
+  constexpr auto kShare = "processors_of_control_group";
   const auto share = processor_limit();
-  chapter.facts.push_back(share ? Fact{"processors_of_control_group", *share, fmt::format("{:.3g}", *share)}
-                                : unknown_fact("processors_of_control_group", "none"));
-  chapter.facts.push_back(resource_limit("open_files", RLIMIT_NOFILE));
-  chapter.facts.push_back(resource_limit("locked_memory", RLIMIT_MEMLOCK));
-  return chapter;
+  return {"limits",
+          {bytes_fact("memory_of_control_group", memory_limit(), "none"),
+           share ? Fact{kShare, *share, fmt::format("{:.3g}", *share)} : fact(kShare, {}, "none"),
+           resource_limit("open_files", RLIMIT_NOFILE), resource_limit("locked_memory", RLIMIT_MEMLOCK)}};
 }
 
 Chapter system_of_machine() {
   utsname kernel = {};
   ::uname(&kernel);
-  const auto names = values_in("/etc/os-release", "PRETTY_NAME");
   return {"system",
-          {names.empty() ? unknown_fact("name") : fact("name", names.front()),
+          {fact("name", first_in("/etc/os-release", "PRETTY_NAME")),
            fact("kernel", fmt::format("{} {} {}", kernel.sysname, kernel.release, kernel.machine)),
            fact("libc", fmt::format("glibc {}", ::gnu_get_libc_version()))}};
 }
 
 }  // namespace
 
-Fact fact(std::string name, const std::string& value) {
-  if (is_utf8(value)) return {std::move(name), value, printable(value)};
+Fact fact(std::string name, const std::optional<std::string>& value, const std::string& otherwise) {
+  if (!value) return {std::move(name), nullptr, otherwise};
+  if (is_utf8(*value)) return {std::move(name), *value, printable(*value)};
   std::string shown;
-  for (const char c : printable(value)) shown += (c & 0x80) != 0 ? fmt::format("\\x{:02x}", c & 0xff) : std::string(1, c);
+  for (const char c : printable(*value)) shown += (c & 0x80) != 0 ? fmt::format("\\x{:02x}", c & 0xff) : std::string(1, c);
   return {std::move(name), shown, shown};  // JSON takes no other text
 }
 
-Fact bytes_fact(std::string name, uint64_t bytes) {
-  return {std::move(name), bytes, train::short_bytes(static_cast<double>(bytes))};
-}
-
-Fact unknown_fact(std::string name, const std::string& why) {
-  return {std::move(name), nullptr, why};
+Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise) {
+  if (!bytes) return fact(std::move(name), {}, otherwise);
+  return {std::move(name), *bytes, train::short_bytes(static_cast<double>(*bytes))};
 }
 
 std::vector<Chapter> facts_of_machine() {

@@ -24,15 +24,13 @@ int main(int argc, char** argv) {
   tessera::cli::add_command_of("xla", "xla", app, chosen);
   tessera::cli::add_env_command(app, chosen);
   tessera::cli::add_completion_command(app, chosen);
-  auto* version = app.add_subcommand("version", "Prints the version, as --version does")->group("Commands");
+  auto* version = app.add_subcommand("version", "Prints the version, as --version does");
   version->callback([&chosen] {
     chosen = [] { return std::puts(TESSERA_VERSION) < 0 ? tessera::cli::kFailed : 0; };
   });
   version->footer(tessera::cli::Help::footer_of({"tessera version"}));
   // known_arguments() turns `help` before a command into --help behind it; this only lists it.
-  app.add_subcommand("help", "Explains a command: tessera help launch")
-      ->group("Commands")
-      ->footer(tessera::cli::Help::footer_of({"tessera help launch"}));
+  app.add_subcommand("help", "Explains a command: tessera help launch")->footer(tessera::cli::Help::footer_of({"tessera help launch"}));
   // Set last, because a command that is added takes the footer that the program has by then.
   app.footer(tessera::cli::Help::footer_of({"tessera launch -n 2 ./train --epochs 3", "tessera ckpt inspect run/mnist", "tessera env"}));
   return app.run(argc, argv, [&] { return chosen(); });

@@ -46,7 +46,7 @@ void expect_package(const std::string& package, std::string_view what) {
 
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen) {
   if (const auto known = commands().find(name); known != commands().end()) return known->second(parent, chosen);
-  auto* missing = parent.add_subcommand(name, fmt::format("Needs the package {}, which is not here", package))->group("Commands");
+  auto* missing = parent.add_subcommand(name, fmt::format("Needs the package {}, which is not here", package));
   missing->prefix_command();
   const auto whole_name = fmt::format("tessera {}{}", parent.get_parent() == nullptr ? "" : parent.get_name() + " ", name);
   missing->callback([&chosen, package, whole_name] {

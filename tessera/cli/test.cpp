@@ -67,8 +67,7 @@ class HeldErrors {
     set_log_sink([this](const LogRecord& record) {
       if (record.level < LogLevel::Error) return print_record(record);
       const std::lock_guard lock(held_->mutex);
-      held_->texts.emplace_back(record.text);
-      held_->records.push_back(record);
+      held_->errors.emplace_back(record.rank, record.text);
     });
   }
   HeldErrors(const HeldErrors&) = delete;
@@ -76,16 +75,13 @@ class HeldErrors {
   ~HeldErrors() {
     set_log_sink({});
     const std::lock_guard lock(held_->mutex);
-    for (size_t i = 0; i < held_->records.size(); i++) {
-      held_->records[i].text = held_->texts[i];
-      print_record(held_->records[i]);
-    }
+    for (const auto& [rank, text] : held_->errors) print_record({.level = LogLevel::Error, .rank = rank, .text = text});
   }
 
   /// Drops the errors if all went well. Returns the exit status of a test.
   int end(bool is_good) {
     const std::lock_guard lock(held_->mutex);
-    if (is_good) held_->records.clear();
+    if (is_good) held_->errors.clear();
     return is_good ? 0 : 1;
   }
 
@@ -94,7 +90,7 @@ class HeldErrors {
     return [held = held_] {
       const std::lock_guard lock(held->mutex);
       std::string lines;
-      for (const auto& text : held->texts) lines += fmt::format("tessera: error: {}\n", text);
+      for (const auto& [rank, text] : held->errors) lines += fmt::format("tessera: error: {}\n", text);
       return lines;
     };
   }
@@ -102,8 +98,7 @@ class HeldErrors {
  private:
   struct Held {
     std::mutex mutex;
-    std::vector<LogRecord> records;
-    std::vector<std::string> texts;  // of the records, which only refer to theirs
+    std::vector<std::pair<int, std::string>> errors;  // with the rank that has logged it
   };
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
@@ -270,7 +265,7 @@ int run(const TestFlags& flags) {
 
 void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command =
-      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation")->group("Commands");
+      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation");
   const auto flags = std::make_shared<TestFlags>();
   std::vector<std::string> names = {"all"};
   for (const auto& engine : engines()) names.emplace_back(engine.name);

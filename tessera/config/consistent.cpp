@@ -38,55 +38,23 @@ std::string valued(const Settings& settings, std::string_view key) {
                     valued(settings, other), place_of(settings, other));
 }
 
-/// Two values that can't hold together. An empty value stands for any but the default.
-struct Exclusion {
-  std::string_view key, value, other, other_value = {};
-};
-
-constexpr Exclusion kExclusions[] = {
-    {"use_cpu", "true", "distributed_type", "MULTI_GPU"},
-    {"use_cpu", "true", "distributed_type", "XLA"},
-    {"use_cpu", "true", "fsdp_offload_params", "true"},  // parameters are in the memory of the host already
-    {"use_cpu", "true", "tessera_offload", "host"},
-    {"tessera_codec", "bf16", "mixed_precision"},
-    {"tessera_offload", "none", "fsdp_offload_params", "true"},
-    {"tessera_offload", "disk", "fsdp_offload_params", "true"},
-    {"tessera_residence", "node-shared", "fsdp_offload_params", "true"},
-    {"tessera_residence", "node-shared", "tessera_offload"},
-    {"tessera_layout", "rows", "fsdp_use_orig_params", "false"},
-    {"tessera_layout", "whole-parameters", "fsdp_use_orig_params", "false"},
-};
-
-/// The value that a key needs another key to have, if its own is not the default.
-struct Need {
-  std::string_view key, other, value;
-};
-
-constexpr Need kNeeds[] = {
-    {"fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "true"},
-    {"fsdp_transformer_layer_cls_to_wrap", "fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"},
-    {"tessera_activation_keep", "distributed_type", "FSDP"},
-    {"tessera_activation_offload", "distributed_type", "FSDP"},
-    {"tessera_activation_keep", "fsdp_activation_checkpointing", "true"},
-    {"tessera_activation_offload", "fsdp_activation_checkpointing", "true"},
-};
-
-bool is_usual(const Settings& settings, std::string_view key) {
-  return settings.text(key) == find_key(key)->otherwise;
-}
-
-void expect_need(const Settings& settings, const Need& need) {
-  const auto& [key, other, value] = need;
-  if (is_usual(settings, key) || settings.text(other) == value) return;
+void expect_need(const Settings& settings, std::string_view key, std::string_view other, std::string_view value) {
+  if (settings.is_usual(key) || settings.text(other) == value) return;
   throw ConfigError("{}: {} needs {} {}; it is {} ({})", place_of(settings, key), valued(settings, key), other, value, settings.text(other),
                     place_of(settings, other));
 }
 
-void expect_no_exclusion(const Settings& settings, const Exclusion& pair) {
+/// What the rows of keys say of others.
+void expect_rows(const Settings& settings) {
   const auto holds = [&](std::string_view key, std::string_view value) {
-    return settings.is_set(key) && (value.empty() ? !is_usual(settings, key) : settings.text(key) == value);
+    return settings.is_set(key) && (value.empty() ? !settings.is_usual(key) : settings.text(key) == value);
   };
-  if (holds(pair.key, pair.value) && holds(pair.other, pair.other_value)) contradict(settings, pair.key, pair.other);
+  for (const auto& key : keys()) {
+    for (const auto& [other, value] : key.needs) expect_need(settings, key.name, other, value);
+    for (const auto& [value, other, other_value] : key.contradicts) {
+      if (holds(key.name, value) && holds(other, other_value)) contradict(settings, key.name, other);
+    }
+  }
 }
 
 std::string_view key_of_sizes(const Settings& settings) {
@@ -131,7 +99,7 @@ void expect_own_keys(const Settings& settings) {
   const auto& transport = settings.text("tessera_transport");
   if (settings.text("distributed_type") == "XLA" && transport != "auto" && transport != "xla")
     contradict(settings, "tessera_transport", "distributed_type");
-  if (settings.text("tessera_activation_offload") != "disk") expect_need(settings, {"tessera_offload_folder", "tessera_offload", "disk"});
+  if (settings.text("tessera_activation_offload") != "disk") expect_need(settings, "tessera_offload_folder", "tessera_offload", "disk");
   const auto &format = settings.setting("tessera_checkpoint_format"), &layout = settings.setting("fsdp_state_dict_type");
   const bool is_of_accelerate = layout.value != "LOCAL_STATE_DICT";
   if (format.origin != Origin::Default && format.origin == layout.origin && is_of_accelerate != (format.value == "accelerate"))
@@ -146,7 +114,8 @@ void expect_gpu_ids(const Setting& ids) {
 
 void expect_classes(const Setting& classes) {
   for (size_t begin = 0; begin < classes.value.size(); begin = std::min(classes.value.find(',', begin), classes.value.size() - 1) + 1) {
-    const auto first = static_cast<unsigned char>(classes.value[std::min(classes.value.find_first_not_of(' ', begin), classes.value.size() - 1)]);
+    const auto first =
+        static_cast<unsigned char>(classes.value[std::min(classes.value.find_first_not_of(' ', begin), classes.value.size() - 1)]);
     if (std::isalpha(first) != 0 || first == '_' || first >= 0x80) continue;
     throw ConfigError(
         "{}: fsdp_transformer_layer_cls_to_wrap '{}' is not the names of classes with commas between, such as "
@@ -226,8 +195,7 @@ void Settings::expect_consistent() const {
   expect_one_strategy(*this);
   expect_machines_that_fit(*this);
   expect_sizes_of_strategy(*this, keyed_strategy());
-  for (const auto& need : kNeeds) expect_need(*this, need);
-  for (const auto& exclusion : kExclusions) expect_no_exclusion(*this, exclusion);
+  expect_rows(*this);
   expect_classes(setting("fsdp_transformer_layer_cls_to_wrap"));
   expect_pattern(setting("fsdp_ignored_modules"));
   if (text("fsdp_version") == "2" && text("fsdp_state_dict_type") == "LOCAL_STATE_DICT") {

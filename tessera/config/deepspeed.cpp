@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 #include "tessera/base/error.h"
@@ -15,24 +16,13 @@ namespace {
 
 class DeepSpeedFile {
  public:
-  FileEntries read(const YamlValue& root) {
-    result_.add("distributed_type", "FSDP", root.where);
+  /// Reads a file, or the section of Accelerate's files.
+  FileEntries read(const YamlValue& root, bool is_section) {
+    is_section_ = is_section;
+    if (is_section) stage_ = 2;  // unless the section says otherwise
+    if (!is_section) result_.add("distributed_type", "FSDP", root.where);
     read_map(root, "");
     finish(root);
-    return std::move(result_);
-  }
-
-  FileEntries read_section(const YamlValue& section) {
-    const auto* file = section.find("deepspeed_config_file");
-    if (file != nullptr && file->text != "none") {
-      const auto root = read_yaml(file->text);
-      if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
-      return deepspeed_entries(root);
-    }
-    stage_ = 2;  // unless the section says otherwise
-    is_section_ = true;
-    read_map(section, "");
-    finish(section);
     return std::move(result_);
   }
 
@@ -41,8 +31,8 @@ class DeepSpeedFile {
   using Name = const std::string&;
   using Take = void (DeepSpeedFile::*)(Name name, Value value);
 
-  /// The function that takes the value of this name, in a file or in the section of Accelerate's files; null if there is none.
-  static Take taker_of(std::string_view name) {
+  /// The names that have a counterpart here, in a file or in the section of Accelerate's files, and the functions that take their values.
+  static std::span<const std::pair<std::string_view, Take>> takers() {
     using Self = DeepSpeedFile;
     static constexpr std::pair<std::string_view, Take> kTakers[] = {
         {"zero_optimization", &Self::take_old_zero},
@@ -58,17 +48,8 @@ class DeepSpeedFile {
         {"fp16.enabled", &Self::take_precision},
         {"train_batch_size", &Self::take_batch_size},
         {"train_micro_batch_size_per_gpu", &Self::take_batch_size},
-        {"gradient_accumulation_steps", &Self::take_shared},
-        {"gradient_clipping", &Self::take_shared},
     };
-    const auto* const found = std::ranges::find(kTakers, name, [](const auto& row) { return row.first; });
-    return found == std::end(kTakers) ? nullptr : found->second;
-  }
-
-  static bool is_map(std::string_view name) {
-    static constexpr std::string_view kMaps[] = {
-        "zero_optimization", "zero_optimization.offload_param", "zero_optimization.offload_optimizer", "bf16", "bfloat16", "fp16"};
-    return std::ranges::find(kMaps, name) != std::end(kMaps);
+    return kTakers;
   }
 
   /// The name at the top that is most like a misspelt one; empty if none is like it.
@@ -88,16 +69,21 @@ class DeepSpeedFile {
       const auto name = above + printable(map.names[i]);
       // Values of Accelerate's own questions that mean the same as leaving them out.
       const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
+      const auto is_inside = [&](const auto& row) { return row.first.starts_with(name + "."); };
+      const auto taker = std::ranges::find(takers(), name, [](const auto& row) { return row.first; });
+      const auto* key = find_key(name);
       if (name == section_name(Section::Tessera)) {
         throw ConfigError("{}: {} has no place in a file of DeepSpeed; write a YAML file with `tessera config update` and put it there",
                           value.where, name);
       }
       if (value.text == "auto") {
         remark(value, fmt::format("{} auto is left to the program", name));
-      } else if (is_map(name) && value.shape != YamlValue::Shape::Scalar) {
+      } else if (value.shape != YamlValue::Shape::Scalar && std::ranges::any_of(takers(), is_inside)) {
         read_map(value, name + ".");
-      } else if (const auto take = taker_of(name)) {
-        (this->*take)(name, value);
+      } else if (taker != takers().end()) {
+        (this->*taker->second)(name, value);
+      } else if (key != nullptr && key->is_of_deepspeed) {
+        result_.add(name, value.text, value.where);
       } else if (const auto meant = above.empty() ? name_like(name) : ""; !meant.empty()) {
         throw ConfigError("{}: DeepSpeed has no key '{}' (did you mean {}?)", value.where, name, meant);
       } else if (!is_none) {
@@ -109,8 +95,6 @@ class DeepSpeedFile {
   void take_batch_size(Name name, Value value) {
     remark(value, fmt::format("{} has no effect: the program chooses the size of its batches", name));
   }
-
-  void take_shared(Name name, Value value) { result_.add(name, value.text, value.where); }
 
   /// Takes the older form, which is true or false instead of a section.
   void take_old_zero(Name /*name*/, Value value) { stage_ = to_bool(value.text).value_or(false) ? 1 : 0; }
@@ -165,7 +149,7 @@ class DeepSpeedFile {
     if (!offload_where_.empty()) result_.add("fsdp_offload_params", "true", offload_where_);
   }
 
-  void remark(const YamlValue& value, const std::string& text) { result_.remarks.push_back(fmt::format("{}: {}", value.where, text)); }
+  void remark(Value value, const std::string& text) { result_.remark(value.where, text); }
 
   FileEntries result_;
   int64_t stage_ = 0;
@@ -184,16 +168,16 @@ bool is_deepspeed(const YamlValue& root) {
          root.find("train_micro_batch_size_per_gpu") != nullptr || is_section("bf16") || is_section("fp16");
 }
 
-bool is_of_deepspeed_section(std::string_view key) {
-  return key == "gradient_accumulation_steps" || key == "gradient_clipping";
-}
-
 FileEntries deepspeed_entries(const YamlValue& root) {
-  return DeepSpeedFile().read(root);
+  return DeepSpeedFile().read(root, /*is_section=*/false);
 }
 
 FileEntries deepspeed_section_entries(const YamlValue& section) {
-  return DeepSpeedFile().read_section(section);
+  const auto* file = section.find("deepspeed_config_file");
+  if (file == nullptr || file->text == "none") return DeepSpeedFile().read(section, /*is_section=*/true);
+  const auto root = read_yaml(file->text);
+  if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
+  return deepspeed_entries(root);
 }
 
 }  // namespace tessera::config

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/format.h"
 #include "tessera/config/yaml_tree.h"
 
 namespace tessera::config {
@@ -20,14 +21,13 @@ struct FileEntries {
   void add(std::string_view key, std::string_view value, std::string_view where) {
     entries.push_back({std::string(key), std::string(value), std::string(where)});
   }
+  void remark(std::string_view where, std::string_view text) { remarks.push_back(formatted("{}: {}", where, text)); }
 };
 
 /// Throws ConfigError for unknown keys and invalid values.
 FileEntries accelerate_entries(const YamlValue& root);
 
 bool is_deepspeed(const YamlValue& root);
-/// Whether Accelerate knows a key, which here is good for any training, in its section deepspeed_config only.
-bool is_of_deepspeed_section(std::string_view key);
 /// Reads the JSON file of DeepSpeed. Values without a counterpart become remarks.
 FileEntries deepspeed_entries(const YamlValue& root);
 /// Reads the section deepspeed_config of Accelerate's files, which may name such a JSON file.

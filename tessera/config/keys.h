@@ -22,17 +22,41 @@ enum class Effect {
 
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
+/// The call of the library that has an option for the key: init, adapt or fully_shard. Its errors name those of its keys that were given.
+enum class Call { None, Init, Adapt, Shard };
+
+/// What another key has to be if this one is not as by default.
+struct Need {
+  std::string_view other, value;
+};
+
+/// A value that can't hold together with that of another key. An empty value stands for any but the default.
+struct Contradiction {
+  std::string_view value, other, other_value = {};
+};
+
+/// An option, with all that files, variables, flags, the wizard, pages and errors say of it.
 struct Key {
   std::string_view name;                       // "mixed_precision", "fsdp_sharding_strategy"
   std::string_view otherwise = {};             // the default
   std::string_view meaning = {};               // a sentence for help texts and docs; empty for keys without effect
+  std::string_view question = {};              // of `tessera config`; empty if it does not ask
   std::vector<std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
   std::string variable = {};                   // by which launch passes the value to ranks; empty if only launch needs it
-  std::string_view reason = {};                // why other values, or other choices, are refused or have no effect
-  std::string_view refused = {};               // the value that `reason` is about, if it is about one
+  std::string_view flag = {};                  // another name of its flag, that of torchrun or an older one: "--nnodes"
+  std::string_view answer = {};                // what an empty answer to the question means, unless the default
+  std::vector<std::string_view> labels = {};   // of choices in its menu, if they are not shown as they are: one without has none
+  std::vector<Need> needs = {};
+  std::vector<Contradiction> contradicts = {};
+  std::string_view reason = {};   // why other values, or other choices, are refused or have no effect
+  std::string_view refused = {};  // the value that `reason` is about, if it is about one
   Effect effect = Effect::Own;
   Kind kind = Kind::Text;
   int64_t least = 0, most = kNoLimit;  // of Kind::Integer and Kind::Number
+  Call call = Call::None;
+  bool is_of_version_1 = false;  // Accelerate has no such key with fsdp_version 2
+  bool is_of_deepspeed = false;  // Accelerate has it in the section deepspeed_config; here it is good for any training
+  bool is_written = false;       // each file of Accelerate has it
   Section section = Section::Top;
 };
 

@@ -54,7 +54,7 @@ class AccelerateFile {
     if (name == "distributed_type" && is_for_deepspeed()) return result_.add(name, "FSDP", value.where);
     if (name == "num_processes" && (value.text == "-1" || value.shape == Shape::Null)) {
       const auto* const shown = value.text.empty() ? "without a value" : "-1";
-      result_.remarks.push_back(fmt::format("{}: num_processes {} leaves the number to the command line", value.where, shown));
+      result_.remark(value.where, fmt::format("num_processes {} leaves the number to the command line", shown));
       return;
     }
     const auto* key = find_key(name);
@@ -126,11 +126,10 @@ class AccelerateFile {
   void read_shared(const YamlValue& section) {
     for (size_t i = 0; i < section.names.size(); i++) {
       const auto &name = section.names[i], &where = section.values[i].where;
-      if (is_of_deepspeed_section(name) && section.values[i].text != "auto") {
+      if (const auto* key = find_key(name); key != nullptr && key->is_of_deepspeed && section.values[i].text != "auto") {
         add(name, section.values[i]);
       } else {
-        const auto reason = fmt::format("{} of deepspeed_config has no effect: distributed_type is not DEEPSPEED", printable(name));
-        result_.remarks.push_back(fmt::format("{}: {}", where, reason));
+        result_.remark(where, fmt::format("{} of deepspeed_config has no effect: distributed_type is not DEEPSPEED", printable(name)));
       }
     }
   }
@@ -139,8 +138,7 @@ class AccelerateFile {
     const auto* type = root_.find("distributed_type");
     const auto* fsdp = root_.find(section_name(Section::Fsdp));
     if (type == nullptr || fsdp == nullptr || fsdp->is_empty() || type->text == "FSDP") return;
-    result_.remarks.push_back(
-        fmt::format("{}: fsdp_config shards nothing: distributed_type is {}; write FSDP there", fsdp->where, printable(type->text)));
+    result_.remark(fsdp->where, fmt::format("fsdp_config shards nothing: distributed_type is {}; write FSDP there", printable(type->text)));
   }
 
   const YamlValue& root_;

@@ -132,6 +132,10 @@ const Setting& Settings::setting(std::string_view key) const {
   return values_.find(known->name)->second;
 }
 
+bool Settings::is_usual(std::string_view key) const {
+  return text(key) == find_key(key)->otherwise;
+}
+
 bool Settings::is_true(std::string_view key) const {
   return text(key) == "true";
 }

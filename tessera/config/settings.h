@@ -40,6 +40,8 @@ class Settings {
 
   const Setting& setting(std::string_view key) const;
   bool is_set(std::string_view key) const { return setting(key).origin != Origin::Default; }
+  /// Whether the value is the default, whoever has given it.
+  bool is_usual(std::string_view key) const;
   const std::string& text(std::string_view key) const { return setting(key).value; }
   bool is_true(std::string_view key) const;
   int64_t integer(std::string_view key) const;

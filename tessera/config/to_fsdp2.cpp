@@ -2,16 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 
 #include "tessera/config/settings.h"
 
 namespace tessera::config {
 namespace {
-
-// Keys of version 1, which mean nothing to Accelerate in a file of version 2.
-constexpr std::array<std::string_view, 5> kRemoved = {"fsdp_backward_prefetch", "fsdp_forward_prefetch", "fsdp_use_orig_params",
-                                                      "fsdp_sync_module_states", "fsdp_sharding_strategy"};
 
 /// Copies all settings but those that `is_left_out`. If such a value is not the default, it becomes a remark.
 template <class Predicate>
@@ -57,9 +52,7 @@ Settings to_fsdp2(const Settings& given) {
   if (given.text("fsdp_version") == "2" || given.text("distributed_type") != "FSDP") return given;
   given.expect_consistent();
   const bool is_local = given.text("fsdp_state_dict_type") == "LOCAL_STATE_DICT";  // as Tessera saves without the key
-  const auto is_removed = [&](const Key& key) {
-    return std::ranges::find(kRemoved, key.name) != kRemoved.end() || (is_local && key.name == "fsdp_state_dict_type");
-  };
+  const auto is_removed = [&](const Key& key) { return key.is_of_version_1 || (is_local && key.name == "fsdp_state_dict_type"); };
   auto to = without(given, "has no key in version 2", is_removed);
   const auto strategy = given.sharding_strategy();
   const bool reshards = strategy == "FULL_SHARD" || strategy == "HYBRID_SHARD";

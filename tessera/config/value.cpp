@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 
 #include "tessera/base/error.h"
@@ -15,10 +14,8 @@ namespace tessera::config {
 namespace {
 
 std::optional<double> to_number(std::string_view text) {
-  double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc{} || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
-  return value;
+  const auto value = number_of<double>(text);
+  return value && std::isfinite(*value) ? value : std::nullopt;
 }
 
 /// Compares words without case. YAML may have turned one of them into true or false.
@@ -71,9 +68,7 @@ std::optional<bool> to_bool(std::string_view text) {
 }
 
 std::optional<int64_t> to_integer(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure == std::errc{} && end == text.data() + text.size()) return value;
+  if (const auto value = number_of<int64_t>(text)) return value;
   constexpr double kExact = 9007199254740992;  // larger whole numbers are not exact in a double
   const auto number = to_number(text);
   if (!number || std::abs(*number) > kExact || *number != std::trunc(*number)) return std::nullopt;

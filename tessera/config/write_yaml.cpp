@@ -2,12 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
-#include "tessera/config/file_entries.h"
 #include "tessera/config/settings.h"
 #include "tessera/config/value.h"
 
@@ -15,12 +13,6 @@ namespace tessera::config {
 namespace {
 
 using nlohmann::json;
-
-// Accelerate always writes these, and its own readers need the first one.
-constexpr std::array<std::string_view, 15> kAlwaysWritten = {
-    "distributed_type", "compute_environment", "debug",        "downcast_bf16", "enable_cpu_affinity",
-    "machine_rank",     "mixed_precision",     "num_machines", "num_processes", "main_training_function",
-    "rdzv_backend",     "same_network",        "tpu_env",      "use_cpu",       "fsdp_version"};
 
 /// Whether YAML 1.1 reads a word as the text that it is, and not as a number, a truth or nothing.
 bool is_plain(const std::string& text) {
@@ -45,8 +37,7 @@ bool is_written(const Settings& settings, const Key& key) {
   if (key.section == Section::Dynamo) return false;  // nothing in it has an effect
   const bool is_of_fsdp = key.section == Section::Fsdp || key.section == Section::Parallelism;
   if (is_of_fsdp && settings.text("distributed_type") != "FSDP" && !settings.is_set(key.name)) return false;
-  if (std::ranges::find(kAlwaysWritten, key.name) != kAlwaysWritten.end()) return true;
-  return settings.is_set(key.name) && !(key.kind == Kind::Text && settings.text(key.name).empty());
+  return key.is_written || (settings.is_set(key.name) && !(key.kind == Kind::Text && settings.text(key.name).empty()));
 }
 
 json to_json_value(const Key& key, const std::string& value) {
@@ -68,7 +59,7 @@ json to_tree(const Settings& given) {
     if (!is_written(settings, key)) continue;
     // With -1 in the file, Accelerate's launch asks for the number of ranks, as ours does if nobody has given it.
     const bool is_open = key.name == "num_processes" && !settings.is_set(key.name);
-    const auto section = is_of_deepspeed_section(key.name) ? "deepspeed_config" : section_name(key.section);
+    const auto section = key.is_of_deepspeed ? "deepspeed_config" : section_name(key.section);
     auto& place = section.empty() ? top : top[std::string(section)];
     place[std::string(key.name)] = to_json_value(key, is_open ? "-1" : settings.text(key.name));
   }

@@ -67,44 +67,50 @@ void expect_parameters(const Module& module, const Communicator& world, const Fu
   }
 }
 
-/// Throws UsageError for options of tracing engines on other engines, and for options that make no sense on tracing engines.
-void expect_engine(const Communicator& world, const FullyShardedOptions& options) {
-  const auto& name = world.traits().name;
-  const std::pair<const char*, std::optional<bool>> program[] = {
-      {"optimization_barrier_in_forward", options.optimization_barrier_in_forward},
-      {"optimization_barrier_in_backward", options.optimization_barrier_in_backward},
-      {"mark_step_on_finalization", options.mark_step_on_finalization},
+/// Whether each rank has rows of each parameter; on_neuron is the older name.
+bool has_rows(const FullyShardedOptions& options) {
+  return options.shard_param_on_dim_0 || options.on_neuron;
+}
+
+/// Throws UsageError for options that can't be kept on this engine or beside others. Most are arguments of torch_xla that leave no choice here.
+void expect_options(const Communicator& world, const FullyShardedOptions& options) {
+  struct Row {
+    const char* option;
+    bool is_refused;
+    const char* reason;  // {} is the transport
   };
-  const std::pair<const char*, std::optional<bool>> layouts[] = {
-      {"pin_layout_in_all_reduce", options.pin_layout_in_all_reduce},
-      {"pin_layout_in_all_gather", options.pin_layout_in_all_gather},
-      {"pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter},
+  constexpr auto kProgram =
+      "is for engines that record a program and run it later; transport {} runs each operation at once, so there is nothing to choose; leave "
+      "it unset";
+  constexpr auto kLayout =
+      "can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks run the same one; "
+      "leave it unset";
+  const bool traces = world.traits().traces;
+  const auto layout = [&](const char* option, std::optional<bool> pins) {
+    return Row{option, traces ? pins.value_or(false) : pins.has_value(), traces ? kLayout : kProgram};
   };
-  const auto expect_unset = [&](const char* option, std::optional<bool> chosen) {
-    if (!chosen || world.traits().traces) return;
-    throw UsageError(
-        "{} is for engines that record a program and run it later; transport {} runs each operation at once, so "
-        "there is nothing to choose; leave it unset",
-        option, name);
+  const int dummies = options.debug_dummy_all_gather_op + options.debug_dummy_all_reduce_op + options.debug_dummy_reduce_scatter_op;
+  const Row rows[] = {
+      {"optimization_barrier_in_forward", !traces && options.optimization_barrier_in_forward, kProgram},
+      {"optimization_barrier_in_backward", !traces && options.optimization_barrier_in_backward, kProgram},
+      {"mark_step_on_finalization", !traces && options.mark_step_on_finalization, kProgram},
+      layout("pin_layout_in_all_reduce", options.pin_layout_in_all_reduce),
+      layout("pin_layout_in_all_gather", options.pin_layout_in_all_gather),
+      layout("pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter),
+      {"shard_param_on_dim_0 (on_neuron)", traces && has_rows(options),
+       "can't be set on transport {}: the ranks run one program, so their parts have one size, and rows do not always divide equally; leave it "
+       "unset"},
+      {"execute_sharding_on_init", !traces && !options.execute_sharding_on_init,
+       "can't be false: the memory of the full parameters is freed as they are sharded, in the constructor"},
+      {"flatten_parameters", options.flatten_parameters && has_rows(options),
+       "makes one vector of all parameters, which shard_param_on_dim_0 (on_neuron) can't divide by rows; set one of them"},
+      {"sharding_groups", !options.sharding_groups.empty() && (!options.sharding_rank || !options.sharding_world_size),
+       "needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it"},
+      {"debug_dummy_all_gather_op, debug_dummy_all_reduce_op and debug_dummy_reduce_scatter_op", dummies == 1 || dummies == 2,
+       "belong together: ranks of which some operations communicate and others do not would wait for each other; set all three, or none"},
   };
-  for (const auto& [option, chosen] : program) expect_unset(option, chosen);
-  for (const auto& [option, chosen] : layouts) {
-    expect_unset(option, chosen);
-    if (!chosen.value_or(false)) continue;
-    throw UsageError(
-        "{} can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks "
-        "run the same one; leave it unset",
-        option, name);
-  }
-  if (world.traits().traces && (options.shard_param_on_dim_0 || options.on_neuron)) {
-    throw UsageError(
-        "shard_param_on_dim_0 (on_neuron) can't be set on transport {}: the ranks run one program, so their parts have one size, "
-        "and rows do not always divide equally; leave it unset",
-        name);
-  }
-  if (!options.execute_sharding_on_init && !world.traits().traces) {
-    throw UsageError(
-        "execute_sharding_on_init can't be false: the memory of the full parameters is freed as they are sharded, in the constructor");
+  for (const auto& [option, is_refused, reason] : rows) {
+    if (is_refused) throw UsageError("{} {}", option, fmt::format(fmt::runtime(reason), world.traits().name));
   }
 }
 
@@ -117,16 +123,6 @@ void expect_place(const FullyShardedOptions& options, const Communicator& group)
                    options.sharding_groups.empty() ? "world" : "sharding_groups", own_rank, group.size());
 }
 
-bool has_dummies(const FullyShardedOptions& options) {
-  const int dummies = options.debug_dummy_all_gather_op + options.debug_dummy_all_reduce_op + options.debug_dummy_reduce_scatter_op;
-  if (dummies == 1 || dummies == 2) {
-    throw UsageError(
-        "debug_dummy_all_gather_op, debug_dummy_all_reduce_op and debug_dummy_reduce_scatter_op belong together: ranks of which some "
-        "operations communicate and others do not would wait for each other; set all three, or none");
-  }
-  return dummies == 3;
-}
-
 ShardOptions shard_options(const FullyShardedOptions& options, const Communicator& world) {
   ShardOptions result{.mesh = world, .ignored = options.ignored_parameters};
   const auto compute = options.compute_dtype.value_or(at::kFloat);
@@ -135,13 +131,7 @@ ShardOptions shard_options(const FullyShardedOptions& options, const Communicato
     if (options.fp32_reduce_scatter) result.mixed_precision.reduce_dtype = at::kFloat;
   }
   result.mixed_precision.buffer_dtype = options.buffer_dtype.value_or(compute);
-  const bool rows = options.shard_param_on_dim_0 || options.on_neuron;
-  if (rows && options.flatten_parameters) {
-    throw UsageError(
-        "flatten_parameters makes one vector of all parameters, which shard_param_on_dim_0 (on_neuron) can't divide by rows; "
-        "set one of them");
-  }
-  if (rows) {
+  if (has_rows(options)) {
     result.layout = Layout::Rows;
   } else if (!world.traits().traces && world.traits().packing == Packing::OneBuffer) {
     result.shard_size_multiple = options.shard_size_multiple.value_or(kSizeMultiple);
@@ -184,15 +174,11 @@ FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, con
   expect_module(base_.get(), has_forward);
   expect_dtype("compute_dtype", options_.compute_dtype);
   expect_dtype("buffer_dtype", options_.buffer_dtype);
-  expect_engine(world, options_);
-  if (!options_.sharding_groups.empty() && (!options_.sharding_rank || !options_.sharding_world_size)) {
-    throw UsageError("sharding_groups needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it");
-  }
-  const bool simulates = has_dummies(options_);
+  expect_options(world, options_);
   expect_parameters(*base_, world, options_);
   if (!options_.sharding_groups.empty()) world_ = Mesh::of_groups(world, options_.sharding_groups).world();
   expect_place(options_, world_);
-  if (simulates) {
+  if (options_.debug_dummy_all_gather_op) {  // and the two others
     static PerGroup<Simulated> all;
     const auto make = [&] { return fake_world(world_.local_ranks().front(), world_.size()); };
     simulated_ = all.get(world_, [&] { return std::make_shared<Simulated>(Simulated{.group = world_, .ranks = make()}); });

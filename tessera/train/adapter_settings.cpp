@@ -1,9 +1,8 @@
 #include "tessera/train/adapter_settings.h"
 
-#include <span>
+#include <algorithm>
 
 #include "tessera/base/error.h"
-#include "tessera/train/sharding_settings.h"
 
 namespace tessera::train {
 namespace {
@@ -18,7 +17,8 @@ AddedAdapt::AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef
 
 void adapt(const config::Settings& settings, ModuleRef model) {
   const bool adds = settings.integer("tessera_lora_r") > 0;
-  if (!adds && !settings.is_set("tessera_lora_r") && !given_of(settings, std::span(kKeysOfAdapters).subspan(2)).empty())
+  const auto is_given = [&](const config::Key& key) { return key.name.starts_with("tessera_lora_") && !settings.is_usual(key.name); };
+  if (!adds && !settings.is_set("tessera_lora_r") && std::ranges::any_of(config::keys(), is_given))
     throw ConfigError("there are no adapters; give tessera_lora_r");
   if (!adds && settings.text("tessera_quantisation") == "no") return;
   if (registered == nullptr) {

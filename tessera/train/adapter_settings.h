@@ -1,8 +1,6 @@
 // Adapters and quantised weights that a configuration asks for. The package models applies them to a model, and registers itself here.
 #pragma once
 
-#include <string_view>
-
 #include "tessera/base/module_ref.h"
 #include "tessera/config/settings.h"
 
@@ -16,10 +14,5 @@ void adapt(const config::Settings& settings, ModuleRef model);
 struct AddedAdapt {
   explicit AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef model));
 };
-
-inline constexpr std::string_view kKeysOfAdapters[] = {
-    "tessera_quantisation", "tessera_lora_r",    "tessera_lora_alpha",          "tessera_lora_dropout",
-    "tessera_lora_rslora",  "tessera_lora_dora", "tessera_lora_target_modules", "tessera_lora_modules_to_save",
-    "tessera_lora_bias"};
 
 }  // namespace tessera::train

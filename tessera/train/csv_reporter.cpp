@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -58,11 +59,6 @@ std::string number_text(double number) {
   return std::isfinite(number) ? shortest_text(number) : number > 0 ? "inf" : "-inf";
 }
 
-std::string contents_of(const std::filesystem::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 }  // namespace
 
 CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& options) : path_(std::move(path)) {
@@ -76,37 +72,42 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
         path_);
   }
   open_report(path_, 0);  // throws if the file can't be written
-  std::string rows;
-  if (options.first_step > 0) read_before(options, rows);
-  replace(rows);
+  replace(options.first_step > 0 ? rows_before(options, {}) : "");
 }
 
 /// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an
-/// interrupted run has left.
-void CsvReporter::read_before(const ReporterOptions& options, std::string& rows) {
-  const auto text = contents_of(path_);
+/// interrupted run has left. Returns the rows with more columns behind them.
+std::string CsvReporter::rows_before(const ReporterOptions& options, const std::vector<std::string>& more) {
+  std::ifstream stream(path_, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
   std::string_view rest = text;
-  if (rest.empty()) return;
+  std::string rows;
+  if (rest.empty()) {
+    std::ranges::copy(more, std::back_inserter(columns_));
+    return rows;
+  }
   const auto refuse = [&](const std::string& what) {
     throw IoError("{} of {}, so this run does not go on in that file; name another one", what, path_);
   };
   const auto names = take_record(rest);
   if (!names || names->front() != kStep) refuse("'step' is not the first column");
   columns_.assign(names->begin() + 1, names->end());
+  std::ranges::copy(more, std::back_inserter(columns_));
   for (int64_t number = 1; !rest.empty(); number++) {
     const auto line = rest.substr(0, rest.find('\n'));
     const auto fields = take_record(rest);
-    if (!fields && line.size() == rest.size()) return;
+    if (!fields && line.size() == rest.size()) break;
     const auto step = fields && fields->size() == names->size() ? leading_number(fields->front()) : std::nullopt;
     if (!step) refuse(fmt::format("row {} ('{}') is not one", number, printable(line.substr(0, 40))));
     const auto has = [&](const std::string& name) {
       const auto column = std::ranges::find(*names, name) - names->begin();
       return column < std::ssize(*fields) && !(*fields)[static_cast<size_t>(column)].empty();
     };
-    if (is_made_again(*step, options, has)) return;
+    if (is_made_again(*step, options, has)) break;
     last_ = Row{.step = *step, .fields = {fields->begin() + 1, fields->end()}};
     rows += text_of(*last_);
   }
+  return rows;
 }
 
 std::string CsvReporter::text_of(const Row& row) const {
@@ -131,22 +132,12 @@ void CsvReporter::replace(const std::string& rows) {
 }
 
 void CsvReporter::add_columns(const Values& values) {
-  auto columns = columns_;
+  std::vector<std::string> more;
   for (const auto& value : values) {
-    if (std::ranges::find(columns, value.name) == columns.end()) columns.push_back(value.name);
+    if (std::ranges::find(columns_, value.name) == columns_.end()) more.push_back(value.name);
   }
-  if (columns.size() == columns_.size()) return;
-  const auto text = contents_of(path_);
-  const std::string more(columns.size() - columns_.size(), ',');
-  std::string rows;
-  bool quoted = false;
-  for (const char c : std::string_view(text).substr(std::min(header().size(), text.size()))) {
-    quoted ^= c == '"';
-    if (c == '\n' && !quoted) rows += more;
-    rows += c;
-  }
-  columns_ = std::move(columns);
-  replace(rows);
+  if (more.empty()) return;
+  replace(rows_before({.first_step = std::numeric_limits<int64_t>::max()}, more));
 }
 
 void CsvReporter::write(int64_t step, const Values& values) {

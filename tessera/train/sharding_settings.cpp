@@ -1,7 +1,6 @@
 #include "tessera/train/sharding_settings.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -42,11 +41,6 @@ MixedPrecision precision_of(const Settings& settings) {
   return precision;
 }
 
-BackwardPrefetch prefetch_of(const std::string& name) {
-  if (name == "BACKWARD_POST") return BackwardPrefetch::Post;
-  return name == "NO_PREFETCH" ? BackwardPrefetch::None : BackwardPrefetch::Pre;
-}
-
 std::optional<WrapPolicy> policy_of(const Settings& settings) {
   const auto& name = settings.text("fsdp_auto_wrap_policy");
   if (name == "SIZE_BASED_WRAP") return wrap_by_size({.min_params = settings.integer("fsdp_min_num_params")});
@@ -68,8 +62,8 @@ T chosen(const Settings& settings, std::string_view key) {
   return static_cast<T>(std::ranges::find(choices, settings.text(key)) - choices.begin());
 }
 
-OffloadTo offload_of(const Settings& settings, std::string_view key, const Communicator& world) {
-  const auto to = chosen<OffloadTo>(settings, key);
+/// Throws ConfigError if nothing can be offloaded there from the device of these ranks.
+OffloadTo expect_offload(OffloadTo to, const Settings& settings, std::string_view key, const Communicator& world) {
   const auto device = world.traits().device;
   const auto refuse = [&](std::string_view why) { throw ConfigError("{} is {}, but {}", shown(settings, key), settings.text(key), why); };
   if (to == OffloadTo::Host && device.is_cpu())
@@ -77,6 +71,10 @@ OffloadTo offload_of(const Settings& settings, std::string_view key, const Commu
   if (to == OffloadTo::Disk && !device.is_cpu())
     refuse(fmt::format("parameters are on {}; only what lies in host memory can be kept in files", device.str()));
   return to;
+}
+
+OffloadTo offload_of(const Settings& settings, std::string_view key, const Communicator& world) {
+  return expect_offload(chosen<OffloadTo>(settings, key), settings, key, world);
 }
 
 /// Applies the keys of tessera_config.
@@ -122,13 +120,13 @@ std::vector<std::string> comma_separated(std::string_view text) {
   return names;
 }
 
-std::string given_of(const Settings& settings, std::span<const std::string_view> keys) {
-  std::vector<std::string> given;
-  for (const auto key : keys) {
-    const auto& setting = settings.setting(key);
-    if (setting.value != config::find_key(key)->otherwise) given.push_back(fmt::format("{} {} ({})", key, setting.value, setting.where));
+std::string given_of(const Settings& settings, config::Call call) {
+  std::string given;
+  for (const auto& key : config::keys()) {
+    if (key.call != call || settings.is_usual(key.name)) continue;
+    given += fmt::format("{}{} {} ({})", given.empty() ? "" : ", ", key.name, settings.text(key.name), settings.setting(key.name).where);
   }
-  return given.empty() ? "" : fmt::format("{}: ", fmt::join(given, ", "));
+  return given.empty() ? "" : given + ": ";
 }
 
 Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, const Communicator& world) {
@@ -140,18 +138,11 @@ Sharding sharding_of(const Settings& settings, const torch::nn::Module& model, c
     options.start = Start::FromRank0;  // as PyTorch's data parallelism does
     return result;
   }
-  if (settings.is_true("fsdp_offload_params")) {
-    if (world.traits().device.is_cpu()) {
-      throw ConfigError(
-          "{} is true, but parameters are in the memory of the host already; leave it out, or keep them in files by "
-          "tessera_offload disk",
-          shown(settings, "fsdp_offload_params"));
-    }
-    options.offload.parameters = OffloadTo::Host;
-  }
+  if (settings.is_true("fsdp_offload_params"))
+    options.offload.parameters = expect_offload(OffloadTo::Host, settings, "fsdp_offload_params", world);
   options.start = settings.is_true("fsdp_sync_module_states") ? Start::FromRank0 : Start::Equal;
   options.listing = settings.is_true("fsdp_use_orig_params") ? Listing::ByName : Listing::Flat;
-  options.schedule.backward_prefetch = prefetch_of(settings.text("fsdp_backward_prefetch"));
+  options.schedule.backward_prefetch = chosen<BackwardPrefetch>(settings, "fsdp_backward_prefetch");
   options.schedule.forward_prefetch = settings.is_true("fsdp_forward_prefetch");
   if (const auto& pattern = settings.text("fsdp_ignored_modules"); !pattern.empty()) {
     options.ignored = parameters_of_modules(model, pattern);

@@ -3,7 +3,6 @@
 
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,24 +25,18 @@ struct Sharding {
 /// Throws ConfigError, with the key and where its value comes from, for what this device or this world can't do. Collective.
 Sharding sharding_of(const config::Settings& settings, const torch::nn::Module& model, const Communicator& world);
 
-/// Lists those of the keys that were given, with where: "tessera_layout rows (config.yaml:4): ". Empty if none was.
-std::string given_of(const config::Settings& settings, std::span<const std::string_view> keys);
+/// Lists the keys of a call that were given, with where: "tessera_layout rows (config.yaml:4): ". Empty if none was.
+std::string given_of(const config::Settings& settings, config::Call call);
 
-/// Calls `act`, which does what these keys say. Its errors, which know only options of the library, name those keys that were given.
+/// Calls `act`, which makes this call. Its errors, which know only options of the library, name the keys that were given.
 template <class Act>
-auto with_settings(const config::Settings& settings, std::span<const std::string_view> keys, const Act& act) try {
+auto with_settings(const config::Settings& settings, config::Call call, const Act& act) try {
   return act();
 } catch (const Error&) {
-  const auto given = given_of(settings, keys);
+  const auto given = given_of(settings, call);
   if (given.empty()) throw;
   std::rethrow_exception(with_context(given));
 }
-
-/// The keys behind options of fully_shard.
-inline constexpr std::string_view kKeysOfSharding[] = {"tessera_residence",      "tessera_layout",        "tessera_codec",
-                                                       "tessera_grad_dtype",     "tessera_reshard_ranks", "tessera_prefetch_depth",
-                                                       "tessera_max_live_units", "tessera_offload",       "tessera_offload_folder",
-                                                       "fsdp_use_orig_params",   "fsdp_ignored_modules"};
 
 /// The names in a value with commas between them.
 std::vector<std::string> comma_separated(std::string_view text);

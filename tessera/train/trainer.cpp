@@ -60,8 +60,7 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
   if (!options.world) {
     InitOptions init_options{.transport = is_asked_for ? transport.value : ""};  // init reads the environment itself
     if (settings.is_true("use_cpu")) init_options.device = at::kCPU;
-    constexpr std::string_view kKeysOfWorld[] = {"tessera_transport", "use_cpu"};
-    return train::with_settings(settings, kKeysOfWorld, [&] { return init(init_options); });
+    return train::with_settings(settings, config::Call::Init, [&] { return init(init_options); });
   }
   const auto& given = options.world->traits().name;
   if (!is_asked_for || transport.value == "auto" || transport.value == given) return *options.world;
@@ -147,7 +146,7 @@ void Trainer::free_memory() {
 
 void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   if (!model) throw UsageError("Trainer::prepare was given an empty pointer in place of a model");
-  train::with_settings(settings_, train::kKeysOfAdapters, [&] { train::adapt(settings_, model); });
+  train::with_settings(settings_, config::Call::Adapt, [&] { train::adapt(settings_, model); });
   auto sharding = train::sharding_of(settings_, *model, world_);
   if (options_.adjust_sharding) options_.adjust_sharding(sharding.options);
   if (sharding.options.offload.parameters != OffloadTo::Host) move_module(*model, world_.traits().device);
@@ -158,7 +157,7 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
       activation::checkpoint_module(model, *sharding.activation);
     }
   }
-  train::with_settings(settings_, train::kKeysOfSharding, [&] {
+  train::with_settings(settings_, config::Call::Shard, [&] {
     if (sharding.policy) {
       fully_shard(*model, sharding.options, *sharding.policy);
     } else {

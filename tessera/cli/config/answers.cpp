@@ -22,7 +22,8 @@ void add_answers_of(GivenAnswers& answers, const YamlValue& map) {
     }
     std::string text = value.text;
     for (const auto& part : value.values) text += (text.empty() ? "" : ",") + part.text;
-    if (!value.is_empty()) answers.insert_or_assign(std::string(config::todays_name(map.names[i])), GivenAnswer{text, value.where});
+    if (!value.is_empty())
+      answers.insert_or_assign(std::string(config::todays_name(map.names[i])), config::Setting{text, Origin::Flag, value.where});
   }
 }
 
@@ -36,7 +37,7 @@ void add_given_answer(GivenAnswers& answers, const std::string& assignment) {
   auto name = assignment.substr(0, sign);
   std::ranges::replace(name, '-', '_');
   answers.insert_or_assign(std::string(config::todays_name(name)),
-                           GivenAnswer{assignment.substr(sign + 1), "--set " + printable(assignment)});
+                           config::Setting{assignment.substr(sign + 1), Origin::Flag, "--set " + printable(assignment)});
 }
 
 void read_given_answers(GivenAnswers& answers, const std::string& file) {
@@ -46,7 +47,7 @@ void read_given_answers(GivenAnswers& answers, const std::string& file) {
 }
 
 void set_given(config::Settings& settings, const GivenAnswers& given) {
-  for (const auto& [name, answer] : given) settings.set(name, answer.value, Origin::Flag, answer.where);
+  for (const auto& [name, answer] : given) settings.set(name, answer.value, answer.origin, answer.where);
 }
 
 config::Settings default_settings(const GivenAnswers& given) {

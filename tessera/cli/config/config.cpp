@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// The answers that may be given in advance: to keys only, or also to questions of the interview that are about no key.
-enum class Answers { OfKeys, OfQuestions };
+enum class Answers { None, OfKeys, OfQuestions };
 
 struct CommandFlags {
   std::string file, answers, mixed_precision, output;
@@ -38,11 +38,11 @@ struct CommandFlags {
   /// --set wins over --answers.
   void read_given(Answers allowed) {
     if (!answers.empty()) read_given_answers(given, answers);
-    if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, "--mixed-precision"};
+    if (!mixed_precision.empty()) given["mixed_precision"] = {mixed_precision, config::Origin::Flag, "--mixed-precision"};
     for (const auto& assignment : assignments) add_given_answer(given, assignment);
     for (const auto& [name, answer] : given) {
       if (allowed == Answers::OfQuestions && is_question(name)) continue;
-      config::Settings().set(name, answer.value, config::Origin::Flag, answer.where);
+      config::Settings().set(name, answer.value, answer.origin, answer.where);
     }
   }
 };
@@ -124,35 +124,29 @@ int convert_to_fsdp2(const CommandFlags& flags) {
 
 using SharedFlags = std::shared_ptr<CommandFlags>;
 
-void add_file(CLI::App& command, const SharedFlags& flags) {
+SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const CommandFlags&), Answers allowed = Answers::OfKeys) {
+  const auto flags = std::make_shared<CommandFlags>();
   command
       .add_option("--config-file", flags->file,
                   "The file, that of Accelerate unless given: ~/.cache/huggingface/accelerate/default_config.yaml")
       ->type_name("FILE");
-}
-
-void add_answers(CLI::App& command, const SharedFlags& flags) {
-  command.add_option("--set", flags->assignments, "The value of a key, which is not asked for; may be repeated")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false)
-      ->take_all();
-  command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
-}
-
-SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)(const CommandFlags&), Answers allowed = Answers::OfKeys) {
-  const auto flags = std::make_shared<CommandFlags>();
-  add_file(command, flags);
   command.callback([&command, &chosen, flags, run, allowed] {
     if (!command.get_subcommands().empty()) return;
     flags->read_given(allowed);
     chosen = [flags, run] { return run(*flags); };
   });
+  if (allowed == Answers::None) return flags;
+  command.add_option("--set", flags->assignments, "The value of a key, which is not asked for; may be repeated")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false)
+      ->take_all();
+  command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
   return flags;
 }
 
 void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
-  auto* part = command.add_subcommand("to-fsdp2", "Writes a configuration with the keys of fsdp_version 2")->group("Commands");
-  const auto flags = add_part(*part, chosen, convert_to_fsdp2);
+  auto* part = command.add_subcommand("to-fsdp2", "Writes a configuration with the keys of fsdp_version 2");
+  const auto flags = add_part(*part, chosen, convert_to_fsdp2, Answers::None);
   part->add_option("--output-file", flags->output, "The new file")->type_name("FILE");
   part->add_flag("--overwrite", flags->overwrites, "Replace the file that is converted");
   part->parse_complete_callback([flags] {
@@ -165,29 +159,27 @@ void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
 }  // namespace
 
 void add_config_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch")->group("Commands");
-  add_answers(*command, add_part(*command, chosen, ask_all, Answers::OfQuestions));
+  auto* command = app.add_subcommand("config", "Asks how to train, and writes a configuration for launch");
+  add_part(*command, chosen, ask_all, Answers::OfQuestions);
   command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
                                    "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
                                   "The files are those of Accelerate, and may have a section tessera_config. Questions whose "
                                   "answer would change nothing here are left out."));
-  auto* defaults = command->add_subcommand("default", "Writes a configuration without questions")->group("Commands");
+  auto* defaults = command->add_subcommand("default", "Writes a configuration without questions");
   const auto flags = add_part(*defaults, chosen, write_defaults);
-  add_answers(*defaults, flags);
   defaults->add_option("--mixed-precision", flags->mixed_precision, "no, bf16 or fp16")->type_name("DTYPE");
   defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
                                    "Without --set num_processes there is one rank."));
-  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today")->group("Commands");
+  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today");
   const auto of_change = add_part(*change, chosen, update);
-  add_answers(*change, of_change);
   change->add_option("--output-file", of_change->output, "The new file, if the other one shall stay")->type_name("FILE");
   change->add_flag("--for-accelerate", of_change->is_for_accelerate, "Leave out tessera_config, with which Accelerate refuses a file")
       ->needs("--output-file");
   change->footer(Help::footer_of(
       {"tessera config update --set mixed_precision=bf16", "tessera config update --config-file zero3.json --output-file run.yaml"},
       "Comments are lost. What a file of DeepSpeed says becomes FSDP. A name that ends in .json makes JSON."));
-  auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from")->group("Commands");
-  add_answers(*reasons, add_part(*reasons, chosen, explain));
+  auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from");
+  add_part(*reasons, chosen, explain);
   reasons->footer(Help::footer_of({"tessera config explain --config-file zero3.json"},
                                   "A flag wins over a variable of the environment, that over the file, and that over the default."));
   add_to_fsdp2(*command, chosen);

@@ -3,33 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "tessera/base/env_table.h"
+#include "tessera/base/table.h"
 
 namespace tessera::cli {
 namespace {
 
 std::string origin_of(const config::Setting& setting) {
-  using enum config::Origin;
-  switch (setting.origin) {
-    case Default:
-      return "default";
-    case File:
-      return "file " + setting.where;
-    case Environment:
-      return "environment " + setting.where;
-    case Flag:
-      return "flag " + setting.where;
-    case Code:
-      return "code " + setting.where;
-  }
-  return {};
-}
-
-/// Whether a key belongs in the table: it was given, or could change something.
-bool matters(const config::Settings& settings, const config::Key& key) {
-  return settings.is_set(key.name) || has_effect(key);
+  constexpr std::array kOrigins = {"default", "file ", "environment ", "flag ", "code "};
+  const bool is_default = setting.origin == config::Origin::Default;
+  return kOrigins.at(static_cast<size_t>(setting.origin)) + (is_default ? "" : setting.where);
 }
 
 /// The source of a setting. Settings with the same source stand on one line.
@@ -57,20 +43,13 @@ std::vector<std::string> origins_of_ranks(const config::Settings& settings) {
 }
 
 std::string explanation(const config::Settings& settings) {
-  std::vector<const config::Key*> shown;
-  size_t name_width = 0, value_width = 0;
+  std::vector<std::array<std::string, 3>> rows;
   for (const auto& key : config::keys()) {
-    if (!matters(settings, key)) continue;
-    shown.push_back(&key);
-    name_width = std::max(name_width, key.name.size());
-    value_width = std::max(value_width, settings.text(key.name).size());
+    const auto& setting = settings.setting(key.name);
+    if (has_effect(key) || settings.is_set(key.name))
+      rows.push_back({std::string(key.name), setting.value.empty() ? "-" : setting.value, origin_of(setting)});
   }
-  std::string text;
-  for (const auto* key : shown) {
-    const auto& setting = settings.setting(key->name);
-    text += fmt::format("{:{}}  {:{}}  {}\n", key->name, name_width, setting.value.empty() ? "-" : setting.value, value_width,
-                        origin_of(setting));
-  }
+  auto text = table_of(rows, "<<<");
   text += fmt::format("\nThe sharding strategy is {}.\n", settings.sharding_strategy());
   for (const auto& remark : settings.remarks()) text += remark + "\n";
   if (const auto unknown = warning_of_unknown_env()) text += *unknown + "\n";

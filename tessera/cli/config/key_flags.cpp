@@ -5,9 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cctype>
-#include <utility>
 
 #include "tessera/base/error.h"
 #include "tessera/base/words.h"
@@ -22,20 +20,9 @@ std::string flag_of(std::string_view key) {
   return flag;
 }
 
-/// The names that torchrun has for some keys, and older ones of Accelerate.
-constexpr std::array kOtherFlags = {std::pair("fsdp_backward_prefetch", ",--fsdp-backward-prefetch-policy"),
-                                    std::pair("num_machines", ",--nnodes"), std::pair("machine_rank", ",--node-rank"),
-                                    std::pair("main_process_ip", ",--master-addr"), std::pair("main_process_port", ",--master-port")};
-
-std::string all_flags_of(std::string_view key) {
-  const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
-  return flag_of(key) + (other == kOtherFlags.end() ? "" : other->second);
-}
-
 /// All names of a key's flag, for errors, which can't tell by which of them it was given.
-std::string any_flag_of(std::string_view key) {
-  const auto* const other = std::ranges::find(kOtherFlags, key, [](const auto& pair) { return std::string_view(pair.first); });
-  return flag_of(key) + (other == kOtherFlags.end() ? "" : fmt::format(" ({})", std::string_view(other->second).substr(1)));
+std::string any_flag_of(const config::Key& key) {
+  return flag_of(key.name) + (key.flag.empty() ? "" : fmt::format(" ({})", key.flag));
 }
 
 /// The values of a key's flag, as help shows and shells complete them.
@@ -65,7 +52,8 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
   for (const auto& key : config::keys()) {
     command
         .add_option_function<std::string>(
-            all_flags_of(key.name), [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
+            flag_of(key.name) + (key.flag.empty() ? "" : fmt::format(",{}", key.flag)),
+            [values = values_, name = std::string(key.name)](const std::string& value) { (*values)[name] = value; },
             sentence(key.meaning.empty() ? key.reason : key.meaning))
         ->type_name(values_of(key))
         ->group(group_of(key));
@@ -90,7 +78,7 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
     throw ConfigError("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for how many ranks may be left",
                       printable(nodes->second));
   }
-  for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(key));
+  for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(*config::find_key(key)));
   // Only for a single host: of several, each may have another number.
   if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
       settings.setting("num_processes").origin != config::Origin::Flag)

@@ -95,39 +95,35 @@ std::string menu_lines(const Question& question, size_t place) {
 }
 
 /// The place that a key leads to.
-size_t moved(size_t place, size_t places, const RawTerminal::Key& key) {
-  using Kind = RawTerminal::Key::Kind;
-  const bool is_up = key.kind == Kind::Up || key.letter == 'k', is_down = key.kind == Kind::Down || key.letter == 'j';
-  if (is_up) return (place + places - 1) % places;
-  if (is_down) return (place + 1) % places;
-  const auto number = static_cast<size_t>(key.letter - '0');
-  return key.letter > '0' && key.letter <= '9' && number <= places ? number - 1 : place;
+size_t moved(size_t place, size_t places, char key) {
+  if (key == RawTerminal::kUp) return (place + places - 1) % places;
+  if (key == RawTerminal::kDown) return (place + 1) % places;
+  const auto number = static_cast<size_t>(key - '0');
+  return key > '0' && key <= '9' && number <= places ? number - 1 : place;
 }
 
-enum class MenuEnd { Chosen, InputEnded, Interrupted };
-
-MenuEnd move_in_menu(const Question& question, size_t& place) {
+/// Returns the key that ends the menu.
+std::optional<char> move_in_menu(const Question& question, size_t& place) {
   const RawTerminal terminal;
   const auto up = fmt::format("\x1b[{}A", question.choices.size());
   show("\x1b[?25l" + menu_lines(question, place));
   for (;;) {
     const auto key = terminal.read_key();
-    if (!key) return MenuEnd::InputEnded;
-    if (key->kind == RawTerminal::Key::Kind::Interrupt) return MenuEnd::Interrupted;
-    if (key->kind == RawTerminal::Key::Kind::Enter) break;
+    if (!key || *key == RawTerminal::kInterrupt) return key;
+    if (*key == RawTerminal::kEnter) break;
     place = moved(place, question.choices.size(), *key);
     show(up + menu_lines(question, place));
   }
   show(up + "\x1b[J");  // the answer stands behind the question instead
-  return MenuEnd::Chosen;
+  return RawTerminal::kEnter;
 }
 
 std::string ask_menu(const Question& question) {
   show(fmt::format("{} (arrow keys or numbers, then Enter)\n", question.text));
   auto place = default_place(question);
   const auto end = move_in_menu(question, place);
-  if (end == MenuEnd::InputEnded) throw input_ended(question);
-  if (end == MenuEnd::Interrupted) ::raise(SIGINT);  // once the terminal is as it was
+  if (!end) throw input_ended(question);
+  if (*end == RawTerminal::kInterrupt) ::raise(SIGINT);  // once the terminal is as it was
   const auto* const colon = question.text.ends_with('?') ? "" : ":";
   show(fmt::format("\x1b[1A\x1b[K{}{} {}\n", question.text, colon, question.choices[place].label));
   return question.choices[place].value;

@@ -14,15 +14,27 @@ namespace {
 using config::Origin;
 using config::Settings;
 
-const std::vector<Choice> kMachines = {{"NO", "No distributed training"}, {"MULTI_CPU", "multi-CPU"}, {"MULTI_GPU", "multi-GPU"}, {"XLA", "XLA devices, such as TPUs"}};
+/// Questions that are about no key.
+const std::vector<Question> kOthers = {
+    {.name = "use_deepspeed", .text = "Do you want to start from a configuration of DeepSpeed?", .otherwise = "no"},
+    {.name = "deepspeed_config_file", .text = "What is the path of the JSON file of DeepSpeed?"},
+    {.name = "use_fsdp", .text = "Do you want to use FullyShardedDataParallel?", .otherwise = "yes"},
+    {.name = "use_accelerate_checkpoints", .text = "Shall checkpoints be those of Accelerate?", .otherwise = "no"},
+    {.name = "use_parallelism_config", .text = "Shall there be several copies of the model?", .otherwise = "no"},
+};
 
-const std::vector<Choice> kStateDictsOfVersion2 = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
-
-/// All choices of a key, shown as they are written in files.
-std::vector<Choice> menu(std::string_view key) {
-  std::vector<Choice> choices;
-  for (const auto value : config::find_key(key)->choices) choices.push_back({std::string(value), std::string(value)});
-  return choices;
+/// What the row of a key says. Keys that are true or false are asked with yes and no, all others with choices by a menu.
+Question question_of(const config::Key& key) {
+  Question question{.name = std::string(key.name),
+                    .text = std::string(key.question),
+                    .otherwise = std::string(key.answer.empty() ? key.otherwise : key.answer)};
+  if (key.otherwise == "true" || key.otherwise == "false") {
+    if (key.answer.empty()) question.otherwise = key.otherwise == "true" ? "yes" : "no";
+    return question;
+  }
+  const auto& labels = key.labels.empty() ? key.choices : key.labels;
+  for (size_t i = 0; i < labels.size(); i++) question.choices.push_back({std::string(key.choices[i]), std::string(labels[i])});
+  return question;
 }
 
 /// The value of the choice that an answer names, by its value or its label in any case; nothing if it names none.
@@ -40,26 +52,23 @@ class Interview {
   Interview(const Ask& ask, GivenAnswers given) : ask_(ask), given_(std::move(given)) {}
 
   Settings run() {
-    ask_machine();
-    ask_machines();
-    if (!is_alone() &&
-        is_yes({.name = "use_deepspeed", .text = "Do you want to start from a configuration of DeepSpeed?", .otherwise = "no"})) {
+    ask("distributed_type");
+    if (is_alone()) {
+      ask("use_cpu");
+    } else if (text("distributed_type") != "FSDP" && !given_.contains("use_cpu")) {
+      set("use_cpu", text("distributed_type") == "MULTI_CPU" ? "true" : "false");
+    }
+    if (!is_alone()) ask("num_machines");
+    if (!is_alone() && settings_.integer("num_machines") > 1) ask_all({"machine_rank", "main_process_ip", "main_process_port"});
+    if (!is_alone() && is_yes("use_deepspeed")) {
       ask_deepspeed();
     } else if (wants_fsdp()) {
       ask_fsdp();
-    } else {
-      ask_devices();
+    } else if (!settings_.is_true("use_cpu")) {
+      ask_all({"gpu_ids", "enable_cpu_affinity"});
     }
-    if (!is_alone())
-      ask_key({.name = "num_processes",
-               .text = "How many ranks shall there be on all machines together?",
-               .otherwise = settings_.text("num_machines")});
-    if (!settings_.is_set("mixed_precision")) {
-      ask_key({.name = "mixed_precision",
-               .text = "Do you wish to use mixed precision?",
-               .choices = menu("mixed_precision"),
-               .otherwise = "no"});
-    }
+    if (!is_alone()) ask("num_processes");
+    if (!settings_.is_set("mixed_precision")) ask("mixed_precision");
     // Given answers for which there is no question hold, too.
     set_given(settings_, given_);
     settings_.expect_consistent();
@@ -67,34 +76,11 @@ class Interview {
   }
 
  private:
-  bool is_alone() const { return settings_.text("distributed_type") == "NO"; }
-
-  void ask_machine() {
-    const auto given = given_.find("distributed_type");
-    if (given != given_.end() && given->second.value == "FSDP") {
-      ask_key({.name = "distributed_type", .text = ""});
-      return;
-    }
-    ask_key({.name = "distributed_type", .text = "Which type of machine are you using?", .choices = kMachines, .otherwise = "MULTI_CPU"});
-    if (is_alone()) {
-      ask_key({.name = "use_cpu", .text = "Do you want to train on the CPU even if there is a GPU?", .otherwise = "no"});
-    } else if (!given_.contains("use_cpu")) {
-      set("use_cpu", settings_.text("distributed_type") == "MULTI_CPU" ? "true" : "false");
-    }
-  }
-
-  void ask_machines() {
-    if (is_alone()) return;
-    ask_key({.name = "num_machines", .text = "How many different machines will you use?", .otherwise = "1"});
-    if (settings_.integer("num_machines") == 1) return;
-    ask_key({.name = "machine_rank", .text = "What is the rank of this machine? They are counted from 0", .otherwise = "0"});
-    ask_key({.name = "main_process_ip", .text = "What is the IP address of machine 0?"});
-    ask_key({.name = "main_process_port", .text = "What is the port on machine 0 at which ranks meet?", .otherwise = "29500"});
-  }
+  const std::string& text(std::string_view key) const { return settings_.text(key); }
+  bool is_alone() const { return text("distributed_type") == "NO"; }
 
   void ask_deepspeed() {
-    const Question question{.name = "deepspeed_config_file", .text = "What is the path of the JSON file of DeepSpeed?"};
-    ask_until(question, [&](const std::string& file, const std::string&) {
+    ask_until(other("deepspeed_config_file"), [&](const std::string& file, const std::string&) {
       auto changed = settings_;
       changed.read_file(file);
       settings_ = std::move(changed);
@@ -102,84 +88,39 @@ class Interview {
   }
 
   bool wants_fsdp() {
-    if (is_alone() || settings_.text("distributed_type") == "XLA") return false;
-    if (settings_.text("distributed_type") == "FSDP") return true;
-    const bool wants = is_yes({.name = "use_fsdp", .text = "Do you want to use FullyShardedDataParallel?", .otherwise = "yes"});
+    if (is_alone() || text("distributed_type") == "XLA") return false;
+    if (text("distributed_type") == "FSDP") return true;
+    const bool wants = is_yes("use_fsdp");
     if (wants) set("distributed_type", "FSDP");
     return wants;
   }
 
   void ask_fsdp() {
-    ask_key({.name = "fsdp_version", .text = "What should be your FSDP version?", .choices = menu("fsdp_version"), .otherwise = "2"});
-    const bool is_first = settings_.text("fsdp_version") == "1";
-    if (is_first) {
-      ask_key({.name = "fsdp_sharding_strategy",
-               .text = "What should be your sharding strategy?",
-               .choices = menu("fsdp_sharding_strategy"),
-               .otherwise = "FULL_SHARD"});
-    } else {
-      ask_key({.name = "fsdp_reshard_after_forward", .text = "Do you want to reshard parameters after forward?", .otherwise = "yes"});
-    }
-    if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params"))  // on CPUs they are there already
-      ask_key({.name = "fsdp_offload_params", .text = "Do you want to keep parameters and gradients in host memory?", .otherwise = "no"});
-    ask_units();
-    if (is_first) {
-      ask_key({.name = "fsdp_backward_prefetch",
-               .text = "What should be your backward prefetch policy?",
-               .choices = menu("fsdp_backward_prefetch"),
-               .otherwise = "BACKWARD_PRE"});
-    }
-    if (given_.contains("fsdp_state_dict_type") ||
-        is_yes({.name = "use_accelerate_checkpoints", .text = "Shall checkpoints be those of Accelerate?", .otherwise = "no"})) {
-      ask_key({.name = "fsdp_state_dict_type",
-               .text = "What should be your state dict type?",
-               .choices = is_first ? menu("fsdp_state_dict_type") : kStateDictsOfVersion2,
-               .otherwise = "SHARDED_STATE_DICT"});
-    }
-    if (is_first) {
-      ask_key({.name = "fsdp_forward_prefetch", .text = "Do you want to gather the next unit already in forward?", .otherwise = "no"});
-      ask_key({.name = "fsdp_use_orig_params", .text = "Shall parameters keep their names?", .otherwise = "yes"});
-    }
-    ask_key({.name = "fsdp_cpu_ram_efficient_loading", .text = "Shall only rank 0 load the values of the model?", .otherwise = "yes"});
-    if (is_first && !settings_.is_true("fsdp_cpu_ram_efficient_loading")) {
-      ask_key({.name = "fsdp_sync_module_states", .text = "Shall all ranks begin with the parameters of rank 0?", .otherwise = "yes"});
-    }
-    ask_key({.name = "fsdp_activation_checkpointing", .text = "Do you want to enable activation checkpointing?", .otherwise = "no"});
+    ask_all({"fsdp_version", "fsdp_sharding_strategy"});
+    const bool is_first = text("fsdp_version") == "1";
+    if (!is_first) ask("fsdp_reshard_after_forward");
+    // On CPUs they are there already.
+    if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params")) ask("fsdp_offload_params");
+    ask("fsdp_auto_wrap_policy");
+    if (text("fsdp_auto_wrap_policy") == "TRANSFORMER_BASED_WRAP") ask("fsdp_transformer_layer_cls_to_wrap");
+    if (text("fsdp_auto_wrap_policy") == "SIZE_BASED_WRAP") ask("fsdp_min_num_params");
+    ask("fsdp_backward_prefetch");
+    if (given_.contains("fsdp_state_dict_type") || is_yes("use_accelerate_checkpoints")) ask("fsdp_state_dict_type");
+    ask_all({"fsdp_forward_prefetch", "fsdp_use_orig_params", "fsdp_cpu_ram_efficient_loading"});
+    if (!settings_.is_true("fsdp_cpu_ram_efficient_loading")) ask("fsdp_sync_module_states");
+    ask("fsdp_activation_checkpointing");
     if (!is_first) ask_sizes();
-  }
-
-  void ask_units() {
-    ask_key({.name = "fsdp_auto_wrap_policy",
-             .text = "What should be your auto wrap policy?",
-             .choices = menu("fsdp_auto_wrap_policy"),
-             .otherwise = "TRANSFORMER_BASED_WRAP"});
-    const auto& policy = settings_.text("fsdp_auto_wrap_policy");
-    if (policy == "TRANSFORMER_BASED_WRAP") {
-      ask_key({.name = "fsdp_transformer_layer_cls_to_wrap",
-               .text = "Which classes become units? With commas between, such as BertLayer,T5Block"});
-    } else if (policy == "SIZE_BASED_WRAP") {
-      ask_key({.name = "fsdp_min_num_params", .text = "How many parameters must a unit have at least?", .otherwise = "1e8"});
-    }
   }
 
   void ask_sizes() {
     const bool is_given = given_.contains("parallelism_config_dp_replicate_size") || given_.contains("parallelism_config_dp_shard_size");
-    if (!is_given && !is_yes({.name = "use_parallelism_config", .text = "Shall there be several copies of the model?", .otherwise = "no"}))
-      return;
-    ask_key({.name = "parallelism_config_dp_replicate_size", .text = "How many copies shall there be?", .otherwise = "1"});
-    ask_key({.name = "parallelism_config_dp_shard_size", .text = "How many ranks shall share a copy?", .otherwise = "1"});
-  }
-
-  void ask_devices() {
-    if (settings_.is_true("use_cpu")) return;
-    ask_key({.name = "gpu_ids", .text = "Which GPUs of this machine? Numbers with commas between, or all", .otherwise = "all"});
-    ask_key({.name = "enable_cpu_affinity", .text = "Shall each rank be bound to its own processor cores?", .otherwise = "no"});
+    if (is_given || is_yes("use_parallelism_config")) ask_all({"parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"});
   }
 
   /// Asks the question again as long as `take` refuses the answer with a ConfigError.
   void ask_until(const Question& question, const std::function<void(const std::string& answer, const std::string& where)>& take) {
     if (const auto given = given_.extract(question.name)) {
-      const auto& [value, where] = given.mapped();
+      const auto& [value, origin, where] = given.mapped();
       take(value.empty() ? question.otherwise : value, where);
       return;
     }
@@ -200,25 +141,34 @@ class Interview {
     throw ConfigError("'{}' was asked {} times without an answer that fits: {}", question.text, kPatience, complaint);
   }
 
-  void ask_key(const Question& question) {
+  /// Keys of version 1 are not asked for with version 2.
+  void ask(std::string_view name) {
+    const auto& key = *config::find_key(name);
+    const bool is_second = text("fsdp_version") == "2";
+    if (key.is_of_version_1 && is_second) return;
+    auto question = question_of(key);
+    if (name == "num_processes") question.otherwise = text("num_machines");
+    if (name == "fsdp_state_dict_type" && is_second)
+      question.choices = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
     ask_until(question, [&](const std::string& answer, const std::string& where) {
-      auto value = answer;
-      if (!question.choices.empty()) {
-        const auto chosen = chosen_value(question, answer);
-        value = chosen.value_or(answer);
-      }
-      const auto& key = *config::find_key(question.name);
+      auto value = chosen_value(question, answer).value_or(answer);
       if (where.empty()) value = config::to_value(key, value);  // a complaint needs no place
       auto changed = settings_;
-      changed.set(question.name, value, Origin::File, where.empty() ? "your answer" : where);
+      changed.set(name, value, Origin::File, where.empty() ? "your answer" : where);
       changed.expect_consistent();
       settings_ = std::move(changed);
     });
   }
 
-  bool is_yes(const Question& question) {
+  void ask_all(std::initializer_list<std::string_view> names) {
+    for (const auto name : names) ask(name);
+  }
+
+  static const Question& other(std::string_view name) { return *std::ranges::find(kOthers, name, &Question::name); }
+
+  bool is_yes(std::string_view name) {
     bool result = false;
-    ask_until(question, [&](const std::string& answer, const std::string& where) {
+    ask_until(other(name), [&](const std::string& answer, const std::string& where) {
       const auto value = config::to_bool(answer);
       if (!value) throw ConfigError("{}{}'{}' is not yes or no", where, where.empty() ? "" : ": ", printable(answer));
       result = *value;
@@ -236,8 +186,7 @@ class Interview {
 }  // namespace
 
 bool is_question(std::string_view name) {
-  return name == "use_deepspeed" || name == "deepspeed_config_file" || name == "use_fsdp" || name == "use_accelerate_checkpoints" ||
-         name == "use_parallelism_config";
+  return std::ranges::find(kOthers, name, &Question::name) != kOthers.end();
 }
 
 Settings interview(const Ask& ask, GivenAnswers given) {

@@ -25,11 +25,8 @@ struct Question {
 /// Asks once; `complaint` says what is wrong with the last answer to the same question, and is empty at first.
 using Ask = std::function<std::string(const Question& question, const std::string& complaint)>;
 
-/// An answer that was given before the question.
-struct GivenAnswer {
-  std::string value, where;  // "--set num_processes", "answers.yaml:3"
-};
-using GivenAnswers = std::map<std::string, GivenAnswer, std::less<>>;
+/// Answers that were given before the questions, by their names.
+using GivenAnswers = std::map<std::string, config::Setting, std::less<>>;
 
 /// "k=v" of --set.
 void add_given_answer(GivenAnswers& answers, const std::string& assignment);

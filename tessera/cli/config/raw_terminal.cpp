@@ -64,21 +64,18 @@ RawTerminal::~RawTerminal() {
   for (size_t i = 0; i < kEndingSignals.size(); i++) ::sigaction(kEndingSignals[i], &handlers_before[i], nullptr);
 }
 
-std::optional<RawTerminal::Key> RawTerminal::read_key() const {
-  constexpr char kControlC = 3, kControlD = 4, kEscape = 27;
+std::optional<char> RawTerminal::read_key() const {
+  constexpr char kControlD = 4, kEscape = 27;
   const auto byte = read_byte();
   if (!byte || *byte == kControlD) return std::nullopt;
-  if (*byte == kControlC) return Key{.kind = Key::Kind::Interrupt};
-  if (*byte == '\r' || *byte == '\n') return Key{.kind = Key::Kind::Enter};
-  if (*byte != kEscape) return Key{.kind = Key::Kind::Letter, .letter = *byte};
-  if (!has_more()) return Key{.kind = Key::Kind::Other};
+  if (*byte == '\r') return kEnter;
+  if (*byte != kEscape) return byte;
+  if (!has_more()) return kOther;
   const auto second = read_byte();
-  if (second != '[' && second != 'O') return Key{.kind = Key::Kind::Other};
+  if (second != '[' && second != 'O') return kOther;
   auto last = read_byte();
   while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters of a key with shift and the like
-  if (last == 'A') return Key{.kind = Key::Kind::Up};
-  if (last == 'B') return Key{.kind = Key::Kind::Down};
-  return Key{.kind = Key::Kind::Other};
+  return last == 'A' ? kUp : last == 'B' ? kDown : kOther;
 }
 
 }  // namespace tessera::cli

@@ -1,7 +1,6 @@
 // A terminal that gives each key at once, for as long as an object lives.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 
 namespace tessera::cli {
@@ -14,13 +13,9 @@ class RawTerminal {
   RawTerminal& operator=(const RawTerminal&) = delete;
   ~RawTerminal();
 
-  struct Key {
-    enum class Kind { Letter, Up, Down, Enter, Interrupt, Other };
-    Kind kind;
-    char letter = 0;
-  };
-  /// Waits for a key; nothing at the end of input.
-  std::optional<Key> read_key() const;
+  static constexpr char kEnter = '\n', kUp = 'k', kDown = 'j', kInterrupt = 3, kOther = 0;
+  /// Waits for a key: its letter, or one of these. Nothing at the end of input.
+  std::optional<char> read_key() const;
 };
 
 }  // namespace tessera::cli

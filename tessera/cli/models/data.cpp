@@ -59,9 +59,9 @@ struct TokenizeCommand {
 };
 
 void add_data(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("data", "Makes files to train on")->group("Commands")->require_subcommand(1);
+  auto* command = app.add_subcommand("data", "Makes files to train on")->require_subcommand(1);
   command->footer(Help::footer_of({"tessera data tokenize texts.jsonl --tokenizer SmolLM2-135M --out texts.tokens"}));
-  auto* flags = command->add_subcommand("tokenize", "Makes a file of tokens of texts")->group("Commands");
+  auto* flags = command->add_subcommand("tokenize", "Makes a file of tokens of texts");
   const auto tokenize = std::make_shared<TokenizeCommand>();
   flags->add_option("FILE", tokenize->inputs, R"(A text (.txt, .md), or lines of {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]})")
       ->required();

@@ -6,7 +6,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <map>
 #include <memory>
@@ -36,13 +35,12 @@ struct ProgramFlags {
 
 /// {4711, 2} of "4711_2.mlir"
 std::optional<std::pair<int64_t, int64_t>> process_and_number(const std::string& name) {
-  int64_t process = 0, number = 0;
-  const auto* const end = name.data() + name.size();
-  const auto first = std::from_chars(name.data(), end, process);
-  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '_') return {};
-  const auto second = std::from_chars(first.ptr + 1, end, number);
-  if (second.ec != std::errc() || std::string_view(second.ptr, end) != ".mlir") return {};
-  return std::pair(process, number);
+  constexpr std::string_view kEnding = ".mlir";
+  const auto middle = name.find('_');
+  if (middle == std::string::npos || !name.ends_with(kEnding)) return {};
+  const auto process = number_of<int64_t>(name.substr(0, middle)),
+             number = number_of<int64_t>(name.substr(middle + 1, name.size() - middle - 1 - kEnding.size()));
+  return process && number ? std::optional(std::pair(*process, *number)) : std::nullopt;
 }
 
 Json parsed(const std::filesystem::path& file) {
@@ -157,7 +155,7 @@ void print_figures(const Json& figures) {
 }
 
 void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
-  auto* command = xla.add_subcommand("program", "Shows the programs that a run has compiled, and what they need")->group("Commands");
+  auto* command = xla.add_subcommand("program", "Shows the programs that a run has compiled, and what they need");
   command->formatter(std::make_shared<HelpWithUsage>("tessera xla program [FLAGS] FOLDER, or PROGRAM ARGS..."));
   const auto flags = std::make_shared<ProgramFlags>();
   auto* text = command->add_flag("--text", flags->as_text, "The StableHLO module of one: of a training step, the program that has run most often");

@@ -209,11 +209,11 @@ void add_places(CLI::App& command, XlaFlags& flags) {
 }
 
 void add_xla(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here")->group("Commands");
+  auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here");
   command->require_subcommand(1);
   command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1", "tessera xla program ./train"}));
   const auto flags = std::make_shared<XlaFlags>();
-  auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for")->group("Commands");
+  auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for");
   auto* topology = devices->add_option("--topology", flags->topology, "A plugin's name for devices, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
   devices->add_option("--devices", flags->devices, "How many a plugin for CPUs shall show")->check(from_to(1, pjrt::kMostDevices))->excludes(topology);
   add_places(*devices, *flags);
@@ -222,7 +222,7 @@ void add_xla(CLI::App& app, std::function<int()>& chosen) {
     chosen = [flags] { return run_apart(flags->environment(), [flags] { return show_devices(*flags); }); };
   });
   add_xla_program_command(*command, chosen);
-  auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here")->group("Commands");
+  auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here");
   compiler
       ->add_option("PROGRAM", flags->program,
                    "A file with a StableHLO module, or behind -- a program that trains, with its arguments: it runs without a device until its step is known")

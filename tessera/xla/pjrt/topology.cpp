@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <variant>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/xla/pjrt/client.h"
 #include "tessera/xla/pjrt/gpus.h"
 #include "tessera/xla/pjrt/program_impl.h"
@@ -17,12 +17,9 @@ constexpr std::string_view kOfCpu = "cpu:";
 
 /// CPU plugins make no topologies; a client with that many devices stands for one.
 Client cpus(Plugin plugin, std::string_view number) {
-  int devices = 0;
-  const auto [end, failed] = std::from_chars(number.data(), number.data() + number.size(), devices);
-  if (failed != std::errc{} || end != number.data() + number.size() || devices < 1) {
-    throw ConfigError("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number);
-  }
-  return Client(std::move(plugin), {.devices = devices});
+  const auto devices = number_of<int>(number);
+  if (!devices || *devices < 1) throw ConfigError("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number);
+  return Client(std::move(plugin), {.devices = *devices});
 }
 
 void expect_no_options(const Options& options, std::string_view name) {
