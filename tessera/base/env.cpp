@@ -1,11 +1,11 @@
 #include "tessera/base/env.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 
 #include "tessera/base/env_table.h"
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 
 namespace tessera {
 
@@ -21,9 +21,8 @@ std::optional<std::string> env(const char* name) {
 std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high) {
   const auto text = env(name);
   if (!text) return std::nullopt;
-  int64_t value = 0;
-  const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
-  if (failure != std::errc{} || end != text->data() + text->size() || value < low || value > high) {
+  const auto value = number_in<int64_t>(*text);
+  if (!value || *value < low || *value > high) {
     throw ConfigError("environment variable {}='{}' is not a whole number from {} to {}", name, *text, low, high);
   }
   return value;

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 namespace tessera {
@@ -26,6 +28,11 @@ size_t edit_distance(std::string_view one, std::string_view other) {
 }
 
 }  // namespace
+
+std::vector<std::string> words_in(const std::string& text) {
+  std::istringstream all(text);
+  return {std::istream_iterator<std::string>(all), {}};
+}
 
 std::string lower(std::string_view text) {
   std::string result(text);

@@ -1,13 +1,27 @@
 // Words for messages.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace tessera {
+
+/// The number that all of the text is, or nothing.
+template <class Number>
+std::optional<Number> number_in(std::string_view text) {
+  Number number = 0;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return failed == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+/// What stands between blanks.
+std::vector<std::string> words_in(const std::string& text);
 
 /// "rank 2", "ranks 0, 1 and 3"
 std::string name_ranks(std::span<const int> ranks);
