@@ -4,22 +4,15 @@
 #include <fmt/ranges.h>
 #include <pjrt_c_api.h>
 
-#include <charconv>
-
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/xla/pjrt/wire.h"
 
 namespace tessera::pjrt {
 namespace {
 
-bool read_number(std::string_view text, int64_t& number) {
-  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return failed == std::errc{} && end == text.data() + text.size();
-}
-
 Option option_of(std::string_view text) {
-  int64_t number = 0;
-  if (read_number(text, number)) return number;
+  if (const auto number = number_in<int64_t>(text)) return *number;
   if (text == "true" || text == "false") return text == "true";
   return std::string(text);
 }
@@ -47,15 +40,15 @@ Options parse_options(std::string_view text) {
     const auto item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(text.size(), item.size() + 1));
     const auto equals = item.find('=');
-    int64_t number = 0;
+    const auto number = number_in<int64_t>(item);
     if (equals != std::string_view::npos && equals > 0) {
       name = item.substr(0, equals);
       options[name] = option_of(item.substr(equals + 1));
-    } else if (!name.empty() && read_number(item, number)) {
+    } else if (!name.empty() && number) {
       auto& option = options[name];
       if (const auto* first = std::get_if<int64_t>(&option)) option = std::vector<int64_t>{*first};
       if (auto* list = std::get_if<std::vector<int64_t>>(&option)) {
-        list->push_back(number);
+        list->push_back(*number);
         continue;
       }
       throw ConfigError("'{}' follows the option {}, which is no list of numbers", item, name);
@@ -110,9 +103,13 @@ NamedValues::NamedValues(const Options& options) {
 
 NamedValues::~NamedValues() = default;
 
-const PJRT_NamedValue* NamedValues::data() const { return values_.data(); }
+const PJRT_NamedValue* NamedValues::data() const {
+  return values_.data();
+}
 
-size_t NamedValues::size() const { return values_.size(); }
+size_t NamedValues::size() const {
+  return values_.size();
+}
 
 Options from_named_values(const PJRT_NamedValue* values, size_t count) {
   Options options;
