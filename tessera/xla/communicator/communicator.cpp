@@ -11,7 +11,6 @@
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
-#include "tessera/xla/graph/collectives.h"
 
 namespace tessera::xla {
 namespace {
@@ -32,7 +31,9 @@ GroupTraits traits_of(const ReplicaGroups& groups) {
           .traces = true};
 }
 
-Combine combine_of(Reduce op) { return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add; }
+Combine combine_of(Reduce op) {
+  return op == Reduce::Min ? Combine::Min : op == Reduce::Max ? Combine::Max : Combine::Add;
+}
 
 /// The unsigned type of the same size, in which adding zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
@@ -49,10 +50,14 @@ at::ScalarType bits_of(at::ScalarType element) {
 }
 
 /// Sends half types as 16-bit integers: compilers for CPUs would send them as float.
-at::ScalarType sent_as(at::ScalarType element) { return c10::elementSize(element) == 2 ? bits_of(element) : element; }
+at::ScalarType sent_as(at::ScalarType element) {
+  return c10::elementSize(element) == 2 ? bits_of(element) : element;
+}
 
 /// Converts to the wire dtype: a collective adds in the type in which it sends.
-Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) { return hlo::convert(read(tensor), *reduction.wire_dtype); }
+Value before_reduction(const at::Tensor& tensor, const Reduction& reduction) {
+  return hlo::convert(read(tensor), *reduction.wire_dtype);
+}
 
 class XlaTransport final : public Transport {
  public:
@@ -106,7 +111,7 @@ class XlaTransport final : public Transport {
     const auto value = read(tensor);
     const auto element = value.element();
     const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
-    const auto given = hlo::select(is_member(root), bits, hlo::fixed(bits, 0));
+    const auto given = hlo::select(is_member(root), bits, 0);
     const auto all = hlo::all_reduce(given, Combine::Add, groups_);
     write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
     return {.bytes = to_others(tensor.nbytes())};
@@ -151,9 +156,7 @@ class XlaTransport final : public Transport {
  private:
   uint64_t to_others(size_t bytes) const { return bytes * static_cast<uint64_t>(traits().size - 1); }
 
-  Value mean_of(const Value& sum, const Reduction& reduction) const {
-    return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;
-  }
+  Value mean_of(const Value& sum, const Reduction& reduction) const { return reduction.op == Reduce::Mean ? sum / traits().size : sum; }
 
   static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
 
@@ -171,7 +174,7 @@ class XlaTransport final : public Transport {
     const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;
     bool is_even = true;
     for (size_t i = 1; i < numbers.size(); i++) is_even &= numbers[i] - numbers[i - 1] == step;
-    if (is_even) return hlo::plus(hlo::times(own, hlo::constant(step, at::kLong)), hlo::constant(numbers[0], at::kLong));
+    if (is_even) return own * hlo::constant(step, at::kLong) + hlo::constant(numbers[0], at::kLong);
     return hlo::reshape(hlo::dynamic_slice(hlo::constants(numbers, at::kLong), std::span(&own, 1), {1}), {});
   }
 

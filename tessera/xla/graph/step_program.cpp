@@ -8,7 +8,7 @@
 #include <atomic>
 #include <bit>
 #include <iterator>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "tessera/xla/graph/ops.h"
 #include "tessera/xla/pjrt/element_types.h"
@@ -18,13 +18,21 @@ namespace {
 
 std::atomic<uint64_t> visits = 0;
 
+/// The type in which a number of an element type is an argument, and the name of the arguments of that type.
+at::ScalarType argument_type(at::ScalarType element) {
+  return element == at::kDouble ? at::kDouble : c10::isIntegralType(element, false) ? at::kLong : at::kFloat;
+}
+char letter_of(at::ScalarType argument) {
+  return argument == at::kDouble ? 'd' : argument == at::kLong ? 'n' : 's';
+}
+
 std::string name_of(const Value& value) {
   const auto& node = value.node();
   switch (node.kind) {
     case Node::Kind::Data:
       return fmt::format("%a{}", node.place);
     case Node::Kind::Scalar:
-      return fmt::format("%{}{}", node.results[0].element == at::kDouble ? 'd' : 's', node.place);
+      return fmt::format("%{}{}", letter_of(node.results[0].element), node.place);
     case Node::Kind::Operation:
       break;
   }
@@ -58,25 +66,11 @@ std::string regions_of(const Node& node) {
   if (std::string_view(node.name).starts_with("sort")) {
     return comparison(node.name == std::string_view("sort") ? "LT" : "GT", node.results[0].element);
   }
-  switch (node.combine) {
-    case Combine::None:
-      return {};
-    case Combine::Add:
-      return region_of("add", element);
-    case Combine::Multiply:
-      return region_of("multiply", element);
-    case Combine::Max:
-      return region_of("maximum", element);
-    case Combine::Min:
-      return region_of("minimum", element);
-    case Combine::And:
-      return region_of("and", element);
-    case Combine::Or:
-      return region_of("or", element);
-    case Combine::Second:
-      return fmt::format(" ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
-  }
-  return {};
+  static constexpr const char* kCombined[] = {"", "add", "multiply", "maximum", "minimum", "and", "or"};
+  if (node.combine == Combine::None) return {};
+  if (node.combine != Combine::Second) return region_of(kCombined[static_cast<size_t>(node.combine)], element);
+  return fmt::format(
+      " ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
 }
 
 class Text {
@@ -102,16 +96,9 @@ class Text {
 void print_moved(Text& text, const Node& node) {
   const auto& type = node.results[0];
   if (node.operands.empty()) {
-    const bool is_double = type.element == at::kDouble, is_whole = c10::isIntegralType(type.element, true);
-    text.add("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place,
-             is_double  ? 'd'
-             : is_whole ? 'n'
-                        : 's',
-             node.first_argument,
-             is_double  ? "f64"
-             : is_whole ? "i64"
-                        : "f32",
-             text_of(type));
+    const auto argument = argument_type(type.element);
+    text.add("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place, letter_of(argument), node.first_argument,
+             pjrt::element_name(argument), text_of(type));
     return;
   }
   std::string starts, types;
@@ -152,7 +139,8 @@ class KeyWriter {
   void add(const Value& value) {
     const auto& node = value.node();
     const auto element = node.kind == Node::Kind::Scalar ? static_cast<uint64_t>(node.results[0].element) : 0;
-    add(static_cast<uint64_t>(node.kind) << 56 | element << 48 | static_cast<uint64_t>(value.result()) << 32 | static_cast<uint32_t>(node.place));
+    add(static_cast<uint64_t>(node.kind) << 56 | element << 48 | static_cast<uint64_t>(value.result()) << 32 |
+        static_cast<uint32_t>(node.place));
   }
 
  private:
@@ -191,7 +179,7 @@ void StepProgram::place(Node& leaf) {
 }
 
 StepProgram::Scalars& StepProgram::scalars_of(at::ScalarType element) {
-  return scalars_[element == at::kDouble ? 1 : c10::isIntegralType(element, false) ? 2 : 0];
+  return *std::ranges::find(scalars_, argument_type(element), &Scalars::element);
 }
 
 void StepProgram::move(const std::vector<bool>& marked) {
@@ -273,8 +261,9 @@ pjrt::Program StepProgram::program() const {
     if (result_in_[i] >= 0) parameters.back() += fmt::format(" {{tf.aliasing_output = {} : i32}}", result_in_[i]);
   }
   Text body;
-  for (const auto& [element, letter, numbers] : scalars_) {
+  for (const auto& [element, numbers] : scalars_) {
     if (numbers.empty()) continue;
+    const auto letter = letter_of(element);
     const Type all{element, {static_cast<int64_t>(numbers.size())}}, row{element, {1}}, one{element, {}};
     program.parameters.push_back({all});
     parameters.push_back(fmt::format("%{}: {}", letter, text_of(all)));
@@ -290,7 +279,7 @@ pjrt::Program StepProgram::program() const {
   const auto types = Text::list(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
   const auto names = Text::list(wanted_, [](const Wanted& result) { return name_of(result.value); });
   program.text = fmt::format("module @step {{\n  func.func public @main({}) -> ({}) {{\n{}    \"func.return\"({}) : ({}) -> ()\n  }}\n}}\n",
-                             Text::list(parameters, [](const std::string& text) { return text; }), types, body.take(), names, types);
+                             fmt::join(parameters, ", "), types, body.take(), names, types);
   return program;
 }
 
@@ -300,7 +289,7 @@ std::vector<std::vector<pjrt::Buffer>> StepProgram::arguments(const pjrt::Client
     const auto& of_replicas = *expect_values(node->data);
     for (size_t replica = 0; replica < arguments.size(); replica++) arguments[replica].push_back(of_replicas[replica]);
   }
-  for (const auto& [element, letter, all] : scalars_) {
+  for (const auto& [element, all] : scalars_) {
     if (all.empty()) continue;
     auto numbers = at::empty({static_cast<int64_t>(all.size())}, element);
     for (size_t i = 0; i < all.size(); i++) {
