@@ -27,6 +27,12 @@ size_t edit_distance(std::string_view one, std::string_view other) {
   return row.back();
 }
 
+std::string with_each_letter(std::string_view text, int (*change)(int)) {
+  std::string result(text);
+  std::ranges::transform(result, result.begin(), [&](unsigned char letter) { return change(letter); });
+  return result;
+}
+
 }  // namespace
 
 std::vector<std::string> words_in(const std::string& text) {
@@ -35,15 +41,11 @@ std::vector<std::string> words_in(const std::string& text) {
 }
 
 std::string lower(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::tolower(letter); });
-  return result;
+  return with_each_letter(text, std::tolower);
 }
 
 std::string upper(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return result;
+  return with_each_letter(text, std::toupper);
 }
 
 std::string name_ranks(std::span<const int> ranks) {
