@@ -25,9 +25,8 @@ inline Sizes all_but(int64_t rank, int64_t left_out) {
 }
 
 /// One number for each of `count` dimensions, where a caller may give one for all, or none.
-inline Sizes one_for_each(const Sizes& given, size_t count, const Sizes& otherwise) {
-  if (given.empty()) return otherwise;
-  return given.size() == count ? given : Sizes(count, given[0]);
+inline Sizes one_for_each(const Sizes& given, size_t count, int64_t otherwise) {
+  return given.size() == count ? given : Sizes(count, given.empty() ? otherwise : given[0]);
 }
 
 /// Returns a dimension as a number from 0 up. Throws if there is no such dimension; a scalar has one.

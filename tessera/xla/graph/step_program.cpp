@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <iterator>
 #include <unordered_map>
 
 #include "tessera/xla/graph/ops.h"
@@ -73,32 +72,21 @@ std::string regions_of(const Node& node) {
       " ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
 }
 
-class Text {
- public:
-  template <class... Args>
-  void add(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
-  }
-  /// A list of what `print` makes of each item.
-  template <class List, class Print>
-  static std::string list(const List& items, const Print& print) {
-    std::string text;
-    for (const auto& item : items) text += (text.empty() ? "" : ", ") + print(item);
-    return text;
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  std::string text_;
-};
+/// A list of what `print` makes of each item.
+template <class List, class Print>
+std::string with_commas(const List& items, const Print& print) {
+  std::string text;
+  for (const auto& item : items) text += (text.empty() ? "" : ", ") + print(item);
+  return text;
+}
 
 /// Prints an operation whose numbers are arguments: a constant or a slice.
-void print_moved(Text& text, const Node& node) {
+void print_moved(std::string& text, const Node& node) {
   const auto& type = node.results[0];
   if (node.operands.empty()) {
     const auto argument = argument_type(type.element);
-    text.add("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place, letter_of(argument), node.first_argument,
-             pjrt::element_name(argument), text_of(type));
+    text += fmt::format("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place, letter_of(argument),
+                        node.first_argument, pjrt::element_name(argument), text_of(type));
     return;
   }
   std::string starts, types;
@@ -106,22 +94,24 @@ void print_moved(Text& text, const Node& node) {
     starts += fmt::format(", %n{}", static_cast<size_t>(node.first_argument) + i);
     types += ", tensor<i64>";
   }
-  text.add("    %v{} = \"stablehlo.dynamic_slice\"({}{}) <{{slice_sizes = array<i64: {}>}}> : ({}{}) -> {}\n", node.place,
-           name_of(node.operands[0]), starts, fmt::join(type.sizes, ", "), text_of(node.operands[0].type()), types, text_of(type));
+  text +=
+      fmt::format("    %v{} = \"stablehlo.dynamic_slice\"({}{}) <{{slice_sizes = array<i64: {}>}}> : ({}{}) -> {}\n", node.place,
+                  name_of(node.operands[0]), starts, fmt::join(type.sizes, ", "), text_of(node.operands[0].type()), types, text_of(type));
 }
 
-void print_operation(Text& text, const Node& node) {
+void print_operation(std::string& text, const Node& node) {
   if (node.first_argument >= 0) return print_moved(text, node);
   const auto type = [](const auto& of) { return text_of(of); };
   const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
-  text.add("    %v{}", node.place);
-  if (node.results.size() > 1) text.add(":{}", node.results.size());
+  text += fmt::format("    %v{}", node.place);
+  if (node.results.size() > 1) text += fmt::format(":{}", node.results.size());
   const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // "chlo.erf" says it itself
-  text.add(" = \"{}{}\"({})", dialect, name, Text::list(node.operands, name_of));
-  if (!node.attributes.empty()) text.add(" <{{{}}}>", node.attributes);
-  const auto results = Text::list(node.results, type);
-  text.add("{} : ({}) -> {}\n", regions_of(node), Text::list(node.operands, [](const Value& value) { return text_of(value.type()); }),
-           node.results.size() == 1 ? results : "(" + results + ")");
+  text += fmt::format(" = \"{}{}\"({})", dialect, name, with_commas(node.operands, name_of));
+  if (!node.attributes.empty()) text += fmt::format(" <{{{}}}>", node.attributes);
+  const auto results = with_commas(node.results, type);
+  text += fmt::format("{} : ({}) -> {}\n", regions_of(node),
+                      with_commas(node.operands, [](const Value& value) { return text_of(value.type()); }),
+                      node.results.size() == 1 ? results : "(" + results + ")");
 }
 
 class KeyWriter {
@@ -260,7 +250,7 @@ pjrt::Program StepProgram::program() const {
     parameters.push_back(fmt::format("%a{}: {}", i, text_of(type)));
     if (result_in_[i] >= 0) parameters.back() += fmt::format(" {{tf.aliasing_output = {} : i32}}", result_in_[i]);
   }
-  Text body;
+  std::string body;
   for (const auto& [element, numbers] : scalars_) {
     if (numbers.empty()) continue;
     const auto letter = letter_of(element);
@@ -268,18 +258,18 @@ pjrt::Program StepProgram::program() const {
     program.parameters.push_back({all});
     parameters.push_back(fmt::format("%{}: {}", letter, text_of(all)));
     for (size_t i = 0; i < numbers.size(); i++) {
-      body.add(
+      body += fmt::format(
           "    %{0}row{1} = \"stablehlo.slice\"(%{0}) <{{limit_indices = array<i64: {2}>, start_indices = array<i64: {1}>, strides = "
           "array<i64: 1>}}> : ({3}) -> {4}\n",
           letter, i, i + 1, text_of(all), text_of(row));
-      body.add("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
+      body += fmt::format("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
     }
   }
   for (const auto* const node : operations_) print_operation(body, *node);
-  const auto types = Text::list(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
-  const auto names = Text::list(wanted_, [](const Wanted& result) { return name_of(result.value); });
+  const auto types = with_commas(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
+  const auto names = with_commas(wanted_, [](const Wanted& result) { return name_of(result.value); });
   program.text = fmt::format("module @step {{\n  func.func public @main({}) -> ({}) {{\n{}    \"func.return\"({}) : ({}) -> ()\n  }}\n}}\n",
-                             fmt::join(parameters, ", "), types, body.take(), names, types);
+                             fmt::join(parameters, ", "), types, body, names, types);
   return program;
 }
 

@@ -15,7 +15,7 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
     throw UsageError("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices);
   Padded<PJRT_Client_Create_Args> arguments;
   const auto failed_with = [&](const Options& named) {
-    const NamedValues values(named);
+    const auto values = named_values(named);
     arguments.create_options = values.data();
     arguments.num_options = values.size();
     return plugin.api()->attempt(&PJRT_Api::PJRT_Client_Create, arguments);

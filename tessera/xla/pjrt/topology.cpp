@@ -29,7 +29,7 @@ void expect_no_options(const Options& options, std::string_view name) {
 }
 
 TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {
-  const NamedValues values(options);
+  const auto values = named_values(options);
   const auto made = plugin.api()->call(
       fmt::format("make the topology '{}'", name).c_str(), &PJRT_Api::PJRT_TopologyDescription_Create,
       {.topology_name = name.data(), .topology_name_size = name.size(), .create_options = values.data(), .num_options = values.size()});

@@ -88,14 +88,18 @@ Sizes spatial_sizes(const Value& x) {
   return {x.sizes().begin() + 2, x.sizes().end()};
 }
 
+Geometry geometry_of(const Call& call, size_t count) {
+  return {one_for_each(call.integers(3), count, 1), one_for_each(call.integers(4), count, 0), one_for_each(call.integers(5), count, 1),
+          call.integer(8)};
+}
+
 void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
   const auto count = x.sizes().size() - 2;
-  const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
-                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8),
-                   call.has(2) ? std::optional(hlo::wide(x.element())) : std::nullopt};  // with a bias, the sum is rounded once
+  auto g = geometry_of(call, count);
+  if (call.has(2)) g.result = hlo::wide(x.element());  // the sum is rounded once
   const bool is_transposed = call.flag(6);
-  const auto extra = one_for_each(call.integers(7), count, Sizes(count, 0));
+  const auto extra = one_for_each(call.integers(7), count, 0);
   Sizes sizes;
   for (size_t i = 0; i < count; i++) {
     const auto size = x.sizes()[i + 2], reach = g.dilation[i] * (w.sizes()[i + 2] - 1) + 1;
@@ -110,8 +114,7 @@ void convolution(Call& call) {
 void convolution_gradient(Call& call) {
   const auto dy = call.value(0), x = call.value(1), w = call.value(2);
   const auto count = x.sizes().size() - 2;
-  const Geometry g{one_for_each(call.integers(3), count, Sizes(count, 1)), one_for_each(call.integers(4), count, Sizes(count, 0)),
-                   one_for_each(call.integers(5), count, Sizes(count, 1)), call.integer(8)};
+  const auto g = geometry_of(call, count);
   const bool is_transposed = call.flag(6);
   const auto mask = call[9].toBoolList();
   std::vector<Value> results(3);
@@ -136,10 +139,10 @@ Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t s
 struct Columns {
   Sizes kernel, dilation, padding, stride, padded, windows;
   Columns(const Call& call, size_t first, const Sizes& sizes)
-      : kernel(one_for_each(call.integers(first), 2, Sizes(2, 1))),
-        dilation(one_for_each(call.integers(first + 1), 2, Sizes(2, 1))),
-        padding(one_for_each(call.integers(first + 2), 2, Sizes(2, 0))),
-        stride(one_for_each(call.integers(first + 3), 2, Sizes(2, 1))) {
+      : kernel(one_for_each(call.integers(first), 2, 1)),
+        dilation(one_for_each(call.integers(first + 1), 2, 1)),
+        padding(one_for_each(call.integers(first + 2), 2, 0)),
+        stride(one_for_each(call.integers(first + 3), 2, 1)) {
     for (size_t i = 0; i < 2; i++) {
       padded.push_back(sizes[i] + 2 * padding[i]);
       windows.push_back((padded[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1);
@@ -167,7 +170,7 @@ void windows_to_columns(Call& call) {
 
 void columns_to_windows(Call& call) {
   const auto x = call.wide_value(0);
-  const auto sizes = one_for_each(call.integers(1), 2, Sizes(2, 1));
+  const auto sizes = one_for_each(call.integers(1), 2, 1);
   const Columns c(call, 2, sizes);
   Sizes split(x.sizes().begin(), x.sizes().end() - 2);
   split.push_back(x.sizes().end()[-2] / (c.kernel[0] * c.kernel[1]));

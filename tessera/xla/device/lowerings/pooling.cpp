@@ -10,47 +10,40 @@ namespace tessera::xla {
 namespace {
 
 struct Pool {
-  size_t spatial, first;  // dimensions that are pooled, and the first of them
-  Sizes kernel, stride, padding, dilation;
+  size_t first;  // of the dimensions that are pooled, which are the last ones
+  Sizes kernel;
   hlo::Window window;
 };
 
-enum class Edge { Floor, Ceil };
-
-Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Sizes& stride, const Sizes& padding, const Sizes& dilation,
-             Edge edge) {
+/// From argument `first` on come the kernel, the stride, the padding, the dilation if the operator has one, and whether windows may reach
+/// over the end.
+Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first, bool has_dilation = false) {
   const auto rank = sizes.size();
-  Pool p{.spatial = spatial,
-         .first = rank - spatial,
-         .kernel = one_for_each(kernel, spatial, {}),
-         .stride = {},
-         .padding = one_for_each(padding, spatial, Sizes(spatial, 0)),
-         .dilation = one_for_each(dilation, spatial, Sizes(spatial, 1)),
-         .window = {}};
-  p.stride = one_for_each(stride, spatial, p.kernel);
-  p.window = {.size = Sizes(rank, 1),
-              .stride = Sizes(rank, 1),
-              .padding_low = Sizes(rank, 0),
-              .padding_high = Sizes(rank, 0),
-              .base_dilation = {},
-              .dilation = Sizes(rank, 1)};
+  Pool p{.first = rank - spatial,
+         .kernel = one_for_each(call.integers(first), spatial, 1),
+         .window = {.size = Sizes(rank, 1),
+                    .stride = Sizes(rank, 1),
+                    .padding_low = Sizes(rank, 0),
+                    .padding_high = Sizes(rank, 0),
+                    .base_dilation = {},
+                    .dilation = Sizes(rank, 1)}};
+  const auto named = call.integers(first + 1), stride = named.empty() ? p.kernel : one_for_each(named, spatial, 1);
+  const auto padding = one_for_each(call.integers(first + 2), spatial, 0);
+  const auto dilation = one_for_each(has_dilation ? call.integers(first + 3) : Sizes(), spatial, 1);
+  const bool reaches_over = call.flag(first + 3 + has_dilation);
   for (size_t i = 0; i < spatial; i++) {
     const auto d = p.first + i;
     p.window.size[d] = p.kernel[i];
-    p.window.stride[d] = p.stride[i];
-    p.window.padding_low[d] = p.window.padding_high[d] = p.padding[i];
-    p.window.dilation[d] = p.dilation[i];
-    if (edge == Edge::Floor) continue;
-    const auto reach = p.dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * p.padding[i] - reach;
-    auto count = (room + p.stride[i] - 1) / p.stride[i] + 1;
-    if ((count - 1) * p.stride[i] >= sizes[d] + p.padding[i]) count--;  // the last window begins inside
-    p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * p.stride[i] - room);
+    p.window.stride[d] = stride[i];
+    p.window.padding_low[d] = p.window.padding_high[d] = padding[i];
+    p.window.dilation[d] = dilation[i];
+    if (!reaches_over) continue;
+    const auto reach = dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * padding[i] - reach;
+    auto count = (room + stride[i] - 1) / stride[i] + 1;
+    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window begins inside
+    p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * stride[i] - room);
   }
   return p;
-}
-
-Edge edge_of(const Call& call, size_t i) {
-  return call.flag(i) ? Edge::Ceil : Edge::Floor;
 }
 
 /// The numbers of the places of a plane or a space.
@@ -123,26 +116,27 @@ void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Siz
 Lowering max_pool(size_t spatial) {
   return [=](Call& call) {
     const auto x = call.value(0);
-    const auto p = pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), call.integers(4), edge_of(call, 5));
-    if (std::ranges::equal(p.kernel, std::span(x.sizes()).last(spatial)) && p.padding == Sizes(spatial, 0) &&
-        p.dilation == Sizes(spatial, 1)) {
+    const auto p = pool_of(call, x.sizes(), spatial, 1, /*has_dilation=*/true);
+    const auto& window = p.window;
+    const Sizes none(x.rank(), 0);
+    if (std::ranges::equal(p.kernel, std::span(x.sizes()).last(spatial)) && window.padding_low == none &&
+        window.dilation == Sizes(x.rank(), 1)) {
       return give_largest_of_parts(call, x, spatial, Sizes(spatial, 1));
     }
     expect_few_places(p.kernel);
-    const Sizes none(x.rank(), 0);
-    const auto values = pad(x, hlo::lowest(x.element()), p.window.padding_low, p.window.padding_high, none);
-    const auto places =
-        pad(counted_places(x.sizes(), spatial), hlo::constant(-1, at::kLong), p.window.padding_low, p.window.padding_high, none);
-    const auto results = reduce_window(x, Combine::Max, hlo::lowest(x.element()), p.window);
+    const auto padded = [&](const Value& of, const Value& fill) { return pad(of, fill, window.padding_low, window.padding_high, none); };
+    const auto values = padded(x, hlo::lowest(x.element()));
+    const auto places = padded(counted_places(x.sizes(), spatial), hlo::constant(-1, at::kLong));
+    const auto results = reduce_window(x, Combine::Max, hlo::lowest(x.element()), window);
     Largest found;
     for_each_place(p.kernel, [&](const Sizes& at) {
       Sizes start = none, limit = values.sizes();
       for (size_t i = 0; i < spatial; i++) {
         const auto d = p.first + i;
-        start[d] = at[i] * p.dilation[i];
-        limit[d] = start[d] + (results.size(d) - 1) * p.stride[i] + 1;
+        start[d] = at[i] * window.dilation[d];
+        limit[d] = start[d] + (results.size(d) - 1) * window.stride[d] + 1;
       }
-      found.take(slice(values, start, limit, p.window.stride), slice(places, start, limit, p.window.stride));
+      found.take(slice(values, start, limit, window.stride), slice(places, start, limit, window.stride));
     });
     call.give({results, found.place});
   };
@@ -187,14 +181,9 @@ Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
   const bool padding_counts = call.flag(first);
   if (call.has(first + 1)) return fixed(reduce_window(ones, Combine::Add, zero, window), static_cast<double>(call.integer(first + 1)));
   if (padding_counts) {  // what ceil_mode adds at the end never counts
-    Sizes low(x.rank(), 0);
-    const auto none = low;
-    for (size_t i = 0; i < p.spatial; i++) low[p.first + i] = p.padding[i];
+    const Sizes none(x.rank(), 0), low = std::exchange(window.padding_low, none);
     ones = pad(ones, hlo::constant(1, x.element()), low, low, none);
-    for (size_t d = 0; d < low.size(); d++) {
-      window.padding_low[d] = 0;
-      window.padding_high[d] -= low[d];
-    }
+    for (size_t d = 0; d < low.size(); d++) window.padding_high[d] -= low[d];
   }
   return reduce_window(ones, Combine::Add, zero, window);
 }
@@ -202,7 +191,7 @@ Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
 Lowering average_pool(size_t spatial) {
   return [=](Call& call) {
     const auto x = call.wide_value(0);
-    const auto p = pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), {}, edge_of(call, 4));
+    const auto p = pool_of(call, x.sizes(), spatial, 1);
     const auto sum = reduce_window(x, Combine::Add, hlo::constant(0, x.element()), p.window);
     const auto count = counts(x, p, call, 5);
     call.give_rounded(sum / count);
@@ -225,7 +214,7 @@ Value spread_over_windows(const Value& g, const Value& x, const Pool& p) {
 Lowering average_pool_gradient(size_t spatial) {
   return [=](Call& call) {
     const auto g = call.wide_value(0), x = call.wide_value(1);
-    const auto p = pool_of(x.sizes(), spatial, call.integers(2), call.integers(3), call.integers(4), {}, edge_of(call, 5));
+    const auto p = pool_of(call, x.sizes(), spatial, 2);
     call.give_rounded(spread_over_windows(g / counts(x, p, call, 6), x, p));
   };
 }
@@ -254,7 +243,7 @@ Value averaged_gradient(const Value& g, int64_t d, int64_t size) {
 Lowering adaptive_average_pool(size_t spatial) {
   return [=](Call& call) {
     auto x = call.wide_value(0);
-    const auto results = one_for_each(call.integers(1), spatial, {});
+    const auto results = one_for_each(call.integers(1), spatial, 1);
     for (size_t i = 0; i < spatial; i++) x = averaged(x, x.rank() - static_cast<int64_t>(spatial - i), results[i]);
     call.give_rounded(x);
   };
@@ -275,7 +264,7 @@ Lowering adaptive_average_pool_gradient(size_t spatial) {
 Lowering adaptive_max_pool(size_t spatial) {
   return [=](Call& call) {
     const auto x = call.value(0);
-    const auto results = one_for_each(call.integers(1), spatial, {});
+    const auto results = one_for_each(call.integers(1), spatial, 1);
     const auto divides = [](int64_t size, int64_t count) { return count > 0 && size % count == 0; };
     if (std::ranges::equal(std::span(x.sizes()).last(spatial), results, divides)) return give_largest_of_parts(call, x, spatial, results);
     const auto places = counted_places(x.sizes(), spatial);

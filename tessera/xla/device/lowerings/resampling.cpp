@@ -126,34 +126,30 @@ Taps lanczos_antialiased(const Grid& grid) {
 }
 
 enum class Corners : size_t { Never, MayBeAligned };
+enum class Way { Forward, Gradient };
 
-/// Argument 1 has the result's sizes. From `after` on come whether corners are aligned, if the operator has that, and scales.
-template <class Apply>
-Value along_all(const Call& call, const Sizes& from_sizes, size_t after, Corners corners, MakeTaps make, const Apply& apply) {
-  auto x = call.wide_value(0);
-  if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
-    throw NotLowered();  // whole numbers round in their own way
-  const auto results = call.integers(1);
-  const bool may_be_aligned = corners == Corners::MayBeAligned;
-  for (size_t i = 0; i < results.size(); i++) {
-    const auto d = x.rank() - static_cast<int64_t>(results.size() - i);
-    const auto scale = after + may_be_aligned + i;
-    const double given = call.has(scale) ? call.number(scale) : 0;
-    x = apply(x, d, make(grid_of(from_sizes[static_cast<size_t>(d)], results[i], may_be_aligned && call.flag(after), given)));
-  }
-  return convert(x, call.result_type());
+/// One dimension of a map or of its gradient, whose result has `size` places along it.
+Value mapped(Way way, const Value& x, int64_t d, int64_t size, const Taps& taps) {
+  return way == Way::Forward ? resampled(x, d, taps) : resampled_gradient(x, d, size, taps);
 }
 
-Lowering upsampling(Corners corners, MakeTaps make) {
-  return [=](Call& call) { call.give(along_all(call, call.tensor(0).sizes().vec(), 2, corners, make, resampled)); };
-}
-
-Lowering upsampling_gradient(Corners corners, MakeTaps make) {
+/// Argument 1 has the result's sizes, and of a gradient argument 2 those of what was mapped. Behind them come whether corners are aligned,
+/// if the operator has that, and scales.
+Lowering upsampling(Way way, Corners corners, MakeTaps make) {
   return [=](Call& call) {
-    const auto sizes = call.integers(2);
-    call.give(along_all(call, sizes, 3, corners, make, [&](const Value& g, int64_t d, const Taps& taps) {
-      return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps);
-    }));
+    auto x = call.wide_value(0);
+    if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
+      throw NotLowered();  // whole numbers round in their own way
+    const bool is_forward = way == Way::Forward, may_be_aligned = corners == Corners::MayBeAligned;
+    const auto from_sizes = is_forward ? call.tensor(0).sizes().vec() : call.integers(2), results = call.integers(1);
+    const size_t after = is_forward ? 2 : 3;
+    for (size_t i = 0; i < results.size(); i++) {
+      const auto d = x.rank() - static_cast<int64_t>(results.size() - i), size = from_sizes[static_cast<size_t>(d)];
+      const auto scale = after + may_be_aligned + i;
+      const double given = call.has(scale) ? call.number(scale) : 0;
+      x = mapped(way, x, d, size, make(grid_of(size, results[i], may_be_aligned && call.flag(after), given)));
+    }
+    call.give_rounded(x);
   };
 }
 
@@ -168,33 +164,19 @@ int64_t nearest_inside(int64_t place, int64_t size) {
   return std::clamp<int64_t>(place, 0, size - 1);
 }
 
-/// For each padded dimension, from the last: its taps.
-template <class Apply>
-Value along_padded(const Call& call, Value x, size_t padding, Source source, const Sizes& sizes, const Apply& apply) {
-  const auto pads = call.integers(padding);
-  for (size_t i = 0; 2 * i < pads.size(); i++) {
-    const auto d = x.rank() - 1 - static_cast<int64_t>(i), size = sizes[static_cast<size_t>(d)];
-    Taps taps{{{}}, {}};
-    for (int64_t place = -pads[2 * i]; place < size + pads[2 * i + 1]; place++) taps.places[0].push_back(source(place, size));
-    x = apply(x, d, taps);
-  }
-  return x;
-}
-
-Lowering padding(Source source) {
+/// Pads dimensions from the last.
+Lowering padding(Way way, Source source) {
   return [=](Call& call) {
-    const auto x = call.value(0);
-    call.give(along_padded(call, x, 1, source, x.sizes(), resampled));
-  };
-}
-
-Lowering padding_gradient(Source source) {
-  return [=](Call& call) {
-    const auto sizes = call.tensor(1).sizes().vec();
-    const auto gradient = along_padded(call, call.wide_value(0), 2, source, sizes, [&](const Value& g, int64_t d, const Taps& taps) {
-      return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps);
-    });
-    call.give_rounded(gradient);
+    const bool is_forward = way == Way::Forward;
+    auto x = is_forward ? call.value(0) : call.wide_value(0);
+    const auto sizes = call.tensor(is_forward ? 0 : 1).sizes().vec(), pads = call.integers(is_forward ? 1 : 2);
+    for (size_t i = 0; 2 * i < pads.size(); i++) {
+      const auto d = x.rank() - 1 - static_cast<int64_t>(i), size = sizes[static_cast<size_t>(d)];
+      Taps taps{{{}}, {}};
+      for (int64_t place = -pads[2 * i]; place < size + pads[2 * i + 1]; place++) taps.places[0].push_back(source(place, size));
+      x = mapped(way, x, d, size, taps);
+    }
+    call.give_rounded(x);
   };
 }
 
@@ -249,17 +231,17 @@ Taps adaptive_windows(int64_t size, int64_t results) {
 }
 
 void register_resampling() {
-  const auto both_ways = [](const std::string& name, const Lowering& lower, const Lowering& gradient) {
-    add_kernels({{name, lower}, {name + "_backward", gradient}});
+  const auto both_ways = [](const std::string& name, const auto& lowering) {
+    add_kernels({{name, lowering(Way::Forward)}, {name + "_backward", lowering(Way::Gradient)}});
   };
   const auto upsample = [&](const std::string& name, Corners corners, MakeTaps make) {
-    both_ways(name, upsampling(corners, make), upsampling_gradient(corners, make));
+    both_ways(name, [&](Way way) { return upsampling(way, corners, make); });
   };
   for (const std::string dimensions : {"1d", "2d", "3d"}) {
     upsample("upsample_nearest" + dimensions, Corners::Never, nearest);
     upsample("_upsample_nearest_exact" + dimensions, Corners::Never, nearest_exact);
-    both_ways("reflection_pad" + dimensions, padding(mirrored), padding_gradient(mirrored));
-    both_ways("replication_pad" + dimensions, padding(nearest_inside), padding_gradient(nearest_inside));
+    both_ways("reflection_pad" + dimensions, [](Way way) { return padding(way, mirrored); });
+    both_ways("replication_pad" + dimensions, [](Way way) { return padding(way, nearest_inside); });
   }
   for (const auto* const name : {"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"})
     upsample(name, Corners::MayBeAligned, linear);
