@@ -37,16 +37,8 @@ Combine combine_of(Reduce op) {
 
 /// The unsigned type of the same size, in which adding zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
-  switch (c10::elementSize(element)) {
-    case 1:
-      return at::kByte;
-    case 2:
-      return at::kUInt16;
-    case 4:
-      return at::kUInt32;
-    default:
-      return at::kUInt64;
-  }
+  const auto size = c10::elementSize(element);
+  return size == 1 ? at::kByte : size == 2 ? at::kUInt16 : size == 4 ? at::kUInt32 : at::kUInt64;
 }
 
 /// Sends half types as 16-bit integers: compilers for CPUs would send them as float.

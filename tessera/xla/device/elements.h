@@ -34,6 +34,21 @@ at::ScalarType common_type(const Call& call);
 /// The type of the result: of the tensor that takes it or, where there is none, of all tensors and of the first argument.
 at::ScalarType type_of_operands(const Call& call);
 
+/// Calls a function with a number of the type; of a float where it is not floating-point.
+template <class Of>
+auto of_floating_type(at::ScalarType type, const Of& of) {
+  switch (type) {
+    case at::kDouble:
+      return of(double{});
+    case at::kHalf:
+      return of(c10::Half{});
+    case at::kBFloat16:
+      return of(c10::BFloat16{});
+    default:
+      return of(float{});
+  }
+}
+
 /// The type if it is floating-point, else the default dtype.
 inline at::ScalarType fractional(at::ScalarType type) {
   return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());

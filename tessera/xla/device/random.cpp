@@ -113,18 +113,9 @@ std::optional<at::Generator> generator_in(const Call& call) {
   return std::nullopt;
 }
 
-/// Binary digits of the numbers of a type; those of a float where it is not floating-point.
+/// Binary digits of the numbers of a type.
 int digits_of(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return std::numeric_limits<double>::digits;
-    case at::kHalf:
-      return std::numeric_limits<c10::Half>::digits;
-    case at::kBFloat16:
-      return std::numeric_limits<c10::BFloat16>::digits;
-    default:
-      return std::numeric_limits<float>::digits;
-  }
+  return of_floating_type(type, [](auto number) { return std::numeric_limits<decltype(number)>::digits; });
 }
 
 /// The highest `count` bits as a whole number: a double of 64 bits, a float of 32.

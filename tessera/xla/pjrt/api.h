@@ -21,7 +21,12 @@ namespace tessera::pjrt {
 /// refuses structs smaller than its own, and a newer one refuses structs that end before its new fields.
 template <class Args>
 struct Padded : Args {
-  explicit Padded(const Args& given = {}) : Args(given) { this->struct_size = sizeof(Args) + sizeof newer_fields / 2; }
+  explicit Padded(const Args& given = {}) : Args(given) {
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(static_cast<Args*>(this));  // a newer plugin may have fields there
+#endif
+    this->struct_size = sizeof(Args) + sizeof newer_fields / 2;
+  }
   char newer_fields[256] = {};
 };
 
@@ -74,7 +79,7 @@ class Api {
 };
 
 /// Owns one of the plugin's objects, which the function `destroy` destroys.
-template <class T, class Args, T* Args::*field, Api::Function<Args> destroy>
+template <class T, class Args, T* Args::* field, Api::Function<Args> destroy>
 class Handle {
  public:
   Handle() = default;

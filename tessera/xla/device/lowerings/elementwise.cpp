@@ -130,16 +130,7 @@ Value other_if_nan(const Value& a, const Value& b, const Value& chosen) {
 }
 
 double largest_number(at::ScalarType type) {
-  switch (type) {
-    case at::kDouble:
-      return std::numeric_limits<double>::max();
-    case at::kHalf:
-      return std::numeric_limits<at::Half>::max();
-    case at::kBFloat16:
-      return std::numeric_limits<at::BFloat16>::max();
-    default:
-      return std::numeric_limits<float>::max();
-  }
+  return of_floating_type(type, [](auto number) { return static_cast<double>(std::numeric_limits<decltype(number)>::max()); });
 }
 
 Value without_nan(const Elements& e) {

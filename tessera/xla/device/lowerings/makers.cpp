@@ -48,11 +48,13 @@ void range(Call& call) {
 }
 
 /// As libtorch does it: the first half counted from the start, the second from the end.
-Value even_steps(const Call& call, at::ScalarType element) {
+Value even_steps(const Call& call) {
+  const auto type = call.result_type();
+  if (!c10::isFloatingType(type)) throw NotLowered();  // of whole numbers libtorch rounds the step
   const double start = call.number(0), end = call.number(1);
   const auto count = call.integer(2);
   TORCH_CHECK(count >= 0, "number of steps must be non-negative");
-  const auto places = hlo::iota({element, {count}}, 0);
+  const auto places = hlo::iota({hlo::wide(type), {count}}, 0);
   const auto from = like(places, start), to = like(places, end);
   if (count == 1) return from;
   const auto step = like(places, (end - start) / static_cast<double>(count - 1));
@@ -62,16 +64,12 @@ Value even_steps(const Call& call, at::ScalarType element) {
 }
 
 void linspace(Call& call) {
-  const auto type = call.result_type();
-  if (!c10::isFloatingType(type)) throw NotLowered();  // of whole numbers libtorch rounds the step
-  call.give(convert(even_steps(call, hlo::wide(type)), type));
+  call.give_rounded(even_steps(call));
 }
 
 void logspace(Call& call) {
-  const auto type = call.result_type();
-  if (!c10::isFloatingType(type)) throw NotLowered();
-  const auto steps = even_steps(call, hlo::wide(type));
-  call.give(convert(binary("power", like(steps, call.number(3)), steps), type));
+  const auto steps = even_steps(call);
+  call.give_rounded(binary("power", like(steps, call.number(3)), steps));
 }
 
 void eye(Call& call) {

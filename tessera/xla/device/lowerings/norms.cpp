@@ -67,38 +67,34 @@ void update_running(const Call& call, size_t which, const Value& now, double mom
 
 /// `training` is the place of the argument that says whether the batch's own mean counts; behind it come momentum and epsilon. Before it
 /// are the running mean and variance, if the operator has them.
-void batch_norm_with(Call& call, size_t training) {
-  const auto type = call.tensor(0).scalar_type();
-  const auto x = call.value(0, wide(type));
-  const bool has_running = training == 5, of_batch = call.flag(training);
-  const double momentum = call.number(training + 1), epsilon = call.number(training + 2);
-  Value mean, variance;
-  if (of_batch) {
-    const auto others = all_but(x.rank(), 1);
-    mean = mean_of(x, others);
-    const auto centred = x - by_channel(mean, x);
-    variance = mean_of(centred * centred, others);
-    if (has_running) {
-      const auto count = static_cast<double>(count_of(x, others));
-      update_running(call, 3, mean, momentum);
-      update_running(call, 4, variance * (count / std::max(1.0, count - 1)), momentum);
+Lowering batch_norm(size_t training) {
+  return [=](Call& call) {
+    const auto type = call.tensor(0).scalar_type();
+    const auto x = call.value(0, wide(type));
+    const bool has_running = training == 5, of_batch = call.flag(training);
+    const double momentum = call.number(training + 1), epsilon = call.number(training + 2);
+    Value mean, variance;
+    if (of_batch) {
+      const auto others = all_but(x.rank(), 1);
+      mean = mean_of(x, others);
+      const auto centred = x - by_channel(mean, x);
+      variance = mean_of(centred * centred, others);
+      if (has_running) {
+        const auto count = static_cast<double>(count_of(x, others));
+        update_running(call, 3, mean, momentum);
+        update_running(call, 4, variance * (count / std::max(1.0, count - 1)), momentum);
+      }
+    } else {
+      mean = call.value(3, x.element());
+      variance = call.value(4, x.element());
     }
-  } else {
-    mean = call.value(3, x.element());
-    variance = call.value(4, x.element());
-  }
-  const auto inverse = unary("rsqrt", variance + epsilon);
-  auto y = (x - by_channel(mean, x)) * by_channel(inverse, x);
-  if (call.has(1)) y = y * by_channel(call.value(1, x.element()), x);
-  if (call.has(2)) y = y + by_channel(call.value(2, x.element()), x);
-  const auto nothing = hlo::filled(0, {x.element(), {0}});
-  call.give({convert(y, type), of_batch ? mean : nothing, of_batch ? inverse : nothing});
-}
-void batch_norm(Call& call) {
-  batch_norm_with(call, 5);
-}
-void batch_norm_without_running(Call& call) {
-  batch_norm_with(call, 3);
+    const auto inverse = unary("rsqrt", variance + epsilon);
+    auto y = (x - by_channel(mean, x)) * by_channel(inverse, x);
+    if (call.has(1)) y = y * by_channel(call.value(1, x.element()), x);
+    if (call.has(2)) y = y + by_channel(call.value(2, x.element()), x);
+    const auto nothing = hlo::filled(0, {x.element(), {0}});
+    call.give({convert(y, type), of_batch ? mean : nothing, of_batch ? inverse : nothing});
+  };
 }
 
 void batch_norm_gradient(Call& call) {
@@ -165,8 +161,8 @@ void register_norms() {
   add_kernels({
       {"native_layer_norm", layer_norm},
       {"native_layer_norm_backward", layer_norm_gradient},
-      {"native_batch_norm _native_batch_norm_legit", batch_norm},
-      {"_native_batch_norm_legit.no_stats", batch_norm_without_running},
+      {"native_batch_norm _native_batch_norm_legit", batch_norm(5)},
+      {"_native_batch_norm_legit.no_stats", batch_norm(3)},
       {"native_batch_norm_backward", batch_norm_gradient},
       {"native_group_norm_backward", group_norm_gradient},
   });
