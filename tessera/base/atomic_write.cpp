@@ -212,14 +212,17 @@ void UnfinishedFile::close() {
 
 NewFolder::NewFolder(fs::path path, fs::path part, std::optional<NamedLock> lock)
     : path_(std::move(path)), part_(std::move(part)), lock_(std::move(lock)) {
+  const auto refuse_if = [&](bool exists) {
+    if (exists) throw IoError("there is a {} already; save under another name, or remove it", path_);
+  };
   if (object_path(path_)) {
-    if (is_there(path_)) throw IoError("there is a {} already; save under another name, or remove it", path_);
+    refuse_if(is_there(path_));
     return;
   }
   if (!lock_) lock_.emplace(lock_place(path_));
   std::error_code error;
   const auto status = fs::symlink_status(path_, error);
-  if (fs::exists(status)) throw IoError("there is a {} already; save under another name, or remove it", path_);
+  refuse_if(fs::exists(status));
   if (status.type() != fs::file_type::not_found) throw IoError("can't look at {}: {}", path_, error.message());
   error.clear();
   fs::remove_all(part_, error);

@@ -10,6 +10,7 @@
 
 #include "tessera/base/fd.h"
 #include "tessera/base/file_lock.h"
+#include "tessera/base/no_copy.h"
 
 namespace tessera {
 
@@ -20,11 +21,9 @@ std::filesystem::path unfinished_path(const std::filesystem::path& path);
 /// A file that is written as PATH.part. commit() renames it to PATH and replaces a file of that name; without commit() the destructor
 /// removes it. If PATH is a symbolic link, its target is replaced. A second writer of the same PATH, in any thread or process, is refused.
 /// Every failure is an IoError.
-class NewFile {
+class NewFile : NoCopy {
  public:
   explicit NewFile(std::filesystem::path path);
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
   ~NewFile();
 
   /// The name of the file until commit().
@@ -70,14 +69,12 @@ class UnfinishedFile {
 
 /// A folder that is filled under another name. commit() renames it to PATH; without commit() the destructor removes it. PATH must not exist
 /// yet, and no other job may be writing it: the lock PATH.lock is held meanwhile. Every failure is an IoError.
-class NewFolder {
+class NewFolder : NoCopy {
  public:
   explicit NewFolder(const std::filesystem::path& path) : NewFolder(path, unfinished_path(path), {}) {}
   /// Removes a folder `part` that a killed process has left. `part` may be PATH itself where folders can't be renamed. Takes the lock
   /// unless the caller passes it.
   NewFolder(std::filesystem::path path, std::filesystem::path part, std::optional<NamedLock> lock);
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
   ~NewFolder();
 
   void commit();

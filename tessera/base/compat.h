@@ -91,28 +91,26 @@ constexpr bool kTellsOfWrites = requires(Storage& storage, void (*told)(c10::Sto
   storage.set_materializer(told);
 };
 
-template <class Storage>
-void tell_of_write(Storage& storage, void (*told)(c10::StorageImpl*)) {
-  if constexpr (kTellsOfWrites<Storage>) {
-    if (storage.has_materializer()) storage.clear_materializer();
-    storage.set_materializer(told);
-  }
-}
-
 }  // namespace detail
 
 /// Whether a storage can report that an operator or a caller requests its memory for writing (since 2.13).
 inline constexpr bool kTellsOfWrites = detail::kTellsOfWrites<c10::StorageImpl>;
 
 /// Calls `told` once, at the next such request. Does nothing where kTellsOfWrites is false.
-inline void tell_of_write(c10::StorageImpl& storage, void (*told)(c10::StorageImpl*)) {
-  detail::tell_of_write(storage, told);
+template <class Storage>
+void tell_of_write(Storage& storage, void (*told)(c10::StorageImpl*)) {
+  if constexpr (detail::kTellsOfWrites<Storage>) {
+    if (storage.has_materializer()) storage.clear_materializer();
+    storage.set_materializer(told);
+  }
 }
 
 namespace detail {
 
 template <class Tensor>
-constexpr bool kHasGradDtype = requires(const Tensor& tensor) { tensor.set_grad_dtype(at::kFloat); };
+constexpr bool kHasGradDtype = requires(const Tensor& tensor) {
+  tensor.set_grad_dtype(at::kFloat);
+};
 
 }  // namespace detail
 

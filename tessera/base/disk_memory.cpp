@@ -21,6 +21,7 @@
 #include "tessera/base/env.h"
 #include "tessera/base/error.h"
 #include "tessera/base/fd.h"
+#include "tessera/base/no_copy.h"
 
 namespace tessera {
 namespace {
@@ -80,7 +81,7 @@ class Mapped {
 };
 
 /// The mapping that a DataPtr owns.
-class Region {
+class Region : NoCopy {
  public:
   Region(size_t bytes, size_t on_disk, const std::filesystem::path& folder, std::string_view what) : bytes_(bytes) {
     const auto fail = [&](int error) {
@@ -99,8 +100,6 @@ class Region {
     const auto begin = reinterpret_cast<uintptr_t>(data_);
     Mapped::all().add(begin, begin + on_disk);
   }
-  Region(const Region&) = delete;
-  Region& operator=(const Region&) = delete;
   ~Region() {
     Mapped::all().remove(reinterpret_cast<uintptr_t>(data_));
     ::munmap(data_, bytes_);

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tessera/base/no_copy.h"
+
 namespace tessera {
 
 /// Returns the names in a folder that begin with `start`, sorted, or nothing if there is no such folder. Throws IoError if the folder can't
@@ -14,11 +16,9 @@ namespace tessera {
 std::optional<std::vector<std::string>> names_in(const std::filesystem::path& folder, std::string_view start = {});
 
 /// A new temporary folder, which the destructor removes. Throws IoError.
-class TemporaryFolder {
+class TemporaryFolder : NoCopy {
  public:
   explicit TemporaryFolder(const std::string& name);
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
   ~TemporaryFolder();
 
   const std::filesystem::path& path() const { return path_; }

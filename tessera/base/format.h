@@ -9,40 +9,28 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <variant>
 
 namespace tessera {
 
-/// A value to format: a number, a character, a string or a path. Strings and paths must last as long as the call.
-class FormatValue {
- public:
-  template <class T>
-  requires std::is_arithmetic_v<T> FormatValue(T value) {  // NOLINT(google-explicit-constructor)
-    if constexpr (std::same_as<T, bool>) {
-      kind = Kind::Bool, integer = value;
-    } else if constexpr (std::same_as<T, char>) {
-      kind = Kind::Char, integer = value;
-    } else if constexpr (std::same_as<T, float>) {
-      kind = Kind::Float, number = value;
-    } else if constexpr (std::floating_point<T>) {
-      kind = Kind::Double, number = static_cast<double>(value);
-    } else if constexpr (std::is_signed_v<T>) {
-      kind = Kind::Signed, integer = value;
-    } else {
-      kind = Kind::Unsigned, integer = static_cast<int64_t>(value);
-    }
-  }
-  template <class T>
-  requires std::convertible_to<const T&, std::string_view> FormatValue(const T& value)
-      : kind(Kind::Text), text(value) {}  // NOLINT(google-explicit-constructor)
-  template <class T>
-  requires requires(const T& path) { std::string_view(path.native()); }
-  FormatValue(const T& path) : kind(Kind::Text), text(path.native()) {}  // NOLINT(google-explicit-constructor)
+/// A value to format. Strings and paths must last as long as the call.
+using FormatValue = std::variant<bool, char, int64_t, uint64_t, float, double, std::string_view>;
 
-  enum class Kind { Bool, Char, Signed, Unsigned, Float, Double, Text } kind;
-  int64_t integer = 0;
-  double number = 0;
-  std::string_view text = {};
-};
+/// Takes a number, a character, a string or a path.
+template <class T>
+FormatValue format_value(const T& value) {
+  if constexpr (std::same_as<T, bool> || std::same_as<T, char> || std::same_as<T, float>) {
+    return value;
+  } else if constexpr (std::floating_point<T>) {
+    return static_cast<double>(value);
+  } else if constexpr (std::integral<T>) {
+    return static_cast<std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>(value);
+  } else if constexpr (std::convertible_to<const T&, std::string_view>) {
+    return std::string_view(value);
+  } else {
+    return std::string_view(value.native());
+  }
+}
 
 /// A format with a place for each of these values, such as "{} of {}" or "{1} of {0}". The compiler refuses one that does not fit.
 template <class... Values>
@@ -79,7 +67,7 @@ std::string format_values(std::string_view format, std::span<const FormatValue> 
 
 template <class... Values>
 std::string formatted(FormatString<std::type_identity_t<Values>...> format, const Values&... values) {
-  return format_values(format.text, std::array<FormatValue, sizeof...(Values)>{FormatValue(values)...});
+  return format_values(format.text, std::array<FormatValue, sizeof...(Values)>{format_value(values)...});
 }
 
 /// Formats all elements of a range, with `separator` between them.

@@ -57,8 +57,7 @@ ConfigError contradiction(const Launcher& one, const Launcher& other) {
 }
 
 bool agree(const Launcher& one, const Launcher& other) {
-  const auto a = *identity_by(one), b = *identity_by(other);
-  return a.rank == b.rank && a.world_size == b.world_size;
+  return *identity_by(one) == *identity_by(other);
 }
 
 /// The launcher outside of RANK and WORLD_SIZE that has started this process, if there is one. mpirun may itself use srun, so its

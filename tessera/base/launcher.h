@@ -12,6 +12,8 @@ namespace tessera {
 struct Identity {
   int rank = 0;
   int world_size = 1;
+
+  bool operator==(const Identity&) const = default;
 };
 /// The identity that the environment gives this process, or nothing if it gives none. Throws ConfigError if only a part of it is set, or if
 /// the variables of two launchers contradict each other.

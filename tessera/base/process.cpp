@@ -93,11 +93,10 @@ Process::Process(std::vector<std::string> command, const std::map<std::string, s
     wait(std::chrono::seconds(5));
     throw IoError("can't start '{}': {}", command.front(), why_not_started(command.front(), reason));
   }
-  if (captured) output_ = ::fcntl(captured->read.get(), F_DUPFD_CLOEXEC, 0);
+  if (captured) output_ = std::move(captured->read);
 }
 
 Process::~Process() {
-  if (output_ >= 0) ::close(output_);
   if (pid_ < 0 || status_) return;
   ::kill(pid_, SIGKILL);
   ::waitpid(pid_, nullptr, 0);
@@ -122,14 +121,15 @@ std::optional<int> Process::wait(std::chrono::milliseconds limit) {
   return status_;
 }
 
-std::string Process::read_output() {
-  std::string result;
+std::string read_to_end(const Fd& from, const std::function<void()>& before) {
+  std::string text;
   char buffer[4096];
   for (;;) {
-    const auto count = ::read(output_, buffer, sizeof buffer);
+    if (before) before();
+    const auto count = ::read(from.get(), buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return result;
-    result.append(buffer, static_cast<size_t>(count));
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<size_t>(count));
   }
 }
 

@@ -21,6 +21,9 @@ struct Pipe {
   Pipe();
 };
 
+/// Reads until the other end is closed. Calls `before` before each part.
+std::string read_to_end(const Fd& from, const std::function<void()>& before = {});
+
 class Process {
  public:
   /// Starts a program with this process's environment, changed by `environment`. With Output::Capture, its output goes to a pipe. The
@@ -30,7 +33,7 @@ class Process {
   Process(std::vector<std::string> command, const std::map<std::string, std::string>& environment, Output output = Output::Inherit,
           const std::function<void()>& prepare = {});
   Process(Process&& other) noexcept
-      : pid_(std::exchange(other.pid_, -1)), output_(std::exchange(other.output_, -1)), status_(std::exchange(other.status_, {})) {}
+      : pid_(std::exchange(other.pid_, -1)), output_(std::move(other.output_)), status_(std::exchange(other.status_, {})) {}
   Process& operator=(Process&&) = delete;
   ~Process();  // kills and reaps the child if it still runs
 
@@ -40,11 +43,11 @@ class Process {
   std::optional<int> wait(std::chrono::milliseconds limit);
 
   /// Everything that the child prints until it closes its output. Requires Output::Capture; may be called once.
-  std::string read_output();
+  std::string read_output() { return read_to_end(output_); }
 
  private:
   pid_t pid_ = -1;
-  int output_ = -1;
+  Fd output_;
   std::optional<int> status_;
 };
 

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <numeric>
+#include <sstream>
 #include <utility>
 
 namespace tessera {
@@ -25,18 +27,25 @@ size_t edit_distance(std::string_view one, std::string_view other) {
   return row.back();
 }
 
-}  // namespace
-
-std::string lower(std::string_view text) {
+std::string with_each_letter(std::string_view text, int (*change)(int)) {
   std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  std::ranges::transform(result, result.begin(), [&](unsigned char letter) { return change(letter); });
   return result;
 }
 
+}  // namespace
+
+std::vector<std::string> words_in(const std::string& text) {
+  std::istringstream all(text);
+  return {std::istream_iterator<std::string>(all), {}};
+}
+
+std::string lower(std::string_view text) {
+  return with_each_letter(text, std::tolower);
+}
+
 std::string upper(std::string_view text) {
-  std::string result(text);
-  std::ranges::transform(result, result.begin(), [](unsigned char letter) { return std::toupper(letter); });
-  return result;
+  return with_each_letter(text, std::toupper);
 }
 
 std::string name_ranks(std::span<const int> ranks) {

@@ -7,9 +7,13 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 namespace tessera {
+
+/// The words of a text, between blanks.
+std::vector<std::string> words_in(const std::string& text);
 
 /// "rank 2", "ranks 0, 1 and 3"
 std::string name_ranks(std::span<const int> ranks);

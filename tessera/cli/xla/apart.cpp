@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -37,19 +36,6 @@ void wait_for(const Fd& stream, Clock::time_point start) {
   if (is_shown) fmt::print(stderr, "\r\033[K");
 }
 
-std::string all_of(const Fd& stream) {
-  const auto start = Clock::now();
-  std::string text;
-  char buffer[4096];
-  for (;;) {
-    wait_for(stream, start);
-    const auto count = ::read(stream.get(), buffer, sizeof buffer);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return text;
-    text.append(buffer, static_cast<size_t>(count));
-  }
-}
-
 /// The command line of this process.
 std::vector<std::string> own_command() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
@@ -63,7 +49,8 @@ std::vector<std::string> own_command() {
 /// The line in which a program that ends says why: glog begins it with F.
 std::string last_words(const std::string& text) {
   const auto fatal = text.rfind("\nF");
-  auto words = fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);
+  auto words =
+      fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);
   words.resize(std::min(words.find('\n'), words.size()));
   return words.empty() ? "it has said nothing" : printable(words);
 }
@@ -81,10 +68,10 @@ int run_apart(std::map<std::string, std::string> environment, const std::functio
     ::dup2(err.write.get(), STDERR_FILENO);
   });
   err.write = Fd();
-  const auto said = all_of(err.read);
+  const auto said = read_to_end(err.read, [&, start = Clock::now()] { wait_for(err.read, start); });
   const int status = child.wait(std::chrono::hours(1)).value_or(kNeverEnded);
   ::lseek(out.get(), 0, SEEK_SET);
-  fmt::print("{}", all_of(out));
+  fmt::print("{}", read_to_end(out));
   if (status == 0) return 0;
   const auto own = said.rfind("tessera: ");
   if (status > 3 || own == std::string::npos) {

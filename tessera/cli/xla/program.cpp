@@ -34,12 +34,12 @@ struct ProgramFlags {
 };
 
 /// {4711, 2} of "4711_2.mlir"
-std::optional<std::pair<int64_t, int64_t>> process_and_number(const std::string& name) {
+std::optional<std::pair<int64_t, int64_t>> process_and_number(std::string_view name) {
   constexpr std::string_view kEnding = ".mlir";
   const auto middle = name.find('_');
-  if (middle == std::string::npos || !name.ends_with(kEnding)) return {};
-  const auto process = number_of<int64_t>(name.substr(0, middle)),
-             number = number_of<int64_t>(name.substr(middle + 1, name.size() - middle - 1 - kEnding.size()));
+  if (middle == std::string_view::npos || !name.ends_with(kEnding)) return {};
+  name.remove_suffix(kEnding.size());
+  const auto process = number_of<int64_t>(name.substr(0, middle)), number = number_of<int64_t>(name.substr(middle + 1));
   return process && number ? std::optional(std::pair(*process, *number)) : std::nullopt;
 }
 
@@ -69,7 +69,9 @@ void print_programs(const Json& runs, bool with_files) {
   int64_t number = 0;
   for (const auto& run : runs) {
     fmt::print("{}process    {}{}\n", number > 0 ? "\n" : "", run.at("process").get<int64_t>(),
-               run.contains("platform") ? fmt::format(", {} of {}", counted(run.at("replicas").get<int64_t>(), "replica"), run.at("platform").get<std::string>()) : "");
+               run.contains("platform")
+                   ? fmt::format(", {} of {}", counted(run.at("replicas").get<int64_t>(), "replica"), run.at("platform").get<std::string>())
+                   : "");
     print_cuts(run);
     for (const auto& program : run.at("programs")) {
       const bool is_known = program.contains("executions");
@@ -106,7 +108,8 @@ int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
     ::kill(process.pid(), SIGTERM);
     ended = process.wait(std::chrono::seconds(10));
   }
-  show(folder, flags, named.has_value(), fmt::format("{} has compiled no program for an XLA device; its status is {}", command.front(), ended.value_or(128 + SIGKILL)));
+  show(folder, flags, named.has_value(),
+       fmt::format("{} has compiled no program for an XLA device; its status is {}", command.front(), ended.value_or(128 + SIGKILL)));
   return was_long_enough ? 0 : *ended;
 }
 
@@ -142,8 +145,8 @@ void print_figures(const Json& figures) {
   if (!figures.contains("memory")) return;  // it was traced, and not compiled
   const auto& memory = figures.at("memory");
   const auto bytes = [&](const char* name) { return train::short_bytes(memory.at(name).get<double>()); };
-  fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"), bytes("outputs"),
-             bytes("aliased"), bytes("temporary"), bytes("code"));
+  fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"),
+             bytes("outputs"), bytes("aliased"), bytes("temporary"), bytes("code"));
   if (memory.at("peak") != 0) fmt::print("peak       {}\n", bytes("peak"));
   const auto& cost = figures.at("cost");
   if (cost.contains("flops")) fmt::print("flops      {:.4g}\n", cost.at("flops").get<double>());
@@ -158,18 +161,23 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
   auto* command = xla.add_subcommand("program", "Shows the programs that a run has compiled, and what they need");
   command->formatter(std::make_shared<HelpWithUsage>("tessera xla program [FLAGS] FOLDER, or PROGRAM ARGS..."));
   const auto flags = std::make_shared<ProgramFlags>();
-  auto* text = command->add_flag("--text", flags->as_text, "The StableHLO module of one: of a training step, the program that has run most often");
-  command->add_option("--number", flags->number, "Which one, as they are listed")->type_name("N")->check(from_to(1, 1'000'000'000))->needs(text);
+  auto* text =
+      command->add_flag("--text", flags->as_text, "The StableHLO module of one: of a training step, the program that has run most often");
+  command->add_option("--number", flags->number, "Which one, as they are listed")
+      ->type_name("N")
+      ->check(from_to(1, 1'000'000'000))
+      ->needs(text);
   command->add_option("--seconds", flags->seconds, "End the program after this time; it runs to its end unless given")
       ->type_name("S")
       ->check(from_to(1, 10'000'000));
   command->add_flag("--json", flags->as_json, "As JSON")->excludes(text);
   command->prefix_command();
-  command->footer(Help::footer_of({"tessera xla program ./train --epochs 1", "tessera xla program --text --seconds 60 ./train >step.mlir",
-                                   "TESSERA_XLA_PROGRAMS=programs ./train; tessera xla program programs"},
-                                  "PROGRAM is run, and what it prints goes to standard error; Ctrl-C ends it, not this command. FOLDER is where an "
-                                  "earlier run has left its programs, because TESSERA_XLA_PROGRAMS named it; a new one for each run. "
-                                  "tessera xla compile takes the text."));
+  command->footer(
+      Help::footer_of({"tessera xla program ./train --epochs 1", "tessera xla program --text --seconds 60 ./train >step.mlir",
+                       "TESSERA_XLA_PROGRAMS=programs ./train; tessera xla program programs"},
+                      "PROGRAM is run, and what it prints goes to standard error; Ctrl-C ends it, not this command. FOLDER is where an "
+                      "earlier run has left its programs, because TESSERA_XLA_PROGRAMS named it; a new one for each run. "
+                      "tessera xla compile takes the text."));
   command->callback([&chosen, command, flags] {
     const auto words = command->remaining();
     if (words.empty()) throw ConfigError("xla program needs a FOLDER with programs, or a PROGRAM to run; see tessera xla program --help");
@@ -177,7 +185,8 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
     if (is_folder && words.size() > 1) throw ConfigError("'{}' comes after the folder {}; flags come before it", words[1], words[0]);
     chosen = [words, flags, is_folder] {
       if (!is_folder) return run(words, *flags);
-      show(words.front(), *flags, true, fmt::format("{} has no programs; a run leaves them there if {} names it", words.front(), kVariable));
+      show(words.front(), *flags, true,
+           fmt::format("{} has no programs; a run leaves them there if {} names it", words.front(), kVariable));
       return 0;
     };
   });

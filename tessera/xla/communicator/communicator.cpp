@@ -11,7 +11,6 @@
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
-#include "tessera/xla/graph/collectives.h"
 
 namespace tessera::xla {
 namespace {
@@ -38,16 +37,8 @@ Combine combine_of(Reduce op) {
 
 /// The unsigned type of the same size, in which adding zeros keeps every bit.
 at::ScalarType bits_of(at::ScalarType element) {
-  switch (c10::elementSize(element)) {
-    case 1:
-      return at::kByte;
-    case 2:
-      return at::kUInt16;
-    case 4:
-      return at::kUInt32;
-    default:
-      return at::kUInt64;
-  }
+  const auto size = c10::elementSize(element);
+  return size == 1 ? at::kByte : size == 2 ? at::kUInt16 : size == 4 ? at::kUInt32 : at::kUInt64;
 }
 
 /// Sends half types as 16-bit integers: compilers for CPUs would send them as float.
@@ -115,9 +106,7 @@ class XlaTransport final : public Transport {
  private:
   uint64_t to_others(size_t bytes) const { return bytes * static_cast<uint64_t>(traits().size - 1); }
 
-  Value mean_of(const Value& sum, const Reduction& reduction) const {
-    return reduction.op == Reduce::Mean ? hlo::over(sum, hlo::fixed(sum, traits().size)) : sum;
-  }
+  Value mean_of(const Value& sum, const Reduction& reduction) const { return reduction.op == Reduce::Mean ? sum / traits().size : sum; }
 
   uint64_t all_gather(std::span<const Piece> pieces, std::span<at::Tensor> operands) const {
     std::vector<Value> own;
@@ -156,7 +145,7 @@ class XlaTransport final : public Transport {
     const auto value = read(tensor);
     const auto element = value.element();
     const auto bits = element == at::kBool ? hlo::convert(value, at::kByte) : hlo::bitcast(value, bits_of(element));
-    const auto given = hlo::select(is_member(root), bits, hlo::fixed(bits, 0));
+    const auto given = hlo::select(is_member(root), bits, 0);
     const auto all = hlo::all_reduce(given, Combine::Add, groups_);
     write(tensor, element == at::kBool ? hlo::convert(all, at::kBool) : hlo::bitcast(all, element));
     return to_others(tensor.nbytes());
@@ -178,7 +167,7 @@ class XlaTransport final : public Transport {
     const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;
     bool is_even = true;
     for (size_t i = 1; i < numbers.size(); i++) is_even &= numbers[i] - numbers[i - 1] == step;
-    if (is_even) return hlo::plus(hlo::times(own, hlo::constant(step, at::kLong)), hlo::constant(numbers[0], at::kLong));
+    if (is_even) return own * hlo::constant(step, at::kLong) + hlo::constant(numbers[0], at::kLong);
     return hlo::reshape(hlo::dynamic_slice(hlo::constants(numbers, at::kLong), std::span(&own, 1), {1}), {});
   }
 

@@ -17,9 +17,9 @@ void register_autocast() {
   using at::ScalarType;
   using at::Tensor;
   using c10::Scalar;
-  static auto& others = *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  auto& others = library_of("_", c10::DispatchKey::AutocastPrivateUse1);
   others.fallback(torch::CppFunction::makeFallthrough());
-  static auto& m = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  auto& m = library_of("aten", c10::DispatchKey::AutocastPrivateUse1);
   AT_FORALL_LOWER_PRECISION_FP(TESSERA_NARROW)
   AT_FORALL_FP32(TESSERA_WIDE)
   AT_FORALL_FP32_SET_OPT_DTYPE(TESSERA_WIDE_RESULT)

@@ -25,9 +25,8 @@ inline Sizes all_but(int64_t rank, int64_t left_out) {
 }
 
 /// One number for each of `count` dimensions, where a caller may give one for all, or none.
-inline Sizes one_for_each(const Sizes& given, size_t count, const Sizes& otherwise) {
-  if (given.empty()) return otherwise;
-  return given.size() == count ? given : Sizes(count, given[0]);
+inline Sizes one_for_each(const Sizes& given, size_t count, int64_t otherwise) {
+  return given.size() == count ? given : Sizes(count, given.empty() ? otherwise : given[0]);
 }
 
 /// Returns a dimension as a number from 0 up. Throws if there is no such dimension; a scalar has one.
@@ -60,27 +59,27 @@ inline Sizes kept_sizes(Sizes sizes, const Sizes& reduced) {
 
 /// Broadcasts a reduction of `x` to the shape of `x`.
 inline Value spread(const Value& reduced, const Value& x, const Sizes& over_dimensions) {
-  return hlo::expand(hlo::reshape(reduced, kept_sizes(x.sizes(), over_dimensions)), x.sizes());
+  return expand(reshape(reduced, kept_sizes(x.sizes(), over_dimensions)), x.sizes());
 }
 
 inline int64_t count_of(const Value& x, const Sizes& dimensions) {
   int64_t count = 1;
-  for (const auto d : dimensions) count *= x.sizes()[static_cast<size_t>(d)];
+  for (const auto d : dimensions) count *= x.size(d);
   return count;
 }
 
 inline Value mean_of(const Value& x, const Sizes& dimensions) {
   const auto sum = hlo::sum(x, dimensions);
-  return hlo::over(sum, hlo::fixed(sum, static_cast<double>(count_of(x, dimensions))));
+  return sum / count_of(x, dimensions);
 }
 
 inline Value smallest_of(const Value& x, const Sizes& dimensions) {
-  return hlo::reduce(x, Combine::Min, hlo::highest(x.element()), dimensions);
+  return reduce(x, Combine::Min, hlo::highest(x.element()), dimensions);
 }
 
 /// `x` with one dimension if it is a scalar.
 inline Value with_a_dimension(const Value& x) {
-  return x.rank() ? x : hlo::reshape(x, {1});
+  return x.rank() ? x : reshape(x, {1});
 }
 
 }  // namespace tessera::xla

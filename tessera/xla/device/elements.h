@@ -13,7 +13,8 @@ class Elements {
   Elements(const Call& call, at::ScalarType element);
 
   Value operator[](size_t i) const { return as(i, element_); }
-  Value as(size_t i, at::ScalarType element) const { return hlo::expand(call_.value(i, element), sizes_); }
+  Value as(size_t i, at::ScalarType element) const { return expand(call_.value(i, element), sizes_); }
+  Value filled(double number) const { return hlo::filled(number, {element_, sizes_}); }
   /// A number that may differ from run to run.
   Value full(double number) const { return hlo::full(number, {element_, sizes_}); }
   /// Argument `i`, a number or None.
@@ -33,36 +34,65 @@ at::ScalarType common_type(const Call& call);
 /// The type of the result: of the tensor that takes it or, where there is none, of all tensors and of the first argument.
 at::ScalarType type_of_operands(const Call& call);
 
+/// Calls a function with a number of the type; of a float where it is not floating-point.
+template <class Of>
+auto of_floating_type(at::ScalarType type, const Of& of) {
+  switch (type) {
+    case at::kDouble:
+      return of(double{});
+    case at::kHalf:
+      return of(c10::Half{});
+    case at::kBFloat16:
+      return of(c10::BFloat16{});
+    default:
+      return of(float{});
+  }
+}
+
 /// The type if it is floating-point, else the default dtype.
 inline at::ScalarType fractional(at::ScalarType type) {
   return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
 
+/// Calls a function of all elements, or of the first one, two or three arguments.
+template <class Compute>
+Value applied(const Compute& compute, const Elements& x) {
+  if constexpr (std::is_invocable_v<Compute, const Elements&>) {
+    return compute(x);
+  } else if constexpr (std::is_invocable_v<Compute, Value>) {
+    return compute(x[0]);
+  } else if constexpr (std::is_invocable_v<Compute, Value, Value>) {
+    return compute(x[0], x[1]);
+  } else {
+    return compute(x[0], x[1], x[2]);
+  }
+}
+
 /// A kernel that computes in the type of its result.
 template <class Compute>
-Kernel elementwise(const char* name, Compute compute) {
-  return {name, [compute](Call& call) {
+Kernel elementwise(const char* names, Compute compute) {
+  return {names, [compute](Call& call) {
             const auto type = type_of_operands(call);
-            call.give(hlo::convert(compute(Elements(call, hlo::wide(type))), type));
+            call.give(convert(applied(compute, Elements(call, hlo::wide(type))), type));
           }};
 }
 
 /// A kernel that computes in the common type of its arguments. The result has the type of the tensor that takes it, else bool.
 template <class Compute>
-Kernel comparison(const char* name, Compute compute) {
-  return {name, [compute](Call& call) {
-            call.give(hlo::convert(compute(Elements(call, common_type(call))), call.out() ? call.result_type() : at::kBool));
+Kernel comparison(const char* names, Compute compute) {
+  return {names, [compute](Call& call) {
+            call.give(convert(applied(compute, Elements(call, common_type(call))), call.out() ? call.result_type() : at::kBool));
           }};
 }
 
-inline Kernel unary(const char* name, const char* operation) {
-  return elementwise(name, [operation](const Elements& x) { return hlo::unary(operation, x[0]); });
+inline Kernel unary(const char* names, const char* operation) {
+  return elementwise(names, [operation](const Value& x) { return unary(operation, x); });
 }
-inline Kernel binary(const char* name, const char* operation) {
-  return elementwise(name, [operation](const Elements& x) { return hlo::binary(operation, x[0], x[1]); });
+inline Kernel binary(const char* names, const char* operation) {
+  return elementwise(names, [operation](const Value& a, const Value& b) { return binary(operation, a, b); });
 }
-inline Kernel comparison(const char* name, const char* direction) {
-  return comparison(name, [direction](const Elements& x) { return hlo::compare(direction, x[0], x[1]); });
+inline Kernel comparison(const char* names, const char* direction) {
+  return comparison(names, [direction](const Value& a, const Value& b) { return compare(direction, a, b); });
 }
 
 /// Rounded down, as Python does it.

@@ -147,7 +147,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void register_fallback() {
-  static auto& library = *new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& library = library_of("_", c10::DispatchKey::PrivateUse1);
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
 }
 

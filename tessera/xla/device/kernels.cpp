@@ -7,6 +7,7 @@
 #include <map>
 
 #include "tessera/base/error.h"
+#include "tessera/base/words.h"
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/unread.h"
 #include "tessera/xla/device/values.h"
@@ -15,11 +16,6 @@
 
 namespace tessera::xla {
 namespace {
-
-torch::Library& library() {
-  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  return aten;
-}
 
 std::vector<c10::FunctionSchema>& schemas() {
   static auto& all = *new std::vector<c10::FunctionSchema>;
@@ -102,7 +98,10 @@ std::vector<c10::OperatorHandle> forms_of(const std::string& name) {
 }  // namespace
 
 Signature::Signature(const c10::FunctionSchema& schema)
-    : name(c10::toString(schema.operator_name())), arguments(schema.arguments().size()), inputs(arguments), returns(schema.returns().size()) {
+    : name(c10::toString(schema.operator_name())),
+      arguments(schema.arguments().size()),
+      inputs(arguments),
+      returns(schema.returns().size()) {
   for (size_t i = 0; i < returns; i++) {
     const auto kind = schema.returns()[i].real_type()->kind();
     if (kind == c10::TypeKind::SymIntType || kind == c10::TypeKind::IntType) numbers.push_back(i);
@@ -167,9 +166,9 @@ Value Call::value(size_t i, at::ScalarType element) const {
   // libtorch wraps the numbers of some operators in CPU tensors. Converting them here makes whole numbers arguments of the program, too.
   const auto& given = tensor(i);
   if (given.is_cpu() && given.numel() == 1 && given.scalar_type() != at::kBool && c10::isFloatingType(element)) {
-    return hlo::reshape(number(given.item()), given.sizes());
+    return reshape(number(given.item()), given.sizes());
   }
-  return hlo::convert(read(given), element);
+  return convert(read(given), element);
 }
 
 Value Call::wide_value(size_t i) const {
@@ -216,12 +215,26 @@ void Call::give(std::span<const Value> results) {
   }
 }
 
+void Call::give_as(at::ScalarType type, std::vector<Value> results) {
+  for (auto& result : results) {
+    if (result) result = convert(result, type);
+  }
+  give(results);
+}
+
+torch::Library& library_of(const char* operators, c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, operators, key, __FILE__, __LINE__);  // never destroyed
+}
+
 void add_kernels(std::span<const Kernel> kernels) {
+  auto& aten = library_of("aten", c10::DispatchKey::PrivateUse1);
   for (const auto& kernel : kernels) {
-    for (const auto& form : forms_of(kernel.name)) {
-      const auto name = c10::toString(form.operator_name()).substr(6);
-      library().impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower, form.schema())));
-      schemas().push_back(form.schema());
+    for (const auto& name : words_in(kernel.names)) {
+      for (const auto& form : forms_of(name)) {
+        const auto full = c10::toString(form.operator_name()).substr(6);
+        aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<Lowered>(kernel.lower, form.schema())));
+        schemas().push_back(form.schema());
+      }
     }
   }
 }

@@ -7,13 +7,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "tessera/xla/graph/node.h"
+#include "tessera/xla/graph/ops.h"
 
 namespace tessera::xla {
 
@@ -72,6 +72,10 @@ class Call {
   /// result.
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
+  void give(std::initializer_list<Value> results) { give(std::span(results.begin(), results.size())); }
+  /// Results that were computed in another type, such as that of wide_value(). Those that are not there stay so.
+  void give_as(at::ScalarType type, std::vector<Value> results);
+  void give_rounded(const Value& result) { give_as(result_type(), {result}); }
 
   /// Whether an argument is complex, which no lowering computes.
   bool is_foreign() const;
@@ -93,14 +97,20 @@ struct NotLowered {};
 
 using Lowering = std::function<void(Call&)>;
 struct Kernel {
-  const char* name;
+  std::string names;  // of operators that are lowered alike, with spaces between them
   Lowering lower;
 };
 /// Registers a table. A name is an ATen operator with its overload, as "scatter.src", and stands for all forms with the same arguments,
 /// such as in-place and `out` forms, that libtorch does not compose of others; if there is no such form, for the operator itself.
 void add_kernels(std::span<const Kernel> kernels);
+inline void add_kernels(std::initializer_list<Kernel> kernels) {
+  add_kernels(std::span(kernels.begin(), kernels.size()));
+}
 /// Returns the schemas of all operators that have a lowering.
 std::span<const c10::FunctionSchema> lowered_schemas();
+
+/// Takes kernels of the namespace's operators under a key, for as long as the process lives.
+torch::Library& library_of(const char* operators, c10::DispatchKey key);
 
 void register_plumbing();
 void register_elementwise();

@@ -7,7 +7,7 @@
 #include "tessera/xla/device/storage.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/device/views.h"
-#include "tessera/xla/graph/ops.h"
+#include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
@@ -56,8 +56,8 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   if (needed == before || (needed < before && !is_fresh)) return self;
   cell.before = nullptr;  // its buffers have another size
   if (cell.value) {
-    const auto list = hlo::reshape(in_type(cell.value, self.scalar_type()), {before});
-    cell.value = hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {needed - before}, {0});
+    const auto list = reshape(in_type(cell.value, self.scalar_type()), {before});
+    cell.value = pad(list, hlo::constant(0, list.element()), {0}, {needed - before}, {0});
   }
   storage->set_nbytes(static_cast<size_t>(needed) * tensor->itemsize());
   return self;
@@ -77,7 +77,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool /*
   }
   const at::AutoDispatchBelowADInplaceOrView below;
   if (is_xla(source)) {
-    write(target, hlo::expand(read(source), target.sizes()));
+    write(target, expand(read(source), target.sizes()));
     return target;
   }
   const auto values = source.resolve_conj().resolve_neg().to(target.scalar_type()).expand(target.sizes()).contiguous();
@@ -102,13 +102,13 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
 at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
                  std::optional<at::Device> device, std::optional<bool> /*pin*/) {
   expect_the_device(device);
-  return new_tensor(hlo::broadcast(hlo::constant(int64_t{0}, c10::dtype_or_default(dtype)), sizes, {}));
+  return new_tensor(hlo::filled(0, {c10::dtype_or_default(dtype), sizes.vec()}));
 }
 
 }  // namespace
 
 void register_plumbing() {
-  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  auto& aten = library_of("aten", c10::DispatchKey::PrivateUse1);
   aten.impl("empty.memory_format", &empty);
   aten.impl("empty_strided", &empty_strided);
   aten.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
@@ -128,8 +128,8 @@ void register_plumbing() {
   aten.impl("_local_scalar_dense", &local_scalar);
   aten.impl("equal", &equal);
   // Copies handle the conjugate and negative bits themselves; libtorch's fallback would resolve them by another copy, without end.
-  static auto& conjugated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Conjugate, __FILE__, __LINE__);
-  static auto& negated = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::Negative, __FILE__, __LINE__);
+  auto& conjugated = library_of("aten", c10::DispatchKey::Conjugate);
+  auto& negated = library_of("aten", c10::DispatchKey::Negative);
   conjugated.impl("_copy_from", torch::CppFunction::makeFallthrough());
   negated.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }

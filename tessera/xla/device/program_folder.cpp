@@ -5,7 +5,6 @@
 
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <span>
 
 #include "tessera/base/atomic_write.h"
 #include "tessera/base/env.h"
@@ -36,10 +35,16 @@ void ProgramFolder::write(const std::string& name, const std::string& text) cons
   }
 }
 
-void ProgramFolder::begin(const std::string& text) { write(fmt::format("{}_{}.mlir", ::getpid(), (*run_)["programs"].size() + 1), text); }
+void ProgramFolder::begin(const std::string& text) {
+  auto& programs = (*run_)["programs"];
+  programs.push_back(nlohmann::ordered_json::object());
+  write(fmt::format("{}_{}.mlir", ::getpid(), programs.size()), text);
+}
 
 void ProgramFolder::end(const std::optional<pjrt::CompiledProgram>& program) {
-  (*run_)["programs"].push_back(program ? pjrt::figures_of(*program) : nlohmann::ordered_json::object());
+  auto& programs = (*run_)["programs"];
+  compiled_.push_back(programs.size() - 1);
+  if (program) programs.back() = pjrt::figures_of(*program);
 }
 
 void ProgramFolder::note(const Metrics& metrics) {
@@ -50,8 +55,8 @@ void ProgramFolder::finish(const Metrics& metrics) {
   auto& run = *run_;
   run["fallbacks"] = metrics.fallbacks;
   run["host_reads"] = metrics.host_reads;
-  for (size_t i = 0; i < run["programs"].size(); i++) {
-    auto& program = run["programs"][i];
+  for (size_t i = 0; i < compiled_.size(); i++) {
+    auto& program = run["programs"][compiled_[i]];
     const auto& counted = metrics.programs[i];
     program["operators"] = counted.operations;
     program["seconds"] = counted.seconds;

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "tessera/xla/metrics.h"
 #include "tessera/xla/pjrt/program.h"
@@ -33,6 +34,7 @@ class ProgramFolder {
 
   std::filesystem::path folder_;
   std::shared_ptr<nlohmann::ordered_json> run_;
+  std::vector<size_t> compiled_;  // which of its programs the metrics have
   std::chrono::steady_clock::time_point written_;
 };
 

@@ -27,9 +27,9 @@ void put_behind_barrier(std::vector<Value>& values, std::span<at::Tensor> tensor
   if (std::ranges::none_of(tensors, is_xla)) return;
   auto together = values;
   for (const auto& tensor : tensors) {
-    if (is_xla(tensor)) together.push_back(is_plain(tensor) ? read(tensor) : hlo::flat(cell_of(tensor).value));
+    if (is_xla(tensor)) together.push_back(is_plain(tensor) ? read(tensor) : flat(cell_of(tensor).value));
   }
-  const auto after = hlo::barrier(together);
+  const auto after = barrier(together);
   std::copy_n(after.begin(), values.size(), values.begin());
   auto next = after.begin() + static_cast<std::ptrdiff_t>(values.size());
   for (auto& tensor : tensors) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tessera/base/words.h"
+
 namespace tessera::xla {
 namespace {
 
@@ -10,53 +12,36 @@ constexpr auto* kInResult = "the tensor for the result has it";
 constexpr auto* kInPlaces = "the places of the values say it";
 constexpr auto* kOfKernel = "it chooses among kernels that have one result";
 constexpr auto* kAgain = "the gradient computes it again";
+constexpr auto* kAttentionGradient = "_scaled_dot_product_fused_attention_overrideable_backward";
 constexpr auto* kByMask = "of gradients that nobody asks for it decides nothing";
 
-constexpr Unread kUnread[] = {
-    {"", "layout", "there is one"},
-    {"", "device", "there is one"},
-    {"", "pin_memory", "the device has no such memory"},
+struct Reason {
+  const char *names, *arguments;  // with spaces between them
+  const char* why;
+};
 
-    {"embedding", "padding_idx", kOfGradient},
-    {"embedding", "scale_grad_by_freq", kOfGradient},
-    {"embedding", "sparse", kOfGradient},
-    {"_embedding_bag", "scale_grad_by_freq", kOfGradient},
-    {"_embedding_bag", "sparse", kOfGradient},
-    {"_embedding_bag_forward_only", "scale_grad_by_freq", kOfGradient},
-    {"_embedding_bag_forward_only", "sparse", kOfGradient},
-    {"_embedding_bag_backward", "offsets", "offset2bag says the same"},
+constexpr Reason kReasons[] = {
+    {"*", "layout device", "there is one"},
+    {"*", "pin_memory", "the device has no such memory"},
+
+    {"embedding", "padding_idx scale_grad_by_freq sparse", kOfGradient},
+    {"_embedding_bag _embedding_bag_forward_only", "scale_grad_by_freq sparse", kOfGradient},
+    {"_embedding_bag_backward _embedding_bag_per_sample_weights_backward", "offsets", "offset2bag says the same"},
     {"_embedding_bag_backward", "bag_size", "of means alone"},
     {"_embedding_bag_backward", "maximum_indices", "of maxima alone"},
-    {"_embedding_bag_backward", "indices", "of maxima maximum_indices says more"},
-    {"_embedding_bag_backward", "offset2bag", "of maxima maximum_indices says more"},
+    {"_embedding_bag_backward", "indices offset2bag", "of maxima maximum_indices says more"},
     {"_embedding_bag_backward", "padding_idx", "maximum_indices names no row of padding"},
     {"_embedding_bag_backward", "scale_grad_by_freq", "of maxima libtorch does not scale, either"},
-    {"_embedding_bag_per_sample_weights_backward", "offsets", "offset2bag says the same"},
     {"_embedding_bag_per_sample_weights_backward", "mode", "only sums have weights"},
     {"gather", "sparse_grad", kOfGradient},
     {"_ctc_loss", "zero_infinity", kOfGradient},
 
-    {"_softmax", "half_to_float", kInResult},
-    {"_log_softmax", "half_to_float", kInResult},
-    {"_softmax_backward_data", "input_dtype", kInResult},
-    {"_log_softmax_backward_data", "input_dtype", kInResult},
-    {"argmax", "keepdim", kInResult},
-    {"argmin", "keepdim", kInResult},
-    {"max", "keepdim", kInResult},
-    {"min", "keepdim", kInResult},
+    {"_softmax _log_softmax", "half_to_float", kInResult},
+    {"_softmax_backward_data _log_softmax_backward_data", "input_dtype", kInResult},
+    {"argmax argmin max min", "keepdim", kInResult},
 
-    {"max_pool2d_with_indices_backward", "kernel_size", kInPlaces},
-    {"max_pool2d_with_indices_backward", "stride", kInPlaces},
-    {"max_pool2d_with_indices_backward", "padding", kInPlaces},
-    {"max_pool2d_with_indices_backward", "dilation", kInPlaces},
-    {"max_pool2d_with_indices_backward", "ceil_mode", kInPlaces},
-    {"max_pool3d_with_indices_backward", "kernel_size", kInPlaces},
-    {"max_pool3d_with_indices_backward", "stride", kInPlaces},
-    {"max_pool3d_with_indices_backward", "padding", kInPlaces},
-    {"max_pool3d_with_indices_backward", "dilation", kInPlaces},
-    {"max_pool3d_with_indices_backward", "ceil_mode", kInPlaces},
-    {"max_unpool3d", "stride", kInPlaces},
-    {"max_unpool3d", "padding", kInPlaces},
+    {"max_pool2d_with_indices_backward max_pool3d_with_indices_backward", "kernel_size stride padding dilation ceil_mode", kInPlaces},
+    {"max_unpool3d", "stride padding", kInPlaces},
     {"convolution_backward_overrideable", "output_padding", "the input's own sizes say it"},
 
     {"sort", "stable", "a sort always is"},
@@ -66,44 +51,42 @@ constexpr Unread kUnread[] = {
     {"_index_put_impl", "unsafe", "indices are not checked"},
     {"_scaled_dot_product_fused_attention_overrideable", "return_debug_mask", "there is none"},
 
-    {"nan_to_num", "nan", "whole numbers have none"},
-    {"nan_to_num", "posinf", "whole numbers have none"},
-    {"nan_to_num", "neginf", "whole numbers have none"},
+    {"nan_to_num", "nan posinf neginf", "whole numbers have none"},
     {"leaky_relu_backward", "self_is_result", "the result has the sign of the argument"},
     {"rrelu_with_noise", "noise", "it is written alone"},
 
     {"cumprod_backward", "output", kAgain},
     {"log_sigmoid_backward", "buffer", kAgain},
     {"multilabel_margin_loss_backward", "is_target", kAgain},
-    {"nll_loss_backward", "total_weight", "of means alone"},
-    {"nll_loss2d_backward", "total_weight", "of means alone"},
-    {"native_layer_norm_backward", "weight", kByMask},
-    {"native_layer_norm_backward", "bias", kByMask},
-    {"native_batch_norm_backward", "running_mean", "of evaluation alone"},
-    {"native_batch_norm_backward", "running_var", "of evaluation alone"},
-    {"native_batch_norm_backward", "eps", "of evaluation alone"},
-    {"native_batch_norm_backward", "save_mean", "of training alone"},
-    {"native_batch_norm_backward", "save_invstd", "of training alone"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "grad_input_mask", kByMask},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "cum_seq_q", "of sequences without padding, which have no such operator"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "cum_seq_k", "of sequences without padding, which have no such operator"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "max_q", "of sequences without padding, which have no such operator"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "max_k", "of sequences without padding, which have no such operator"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "philox_seed", "of dropout, which has no such operator"},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", "philox_offset", "of dropout, which has no such operator"},
+    {"nll_loss_backward nll_loss2d_backward", "total_weight", "of means alone"},
+    {"native_layer_norm_backward", "weight bias", kByMask},
+    {"native_batch_norm_backward", "running_mean running_var eps", "of evaluation alone"},
+    {"native_batch_norm_backward", "save_mean save_invstd", "of training alone"},
+    {kAttentionGradient, "grad_input_mask", kByMask},
+    {kAttentionGradient, "cum_seq_q cum_seq_k max_q max_k", "of sequences without padding, which have no such operator"},
+    {kAttentionGradient, "philox_seed philox_offset", "of dropout, which has no such operator"},
 };
 
 }  // namespace
 
-std::span<const Unread> unread_arguments() {
-  return kUnread;
+const std::vector<Unread>& unread_arguments() {
+  static const auto& all = *[] {
+    auto* const each = new std::vector<Unread>;
+    for (const auto& [names, arguments, why] : kReasons) {
+      for (const auto& name : words_in(names)) {
+        for (const auto& argument : words_in(arguments)) each->push_back({name, argument, why});
+      }
+    }
+    return each;
+  }();
+  return all;
 }
 
 bool may_be_unread(std::string_view name, std::string_view argument) {
   if (name.starts_with("aten::")) name.remove_prefix(6);
   if (name.ends_with('_')) name.remove_suffix(1);
-  return std::ranges::any_of(
-      kUnread, [&](const Unread& entry) { return (*entry.name == '\0' || name == entry.name) && argument == entry.argument; });
+  return std::ranges::any_of(unread_arguments(),
+                             [&](const Unread& entry) { return (entry.name == "*" || name == entry.name) && argument == entry.argument; });
 }
 
 }  // namespace tessera::xla

@@ -1,17 +1,18 @@
 // Arguments of operators that lowerings need not read.
 #pragma once
 
-#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace tessera::xla {
 
 struct Unread {
-  const char* name;  // of the operator, without overload; "" stands for all
-  const char* argument;
+  std::string name;  // of the operator, without overload; "*" stands for all
+  std::string argument;
   const char* why;
 };
-std::span<const Unread> unread_arguments();
+const std::vector<Unread>& unread_arguments();
 
 /// `name` is that of a schema, such as "aten::embedding", or of its in-place form.
 bool may_be_unread(std::string_view name, std::string_view argument);

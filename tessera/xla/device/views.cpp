@@ -72,13 +72,13 @@ Box box_of(const at::Tensor& view) {
 /// Where each of the view's elements lies, as a list.
 Value places_of(const at::Tensor& view) {
   const Type type{at::kLong, view.sizes().vec()};
-  auto places = hlo::broadcast(hlo::constant(view.storage_offset(), at::kLong), type.sizes, {});
+  auto places = hlo::filled(view.storage_offset(), type);
   for (int64_t i = 0; i < view.dim(); i++) {
     if (view.size(i) == 1 || view.stride(i) == 0) continue;
-    const auto stride = hlo::broadcast(hlo::constant(view.stride(i), at::kLong), type.sizes, {});
-    places = hlo::binary("add", places, hlo::binary("multiply", hlo::iota(type, i), stride));
+    const auto stride = hlo::filled(view.stride(i), type);
+    places = binary("add", places, binary("multiply", hlo::iota(type, i), stride));
   }
-  return hlo::reshape(places, {view.numel()});
+  return reshape(places, {view.numel()});
 }
 
 Sizes sizes_of(const at::Tensor& view, const Sizes& dimensions) {
@@ -96,14 +96,14 @@ Sizes to_view_order(const Sizes& dimensions) {
 }
 
 Value list_of(const Value& value, int64_t elements) {
-  return hlo::reshape(value, {elements});
+  return reshape(value, {elements});
 }
 
 /// The storage's elements and zeros behind them, in the box's shape.
 Value shaped(const Value& value, const Box& box, int64_t elements) {
   auto list = list_of(value, elements);
-  if (box.padded != elements) list = hlo::pad(list, hlo::constant(int64_t{0}, list.element()), {0}, {box.padded - elements}, {0});
-  return hlo::reshape(list, box.shape);
+  if (box.padded != elements) list = pad(list, hlo::constant(0, list.element()), {0}, {box.padded - elements}, {0});
+  return reshape(list, box.shape);
 }
 
 bool is_all_of_storage(const at::Tensor& tensor) {
@@ -117,29 +117,29 @@ Value number_of(const at::Tensor& tensor) {
   }
   const auto number = tensor.is_floating_point() ? hlo::scalar(tensor.item().toDouble(), tensor.scalar_type())
                                                  : hlo::constant(tensor.item().toLong(), tensor.scalar_type());
-  return hlo::reshape(number, tensor.sizes());
+  return reshape(number, tensor.sizes());
 }
 
 Value in_memory(const at::Tensor& tensor) {
   const auto lock = lock_device();
   const auto& cell = cell_of(tensor);
   if (tensor.numel() == 0 || !cell.value) {  // unwritten memory may hold anything: zeros
-    return hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), tensor.sizes(), {});
+    return hlo::filled(0, {tensor.scalar_type(), tensor.sizes().vec()});
   }
   auto value = in_type(cell.value, tensor.scalar_type());
-  if (is_all_of_storage(tensor)) return hlo::reshape(value, tensor.sizes());
+  if (is_all_of_storage(tensor)) return reshape(value, tensor.sizes());
   const auto elements = elements_of_storage(tensor);
   const auto box = box_of(tensor);
-  if (!box.fits) return hlo::reshape(hlo::take_elements(list_of(value, elements), places_of(tensor)), tensor.sizes());
+  if (!box.fits) return reshape(take(list_of(value, elements), places_of(tensor), 0), tensor.sizes());
   if (!box.whole) {
     Sizes limit = box.start;
     for (size_t i = 0; i < limit.size(); i++) limit[i] += box.sizes[i];
-    value = hlo::slice(shaped(value, box, elements), box.start, limit, Sizes(limit.size(), 1));
+    value = slice(shaped(value, box, elements), box.start, limit, Sizes(limit.size(), 1));
   }
-  value = hlo::transpose(hlo::reshape(value, sizes_of(tensor, box.dimensions)), to_view_order(box.dimensions));
+  value = transpose(reshape(value, sizes_of(tensor, box.dimensions)), to_view_order(box.dimensions));
   auto dimensions = box.dimensions;
   std::ranges::sort(dimensions);
-  return hlo::broadcast(value, tensor.sizes(), dimensions);
+  return broadcast(value, tensor.sizes(), dimensions);
 }
 
 /// Whether all elements are one number, whatever it is.
@@ -193,22 +193,24 @@ Sizes sizes_once(const at::Tensor& tensor) {
 
 /// Applies the tensor's conjugate and negative bits; applying them twice changes nothing, so reads and writes both do.
 Value as_marked(const Value& value, const at::Tensor& tensor) {
-  const auto conjugated = tensor.is_conj() ? hlo::conjugate(value) : value;
-  return tensor.is_neg() ? hlo::unary("negate", conjugated) : conjugated;
+  const auto conjugated = tensor.is_conj() ? conjugate(value) : value;
+  return tensor.is_neg() ? unary("negate", conjugated) : conjugated;
 }
 
 }  // namespace
 
 Value in_type(const Value& value, at::ScalarType element) {
-  return value.element() == element ? value : hlo::bitcast(hlo::flat(value), element);
+  return value.element() == element ? value : bitcast(flat(value), element);
 }
 
-Value read(const at::Tensor& tensor) { return is_xla(tensor) ? as_marked(in_memory(tensor), tensor) : number_of(tensor); }
+Value read(const at::Tensor& tensor) {
+  return is_xla(tensor) ? as_marked(in_memory(tensor), tensor) : number_of(tensor);
+}
 
 void write(const at::Tensor& tensor, Value value) {
   const auto lock = lock_device();
   auto& cell = cell_of(tensor);
-  value = as_marked(hlo::convert(value, tensor.scalar_type()), tensor);
+  value = as_marked(convert(value, tensor.scalar_type()), tensor);
   if (tensor.numel() == 0) return;
   if (is_all_of_storage(tensor)) {
     cell.value = std::move(value);
@@ -217,12 +219,11 @@ void write(const at::Tensor& tensor, Value value) {
   if (const auto sizes = sizes_once(tensor); tensor.sizes() != sizes) {
     if (!is_one_number(value)) throw UsageError("an expanded tensor can't be written, because several of its elements are one");
     const at::AutoDispatchBelowADInplaceOrView below;
-    return write(tensor.as_strided(sizes, tensor.strides()), hlo::slice(value, Sizes(sizes.size(), 0), sizes, Sizes(sizes.size(), 1)));
+    return write(tensor.as_strided(sizes, tensor.strides()), slice(value, Sizes(sizes.size(), 0), sizes, Sizes(sizes.size(), 1)));
   }
   const auto elements = elements_of_storage(tensor);
   const auto base = [&] {
-    return cell.value ? in_type(cell.value, tensor.scalar_type())
-                      : hlo::broadcast(hlo::constant(int64_t{0}, tensor.scalar_type()), {elements}, {});
+    return cell.value ? in_type(cell.value, tensor.scalar_type()) : hlo::filled(0, {tensor.scalar_type(), {elements}});
   };
   const auto box = box_of(tensor);
   if (!box.fits) {
@@ -232,18 +233,19 @@ void write(const at::Tensor& tensor, Value value) {
           "other values: write a copy of it, clone(), or the windows one by one",
           c10::str(tensor.sizes()), c10::str(tensor.strides()));
     }
-    cell.value = hlo::put(list_of(base(), elements), places_of(tensor), hlo::reshape(value, {tensor.numel()}), Combine::Second);
+    cell.value = put(list_of(base(), elements), places_of(tensor), reshape(value, {tensor.numel()}), Combine::Second);
     return;
   }
-  if (!box.whole && cell.value && Overwriting(cell.value, in_memory(tensor)).reads_other_places(value)) value = hlo::barrier(std::span(&value, 1))[0];
+  if (!box.whole && cell.value && Overwriting(cell.value, in_memory(tensor)).reads_other_places(value))
+    value = barrier(std::span(&value, 1))[0];
   auto dimensions = box.dimensions;
   std::ranges::sort(dimensions);
-  value = hlo::transpose(hlo::reshape(value, sizes_of(tensor, dimensions)), hlo::inverse(to_view_order(box.dimensions)));
+  value = transpose(reshape(value, sizes_of(tensor, dimensions)), hlo::inverse(to_view_order(box.dimensions)));
   if (!box.whole) {
     std::vector<Value> start;
     for (const auto at : box.start) start.push_back(hlo::constant(at, at::kLong));
-    value = hlo::dynamic_update_slice(shaped(base(), box, elements), hlo::reshape(value, box.sizes), start);
-    if (box.padded != elements) value = hlo::slice(list_of(value, box.padded), 0, 0, elements);
+    value = dynamic_update_slice(shaped(base(), box, elements), reshape(value, box.sizes), start);
+    if (box.padded != elements) value = slice(list_of(value, box.padded), 0, 0, elements);
   }
   cell.value = list_of(value, elements);
 }

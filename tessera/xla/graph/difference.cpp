@@ -27,6 +27,8 @@ std::string_view between(std::string_view text, std::string_view begin, std::str
 
 /// How many programs of a step are compared, the newest: texts are as long as programs.
 constexpr size_t kKeptTexts = 8;
+/// How many steps are known, those with the newest programs.
+constexpr size_t kKeptSteps = 16;
 /// More runs than this for each of its programs mean that a step just has another batch size now and then.
 constexpr int64_t kFewRuns = 20;
 
@@ -58,7 +60,8 @@ Difference between_functions(std::string_view now, std::string_view before) {
   const auto [a, b] = std::ranges::mismatch(ours, theirs);
   const auto number = a - ours.begin();
   const auto shown = [](const auto& place, const auto& list) { return place == list.end() ? "missing" : std::string(*place); };
-  return {1, fmt::format("argument {}", number), fmt::format("in argument {}, which is {} and was {}", number, shown(a, ours), shown(b, theirs))};
+  return {1, fmt::format("argument {}", number),
+          fmt::format("in argument {}, which is {} and was {}", number, shown(a, ours), shown(b, theirs))};
 }
 
 }  // namespace
@@ -66,7 +69,8 @@ Difference between_functions(std::string_view now, std::string_view before) {
 Difference first_difference(std::string_view now, std::string_view before) {
   // Compares arguments only if all operations are equal: where an operation differs, types of arguments often do, too, and say less.
   std::string_view functions[2], operation;
-  const auto next = [&](std::vector<std::string_view>::const_iterator& line, const std::vector<std::string_view>& all, std::string_view& function) {
+  const auto next = [&](std::vector<std::string_view>::const_iterator& line, const std::vector<std::string_view>& all,
+                        std::string_view& function) {
     for (; line != all.end(); line++) {
       if (line->starts_with(kFunction)) {
         function = *line;
@@ -92,9 +96,11 @@ Difference first_difference(std::string_view now, std::string_view before) {
       return Difference{number, fmt::format("{} of {}", what, place),
                         fmt::format("in operation {}, {}: its {} {}, which {}", place, name_in(operation), what, is, was)};
     };
-    if (here.empty() || there.empty() || !there.starts_with(kOperation) != !here.starts_with(kOperation) || name_in(here) != name_in(there)) {
+    if (here.empty() || there.empty() || !there.starts_with(kOperation) != !here.starts_with(kOperation) ||
+        name_in(here) != name_in(there)) {
       const auto shown = [](std::string_view line) { return line.starts_with(kOperation) ? name_in(line) : std::string_view("the end"); };
-      return {number, fmt::format("operation {}", place), fmt::format("in operation {}, which is {} and was {}", place, shown(here), shown(there))};
+      return {number, fmt::format("operation {}", place),
+              fmt::format("in operation {}, which is {} and was {}", place, shown(here), shown(there))};
     }
     if (types_in(here) != types_in(there)) return describe("types are", types_in(here), fmt::format("were {}", types_in(there)));
     const auto ours_has = between(here, "<{", "}>"), theirs_has = between(there, "<{", "}>");
@@ -116,6 +122,11 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
   }
   step.texts.emplace(program, text);
   if (step.texts.size() > kKeptTexts) step.texts.erase(step.texts.begin());
+  if (steps_.size() > kKeptSteps) {
+    const auto oldest = std::ranges::min_element(steps_, {}, [](const auto& known) { return known.second.texts.rbegin()->first; });
+    std::erase_if(of_program_, [&](const auto& known) { return known.second == &oldest->second; });
+    steps_.erase(oldest);
+  }
   if (step.programs < 3 || step.runs > kFewRuns * step.programs || !told_.insert(smallest->where).second) return std::nullopt;
   return fmt::format("a step has its program number {}. It differs from the most similar one first {}", step.programs, smallest->text);
 }

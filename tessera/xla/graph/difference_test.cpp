@@ -13,9 +13,13 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-Value argument(Sizes sizes) { return leaf(std::make_shared<Data>(), {at::kFloat, std::move(sizes)}); }
+Value argument(Sizes sizes) {
+  return leaf(std::make_shared<Data>(), {at::kFloat, std::move(sizes)});
+}
 
-std::string text_of_program(const Value& value, const std::shared_ptr<const Data>& donor = nullptr) { return StepProgram({{value, donor}}).program().text; }
+std::string text_of_program(const Value& value, const std::shared_ptr<const Data>& donor = nullptr) {
+  return StepProgram({{value, donor}}).program().text;
+}
 
 std::string mean_of_rows(int64_t rows, const char* operation = "exponential", double number = 1) {
   const auto x = hlo::unary(operation, argument({rows, 4}));
@@ -27,8 +31,9 @@ TEST(Difference, NamesTheFirstOperationThatIsAnother) {
 }
 
 TEST(Difference, NamesShapes) {
-  EXPECT_EQ(first_difference(mean_of_rows(3), mean_of_rows(8)).text,
-            "in operation 0, exponential: its types are (tensor<3x4xf32>) -> tensor<3x4xf32>, which were (tensor<8x4xf32>) -> tensor<8x4xf32>");
+  EXPECT_EQ(
+      first_difference(mean_of_rows(3), mean_of_rows(8)).text,
+      "in operation 0, exponential: its types are (tensor<3x4xf32>) -> tensor<3x4xf32>, which were (tensor<8x4xf32>) -> tensor<8x4xf32>");
 }
 
 TEST(Difference, NamesConstants) {
@@ -85,6 +90,16 @@ TEST(StepHistory, CountsAProgramInPlaceOfAnotherOnce) {
   EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
   history.replace(2, 1, mean_of_rows(7, "exponential", 2));
   EXPECT_THAT(history.add(3, mean_of_rows(6)).value_or(""), HasSubstr("program number 3"));
+}
+
+TEST(StepHistory, ForgetsAStepWhenSixteenOthersHaveHadNewerPrograms) {
+  StepHistory history;
+  EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
+  EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
+  for (int64_t size = 1; size <= 16; size++)
+    EXPECT_EQ(history.add(static_cast<size_t>(size + 1), text_of_program(hlo::unary("log", argument({size})))), std::nullopt);
+  history.ran(1);
+  EXPECT_EQ(history.add(18, mean_of_rows(6)), std::nullopt);  // its first program again
 }
 
 }  // namespace

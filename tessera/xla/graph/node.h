@@ -22,6 +22,8 @@ using Data = std::vector<pjrt::Buffer>;
 
 class Node;
 
+namespace hlo {
+
 /// One of a node's results. Copies are the same value.
 class Value {
  public:
@@ -37,11 +39,16 @@ class Value {
   const Sizes& sizes() const { return type().sizes; }
   at::ScalarType element() const { return type().element; }
   int64_t rank() const { return static_cast<int64_t>(sizes().size()); }
+  int64_t size(int64_t dimension) const { return sizes()[static_cast<size_t>(dimension)]; }
 
  private:
   c10::intrusive_ptr<Node> node_;
   uint32_t result_ = 0;
 };
+
+}  // namespace hlo
+
+using hlo::Value;
 
 /// The function by which an operation such as a reduction or a scatter combines two elements.
 enum class Combine : uint8_t { None, Add, Multiply, Max, Min, And, Or, Second };
@@ -81,7 +88,9 @@ class Node : public c10::intrusive_ptr_target {
   int32_t first_argument = -1;  // of its numbers, if they are arguments
 };
 
-inline const Type& Value::type() const { return node_->results[result_]; }
+inline const Type& hlo::Value::type() const {
+  return node_->results[result_];
+}
 
 /// Returns `data`. Throws UsageError if its values are lost because their program has failed.
 const std::shared_ptr<const Data>& expect_values(const std::shared_ptr<const Data>& data);

@@ -8,9 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <numeric>
 
-#include "tessera/base/error.h"
 #include "tessera/xla/pjrt/element_types.h"
 
 namespace tessera::xla::hlo {
@@ -34,12 +32,8 @@ std::string list(IntList numbers) {
   return fmt::format("[{}]", fmt::join(numbers, ", "));
 }
 
-Sizes or_ones(const Sizes& sizes, size_t count) {
-  return sizes.empty() ? Sizes(count, 1) : sizes;
-}
-
-Sizes or_zeros(const Sizes& sizes, size_t count) {
-  return sizes.empty() ? Sizes(count, 0) : sizes;
+Sizes or_all(const Sizes& sizes, size_t count, int64_t otherwise) {
+  return sizes.empty() ? Sizes(count, otherwise) : sizes;
 }
 
 std::string padding_of(const Sizes& low, const Sizes& high) {
@@ -98,9 +92,9 @@ Value constant_of(const std::string& text, at::ScalarType element, Numbers numbe
 std::string window_of(const Window& window) {
   const auto count = window.size.size();
   return fmt::format("base_dilations = {}, padding = {}, window_dilations = {}, window_dimensions = {}, window_strides = {}",
-                     array(or_ones(window.base_dilation, count)),
-                     padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)),
-                     array(or_ones(window.dilation, count)), array(window.size), array(or_ones(window.stride, count)));
+                     array(or_all(window.base_dilation, count, 1)),
+                     padding_of(or_all(window.padding_low, count, 0), or_all(window.padding_high, count, 0)),
+                     array(or_all(window.dilation, count, 1)), array(window.size), array(or_all(window.stride, count, 1)));
 }
 
 }  // namespace
@@ -148,15 +142,15 @@ Value full(double number, const Type& type) {
 
 Value lowest(at::ScalarType element) {
   if (c10::isFloatingType(element)) return constant(-std::numeric_limits<double>::infinity(), element);
-  if (element == at::kBool || element == at::kByte) return constant(int64_t{0}, element);
+  if (element == at::kBool || element == at::kByte) return constant(0, element);
   const auto bits = static_cast<int>(c10::elementSize(element)) * 8;
   return constant(std::numeric_limits<int64_t>::min() >> (64 - bits), element);
 }
 
 Value highest(at::ScalarType element) {
   if (c10::isFloatingType(element)) return constant(std::numeric_limits<double>::infinity(), element);
-  if (element == at::kBool) return constant(int64_t{1}, element);
-  if (element == at::kByte) return constant(int64_t{255}, element);
+  if (element == at::kBool) return constant(1, element);
+  if (element == at::kByte) return constant(255, element);
   const auto bits = static_cast<int>(c10::elementSize(element)) * 8;
   return constant(std::numeric_limits<int64_t>::max() >> (64 - bits), element);
 }
@@ -190,7 +184,7 @@ Value select(const Value& condition, const Value& yes, const Value& no) {
 Value convert(const Value& x, at::ScalarType element) {
   if (x.element() == element) return x;
   // XLA's conversion to i1 takes the lowest bit; libtorch's asks whether the number is zero.
-  if (element == at::kBool) return compare("NE", x, broadcast(constant(int64_t{0}, x.element()), x.sizes(), {}));
+  if (element == at::kBool) return compare("NE", x, broadcast(constant(0, x.element()), x.sizes(), {}));
   return make("convert", {x}, {}, {element, x.sizes()});
 }
 
@@ -239,7 +233,7 @@ Value bitcast(const Value& x, at::ScalarType element) {
   if (element == at::kBool) return convert(bitcast(x, at::kByte), at::kBool);
   if (x.rank() == 0) {
     const auto list = bitcast(reshape(x, {1}), element);
-    return list.sizes()[0] == 1 ? reshape(list, {}) : list;
+    return list.size(0) == 1 ? reshape(list, {}) : list;
   }
   if (c10::isComplexType(x.element())) return bitcast(as_pairs(x), element);
   if (c10::isComplexType(element)) return from_pairs(bitcast(x, c10::toRealValueType(element)));
@@ -264,7 +258,7 @@ Value reshape(const Value& x, IntList sizes) {
 
 Value transpose(const Value& x, IntList permutation) {
   Sizes sizes;
-  for (const auto from : permutation) sizes.push_back(x.sizes()[static_cast<size_t>(from)]);
+  for (const auto from : permutation) sizes.push_back(x.size(from));
   if (std::ranges::is_sorted(permutation)) return x;
   return make("transpose", {x}, "permutation = " + array(permutation), {x.element(), std::move(sizes)});
 }
@@ -288,8 +282,8 @@ Value expand(const Value& x, IntList sizes) {
   const auto offset = static_cast<int64_t>(sizes.size()) - x.rank();
   Sizes kept, dimensions;
   for (int64_t i = 0; i < x.rank(); i++) {
-    if (x.sizes()[static_cast<size_t>(i)] != sizes[static_cast<size_t>(i + offset)]) continue;
-    kept.push_back(x.sizes()[static_cast<size_t>(i)]);
+    if (x.size(i) != sizes[static_cast<size_t>(i + offset)]) continue;
+    kept.push_back(x.size(i));
     dimensions.push_back(i + offset);
   }
   return broadcast(reshape(x, kept), sizes, dimensions);
@@ -305,7 +299,7 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides) {
 }
 
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step) {
-  Sizes starts(x.sizes().size(), 0), limits = x.sizes(), strides(x.sizes().size(), 1);
+  Sizes starts(x.rank(), 0), limits = x.sizes(), strides(x.rank(), 1);
   const auto d = static_cast<size_t>(dimension);
   starts[d] = start;
   limits[d] = limit;
@@ -316,7 +310,7 @@ Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int
 Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior) {
   Sizes sizes;
   for (size_t i = 0; i < low.size(); i++) {
-    const auto size = x.sizes()[i];
+    const auto size = x.size(i);
     sizes.push_back(low[i] + high[i] + size + std::max<int64_t>(size - 1, 0) * interior[i]);
   }
   return make("pad", {x, fill},
@@ -329,7 +323,7 @@ Value concatenate(std::span<const Value> parts, int64_t dimension) {
   auto sizes = parts[0].sizes();
   auto& size = sizes[static_cast<size_t>(dimension)];
   size = 0;
-  for (const auto& part : parts) size += part.sizes()[static_cast<size_t>(dimension)];
+  for (const auto& part : parts) size += part.size(dimension);
   return make("concatenate", Operands(parts.begin(), parts.end()), fmt::format("dimension = {} : i64", dimension),
               {parts[0].element(), std::move(sizes)});
 }
@@ -349,14 +343,14 @@ Value dynamic_update_slice(const Value& x, const Value& update, std::span<const 
 Value reduce(const Value& x, Combine combine, const Value& start, IntList dimensions) {
   Sizes sizes;
   for (int64_t i = 0; i < x.rank(); i++) {
-    if (std::ranges::find(dimensions, i) == dimensions.end()) sizes.push_back(x.sizes()[static_cast<size_t>(i)]);
+    if (std::ranges::find(dimensions, i) == dimensions.end()) sizes.push_back(x.size(i));
   }
   if (dimensions.empty()) return x;
   return make("reduce", {x, start}, "dimensions = " + array(dimensions), {x.element(), std::move(sizes)}, combine);
 }
 
 Value sum(const Value& x, IntList dimensions) {
-  return reduce(x, Combine::Add, constant(int64_t{0}, x.element()), dimensions);
+  return reduce(x, Combine::Add, constant(0, x.element()), dimensions);
 }
 
 Value maximum(const Value& x, IntList dimensions) {
@@ -378,11 +372,11 @@ std::string precision_of(const Value& factor) {
 
 Value dot(const Value& a, const Value& b, const DotDimensions& d, std::optional<at::ScalarType> result) {
   Type type{result.value_or(a.element()), {}};
-  for (const auto i : d.left_batch) type.sizes.push_back(a.sizes()[static_cast<size_t>(i)]);
+  for (const auto i : d.left_batch) type.sizes.push_back(a.size(i));
   const auto rest = [&](const Value& x, const Sizes& batch, const Sizes& contracting) {
     for (int64_t i = 0; i < x.rank(); i++) {
       if (std::ranges::find(batch, i) == batch.end() && std::ranges::find(contracting, i) == contracting.end()) {
-        type.sizes.push_back(x.sizes()[static_cast<size_t>(i)]);
+        type.sizes.push_back(x.size(i));
       }
     }
   };
@@ -406,30 +400,22 @@ Value convolution(const Value& input, const Value& filter, const Type& result, c
       fmt::format(
           "batch_group_count = {} : i64, dimension_numbers = #stablehlo.conv<{}>, feature_group_count = {} : i64, lhs_dilation = {}, "
           "padding = {}, rhs_dilation = {}, window_strides = {}{}",
-          batch_groups, names, feature_groups, array(or_ones(window.base_dilation, count)),
-          padding_of(or_zeros(window.padding_low, count), or_zeros(window.padding_high, count)), array(or_ones(window.dilation, count)),
-          array(or_ones(window.stride, count)), precision_of(input)),
+          batch_groups, names, feature_groups, array(or_all(window.base_dilation, count, 1)),
+          padding_of(or_all(window.padding_low, count, 0), or_all(window.padding_high, count, 0)), array(or_all(window.dilation, count, 1)),
+          array(or_all(window.stride, count, 1)), precision_of(input)),
       result);
 }
 
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window) {
   Sizes sizes;
   for (size_t i = 0; i < window.size.size(); i++) {
-    const auto size = x.sizes()[i], base = window.base_dilation.empty() ? 1 : window.base_dilation[i];
+    const auto size = x.size(i), base = window.base_dilation.empty() ? 1 : window.base_dilation[i];
     const auto padded =
         (size ? (size - 1) * base + 1 : 0) + (window.padding_low.empty() ? 0 : window.padding_low[i] + window.padding_high[i]);
     const auto reach = (window.size[i] - 1) * (window.dilation.empty() ? 1 : window.dilation[i]) + 1;
     sizes.push_back(padded < reach ? 0 : (padded - reach) / (window.stride.empty() ? 1 : window.stride[i]) + 1);
   }
   return make("reduce_window", {x, start}, window_of(window), {x.element(), std::move(sizes)}, combine);
-}
-
-Value gather(const Value& x, const Value& indices, const Type& result, const std::string& attributes) {
-  return make("gather", {x, indices}, attributes, result);
-}
-
-Value scatter(const Value& x, const Value& indices, const Value& updates, Combine combine, const std::string& attributes) {
-  return make("scatter", {x, indices, updates}, attributes, x.type(), combine);
 }
 
 Value take(const Value& x, const Value& indices, int64_t dimension) {
@@ -439,28 +425,26 @@ Value take(const Value& x, const Value& indices, int64_t dimension) {
   sizes.insert(sizes.end(), indices.sizes().begin(), indices.sizes().end());
   for (size_t i = d + 1; i < x.sizes().size(); i++) {
     offsets.push_back(static_cast<int64_t>(sizes.size()));
-    sizes.push_back(x.sizes()[i]);
+    sizes.push_back(x.size(i));
   }
   rows[d] = 1;
-  return gather(x, indices, {x.element(), std::move(sizes)},
-                fmt::format("dimension_numbers = #stablehlo.gather<offset_dims = {}, collapsed_slice_dims = [{}], start_index_map = [{}], "
-                            "index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}",
-                            list(offsets), dimension, dimension, indices.rank(), array(rows)));
-}
-
-Value take_elements(const Value& values, const Value& indices) {
-  return take(values, indices, 0);
+  return make("gather", {x, indices},
+              fmt::format("dimension_numbers = #stablehlo.gather<offset_dims = {}, collapsed_slice_dims = [{}], start_index_map = [{}], "
+                          "index_vector_dim = {}>, indices_are_sorted = false, slice_sizes = {}",
+                          list(offsets), dimension, dimension, indices.rank(), array(rows)),
+              {x.element(), std::move(sizes)});
 }
 
 Value put(const Value& x, const Value& indices, const Value& updates, Combine combine) {
   Sizes window;
   for (int64_t i = indices.rank(); i < updates.rank(); i++) window.push_back(i);
-  return scatter(
-      x, indices, updates, combine,
+  return make(
+      "scatter", {x, indices, updates},
       fmt::format(
           "indices_are_sorted = false, scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = {}, inserted_window_dims = "
           "[0], scatter_dims_to_operand_dims = [0], index_vector_dim = {}>, unique_indices = false",
-          list(window), indices.rank()));
+          list(window), indices.rank()),
+      x.type(), combine);
 }
 
 std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order) {
@@ -483,6 +467,37 @@ std::pair<Value, Value> random_bits(const Value& state, const Type& type, const 
   const auto node = c10::make_intrusive<Node>("rng_bit_generator", fmt::format("rng_algorithm = #stablehlo<rng_algorithm {}>", algorithm),
                                               Operands{state}, Results{state.type(), type});
   return {Value(node, 0), Value(node, 1)};
+}
+
+namespace {
+
+std::string text_of(const ReplicaGroups& groups) {
+  std::string rows;
+  for (const auto& group : groups) rows += fmt::format("{}[{}]", rows.empty() ? "" : ", ", fmt::join(group, ", "));
+  return fmt::format("replica_groups = dense<[{}]> : tensor<{}x{}xi64>", rows, groups.size(), groups.front().size());
+}
+
+int64_t size_of(const ReplicaGroups& groups) {
+  return static_cast<int64_t>(groups.front().size());
+}
+
+}  // namespace
+
+Value all_gather(const Value& list, const ReplicaGroups& groups) {
+  return make("all_gather", {list}, "all_gather_dim = 0 : i64, " + text_of(groups), {list.element(), {list.size(0) * size_of(groups)}});
+}
+
+Value all_reduce(const Value& x, Combine combine, const ReplicaGroups& groups) {
+  return make("all_reduce", {x}, text_of(groups), x.type(), combine);
+}
+
+Value reduce_scatter(const Value& list, Combine combine, const ReplicaGroups& groups) {
+  return make("reduce_scatter", {list}, text_of(groups) + ", scatter_dimension = 0 : i64",
+              {list.element(), {list.size(0) / size_of(groups)}}, combine);
+}
+
+Value replica_number() {
+  return make("replica_id", {}, {}, {at::kUInt32, {}});
 }
 
 std::vector<Value> barrier(std::span<const Value> values) {

@@ -5,7 +5,6 @@
 
 #include <optional>
 #include <span>
-#include <variant>
 
 #include "tessera/xla/graph/node.h"
 
@@ -19,6 +18,9 @@ Value scalar(double number, at::ScalarType element);
 /// A number as a constant of the program's text.
 Value constant(double number, at::ScalarType element);
 Value constant(int64_t number, at::ScalarType element);
+inline Value constant(int number, at::ScalarType element) {
+  return constant(int64_t{number}, element);
+}
 /// A list of numbers, in the program's text.
 Value constants(IntList numbers, at::ScalarType element);
 Value constants(const std::vector<double>& numbers, at::ScalarType element);
@@ -77,13 +79,8 @@ Value convolution(const Value& input, const Value& filter, const Type& result, c
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window);
 /// Takes whole rows of a dimension by number; the dimensions of `indices` replace it.
 Value take(const Value& x, const Value& indices, int64_t dimension);
-/// Takes elements of a list by number; the result has the shape of `indices`.
-Value take_elements(const Value& list, const Value& indices);
 /// Puts rows of `updates` into dimension 0 of `x` by number; `combine` joins them with the rows that are there.
 Value put(const Value& x, const Value& indices, const Value& updates, Combine combine);
-/// `attributes` are those of StableHLO's gather and scatter.
-Value gather(const Value& x, const Value& indices, const Type& result, const std::string& attributes);
-Value scatter(const Value& x, const Value& indices, const Value& updates, Combine combine, const std::string& attributes);
 
 enum class Order { Ascending, Descending };
 /// Returns the sorted values and their indices in `x`.
@@ -91,6 +88,16 @@ std::pair<Value, Value> sort(const Value& x, int64_t dimension, Order order);
 
 /// Returns the next state and random bits.
 std::pair<Value, Value> random_bits(const Value& state, const Type& type, const char* algorithm);
+
+/// The groups of a collective: lists of equal length, each replica in exactly one.
+using ReplicaGroups = std::vector<std::vector<int>>;
+
+/// Concatenates the lists of a group.
+Value all_gather(const Value& list, const ReplicaGroups& groups);
+Value all_reduce(const Value& x, Combine combine, const ReplicaGroups& groups);
+/// Returns each replica's part of the reduced list.
+Value reduce_scatter(const Value& list, Combine combine, const ReplicaGroups& groups);
+Value replica_number();
 
 /// Returns the values behind an optimization barrier: none is available before all are.
 std::vector<Value> barrier(std::span<const Value> values);

@@ -4,16 +4,16 @@ namespace tessera::xla::hlo {
 
 Value shifted(const Value& x, int64_t dimension, int64_t by, const Value& fill) {
   const auto d = static_cast<size_t>(dimension);
-  const auto size = x.sizes()[d], distance = std::abs(by);
+  const auto size = x.size(d), distance = std::abs(by);
   const auto kept = by > 0 ? slice(x, dimension, 0, size - distance) : slice(x, dimension, distance, size);
-  const Sizes none(x.sizes().size(), 0);
+  const Sizes none(x.rank(), 0);
   Sizes low = none, high = none;
   (by > 0 ? low : high)[d] = distance;
   return pad(kept, fill, low, high, none);
 }
 
 std::vector<Value> scan(std::vector<Value> values, int64_t dimension, const std::vector<Value>& fill, const CombineStretches& combine) {
-  const auto size = values[0].sizes()[static_cast<size_t>(dimension)];
+  const auto size = values[0].size(dimension);
   for (int64_t distance = 1; distance < size; distance *= 2) {
     std::vector<Value> earlier;
     for (size_t i = 0; i < values.size(); i++) earlier.push_back(shifted(values[i], dimension, distance, fill[i]));

@@ -7,8 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <iterator>
-#include <unordered_set>
+#include <unordered_map>
 
 #include "tessera/xla/graph/ops.h"
 #include "tessera/xla/pjrt/element_types.h"
@@ -18,13 +17,21 @@ namespace {
 
 std::atomic<uint64_t> visits = 0;
 
+/// The type in which a number of an element type is an argument, and the name of the arguments of that type.
+at::ScalarType argument_type(at::ScalarType element) {
+  return element == at::kDouble ? at::kDouble : c10::isIntegralType(element, false) ? at::kLong : at::kFloat;
+}
+char letter_of(at::ScalarType argument) {
+  return argument == at::kDouble ? 'd' : argument == at::kLong ? 'n' : 's';
+}
+
 std::string name_of(const Value& value) {
   const auto& node = value.node();
   switch (node.kind) {
     case Node::Kind::Data:
       return fmt::format("%a{}", node.place);
     case Node::Kind::Scalar:
-      return fmt::format("%{}{}", node.results[0].element == at::kDouble ? 'd' : 's', node.place);
+      return fmt::format("%{}{}", letter_of(node.results[0].element), node.place);
     case Node::Kind::Operation:
       break;
   }
@@ -58,60 +65,28 @@ std::string regions_of(const Node& node) {
   if (std::string_view(node.name).starts_with("sort")) {
     return comparison(node.name == std::string_view("sort") ? "LT" : "GT", node.results[0].element);
   }
-  switch (node.combine) {
-    case Combine::None:
-      return {};
-    case Combine::Add:
-      return region_of("add", element);
-    case Combine::Multiply:
-      return region_of("multiply", element);
-    case Combine::Max:
-      return region_of("maximum", element);
-    case Combine::Min:
-      return region_of("minimum", element);
-    case Combine::And:
-      return region_of("and", element);
-    case Combine::Or:
-      return region_of("or", element);
-    case Combine::Second:
-      return fmt::format(" ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
-  }
-  return {};
+  static constexpr const char* kCombined[] = {"", "add", "multiply", "maximum", "minimum", "and", "or"};
+  if (node.combine == Combine::None) return {};
+  if (node.combine != Combine::Second) return region_of(kCombined[static_cast<size_t>(node.combine)], element);
+  return fmt::format(
+      " ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
 }
 
-class Text {
- public:
-  template <class... Args>
-  void add(fmt::format_string<Args...> format, Args&&... args) {
-    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(args)...);
-  }
-  /// A list of what `print` makes of each item.
-  template <class List, class Print>
-  static std::string list(const List& items, const Print& print) {
-    std::string text;
-    for (const auto& item : items) text += (text.empty() ? "" : ", ") + print(item);
-    return text;
-  }
-  std::string take() { return std::move(text_); }
-
- private:
-  std::string text_;
-};
+/// A list of what `print` makes of each item.
+template <class List, class Print>
+std::string with_commas(const List& items, const Print& print) {
+  std::string text;
+  for (const auto& item : items) text += (text.empty() ? "" : ", ") + print(item);
+  return text;
+}
 
 /// Prints an operation whose numbers are arguments: a constant or a slice.
-void print_moved(Text& text, const Node& node) {
+void print_moved(std::string& text, const Node& node) {
   const auto& type = node.results[0];
   if (node.operands.empty()) {
-    const bool is_double = type.element == at::kDouble, is_whole = c10::isIntegralType(type.element, true);
-    text.add("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place,
-             is_double  ? 'd'
-             : is_whole ? 'n'
-                        : 's',
-             node.first_argument,
-             is_double  ? "f64"
-             : is_whole ? "i64"
-                        : "f32",
-             text_of(type));
+    const auto argument = argument_type(type.element);
+    text += fmt::format("    %v{} = \"stablehlo.convert\"(%{}{}) : (tensor<{}>) -> {}\n", node.place, letter_of(argument),
+                        node.first_argument, pjrt::element_name(argument), text_of(type));
     return;
   }
   std::string starts, types;
@@ -119,22 +94,24 @@ void print_moved(Text& text, const Node& node) {
     starts += fmt::format(", %n{}", static_cast<size_t>(node.first_argument) + i);
     types += ", tensor<i64>";
   }
-  text.add("    %v{} = \"stablehlo.dynamic_slice\"({}{}) <{{slice_sizes = array<i64: {}>}}> : ({}{}) -> {}\n", node.place,
-           name_of(node.operands[0]), starts, fmt::join(type.sizes, ", "), text_of(node.operands[0].type()), types, text_of(type));
+  text +=
+      fmt::format("    %v{} = \"stablehlo.dynamic_slice\"({}{}) <{{slice_sizes = array<i64: {}>}}> : ({}{}) -> {}\n", node.place,
+                  name_of(node.operands[0]), starts, fmt::join(type.sizes, ", "), text_of(node.operands[0].type()), types, text_of(type));
 }
 
-void print_operation(Text& text, const Node& node) {
+void print_operation(std::string& text, const Node& node) {
   if (node.first_argument >= 0) return print_moved(text, node);
   const auto type = [](const auto& of) { return text_of(of); };
   const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
-  text.add("    %v{}", node.place);
-  if (node.results.size() > 1) text.add(":{}", node.results.size());
+  text += fmt::format("    %v{}", node.place);
+  if (node.results.size() > 1) text += fmt::format(":{}", node.results.size());
   const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // "chlo.erf" says it itself
-  text.add(" = \"{}{}\"({})", dialect, name, Text::list(node.operands, name_of));
-  if (!node.attributes.empty()) text.add(" <{{{}}}>", node.attributes);
-  const auto results = Text::list(node.results, type);
-  text.add("{} : ({}) -> {}\n", regions_of(node), Text::list(node.operands, [](const Value& value) { return text_of(value.type()); }),
-           node.results.size() == 1 ? results : "(" + results + ")");
+  text += fmt::format(" = \"{}{}\"({})", dialect, name, with_commas(node.operands, name_of));
+  if (!node.attributes.empty()) text += fmt::format(" <{{{}}}>", node.attributes);
+  const auto results = with_commas(node.results, type);
+  text += fmt::format("{} : ({}) -> {}\n", regions_of(node),
+                      with_commas(node.operands, [](const Value& value) { return text_of(value.type()); }),
+                      node.results.size() == 1 ? results : "(" + results + ")");
 }
 
 class KeyWriter {
@@ -152,7 +129,8 @@ class KeyWriter {
   void add(const Value& value) {
     const auto& node = value.node();
     const auto element = node.kind == Node::Kind::Scalar ? static_cast<uint64_t>(node.results[0].element) : 0;
-    add(static_cast<uint64_t>(node.kind) << 56 | element << 48 | static_cast<uint64_t>(value.result()) << 32 | static_cast<uint32_t>(node.place));
+    add(static_cast<uint64_t>(node.kind) << 56 | element << 48 | static_cast<uint64_t>(value.result()) << 32 |
+        static_cast<uint32_t>(node.place));
   }
 
  private:
@@ -191,7 +169,7 @@ void StepProgram::place(Node& leaf) {
 }
 
 StepProgram::Scalars& StepProgram::scalars_of(at::ScalarType element) {
-  return scalars_[element == at::kDouble ? 1 : c10::isIntegralType(element, false) ? 2 : 0];
+  return *std::ranges::find(scalars_, argument_type(element), &Scalars::element);
 }
 
 void StepProgram::move(const std::vector<bool>& marked) {
@@ -272,25 +250,26 @@ pjrt::Program StepProgram::program() const {
     parameters.push_back(fmt::format("%a{}: {}", i, text_of(type)));
     if (result_in_[i] >= 0) parameters.back() += fmt::format(" {{tf.aliasing_output = {} : i32}}", result_in_[i]);
   }
-  Text body;
-  for (const auto& [element, letter, numbers] : scalars_) {
+  std::string body;
+  for (const auto& [element, numbers] : scalars_) {
     if (numbers.empty()) continue;
+    const auto letter = letter_of(element);
     const Type all{element, {static_cast<int64_t>(numbers.size())}}, row{element, {1}}, one{element, {}};
     program.parameters.push_back({all});
     parameters.push_back(fmt::format("%{}: {}", letter, text_of(all)));
     for (size_t i = 0; i < numbers.size(); i++) {
-      body.add(
+      body += fmt::format(
           "    %{0}row{1} = \"stablehlo.slice\"(%{0}) <{{limit_indices = array<i64: {2}>, start_indices = array<i64: {1}>, strides = "
           "array<i64: 1>}}> : ({3}) -> {4}\n",
           letter, i, i + 1, text_of(all), text_of(row));
-      body.add("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
+      body += fmt::format("    %{0}{1} = \"stablehlo.reshape\"(%{0}row{1}) : ({2}) -> {3}\n", letter, i, text_of(row), text_of(one));
     }
   }
   for (const auto* const node : operations_) print_operation(body, *node);
-  const auto types = Text::list(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
-  const auto names = Text::list(wanted_, [](const Wanted& result) { return name_of(result.value); });
+  const auto types = with_commas(wanted_, [](const Wanted& result) { return text_of(result.value.type()); });
+  const auto names = with_commas(wanted_, [](const Wanted& result) { return name_of(result.value); });
   program.text = fmt::format("module @step {{\n  func.func public @main({}) -> ({}) {{\n{}    \"func.return\"({}) : ({}) -> ()\n  }}\n}}\n",
-                             Text::list(parameters, [](const std::string& text) { return text; }), types, body.take(), names, types);
+                             fmt::join(parameters, ", "), types, body, names, types);
   return program;
 }
 
@@ -300,7 +279,7 @@ std::vector<std::vector<pjrt::Buffer>> StepProgram::arguments(const pjrt::Client
     const auto& of_replicas = *expect_values(node->data);
     for (size_t replica = 0; replica < arguments.size(); replica++) arguments[replica].push_back(of_replicas[replica]);
   }
-  for (const auto& [element, letter, all] : scalars_) {
+  for (const auto& [element, all] : scalars_) {
     if (all.empty()) continue;
     auto numbers = at::empty({static_cast<int64_t>(all.size())}, element);
     for (size_t i = 0; i < all.size(); i++) {

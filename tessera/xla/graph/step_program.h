@@ -45,7 +45,6 @@ class StepProgram {
   };
   struct Scalars {
     at::ScalarType element;
-    char letter;
     std::vector<Number> all;
   };
   void place(Node& leaf);
@@ -56,7 +55,7 @@ class StepProgram {
   std::vector<Wanted> wanted_;
   std::vector<Node*> operations_, data_;
   std::vector<int64_t> numbers_;
-  Scalars scalars_[3] = {{at::kFloat, 's', {}}, {at::kDouble, 'd', {}}, {at::kLong, 'n', {}}};
+  Scalars scalars_[3] = {{at::kFloat, {}}, {at::kDouble, {}}, {at::kLong, {}}};
   std::vector<int> result_in_;  // for each argument in data_: the result that takes its memory, or -1
   std::string key_;
 };

@@ -33,9 +33,8 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
 }  // namespace
 
 Api::Api(std::filesystem::path file) : file_(std::move(file)), table_(table_of(file_)) {
-  Padded<PJRT_Plugin_Initialize_Args> arguments;
   // A plugin too old to have this function needs no start.
-  if (has(&PJRT_Api::PJRT_Plugin_Initialize)) call<PJRT_Plugin_Initialize_Args>("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize, arguments);
+  if (has(&PJRT_Api::PJRT_Plugin_Initialize)) call("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize);
 }
 
 std::shared_ptr<const Api> Api::load(const std::filesystem::path& file) {
@@ -58,15 +57,12 @@ std::string Api::version() const {
 
 std::optional<Api::Failure> Api::failure(PJRT_Error* error) const {
   if (!error) return std::nullopt;
-  Padded<PJRT_Error_Message_Args> message;
-  message.error = error;
+  Padded<PJRT_Error_Message_Args> message({.error = error});
   table_->PJRT_Error_Message(&message);
-  Padded<PJRT_Error_GetCode_Args> code;
-  code.error = error;
+  Padded<PJRT_Error_GetCode_Args> code({.error = error});
   table_->PJRT_Error_GetCode(&code);
   Failure failure{code.code, {message.message, message.message_size}};
-  Padded<PJRT_Error_Destroy_Args> destroy;
-  destroy.error = error;
+  Padded<PJRT_Error_Destroy_Args> destroy({.error = error});
   table_->PJRT_Error_Destroy(&destroy);
   return failure;
 }
@@ -78,43 +74,16 @@ void Api::fail(const char* doing, const Failure& failure) const {
 void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing) {
   if (!event) return;
   const EventHandle owned(api, event);
-  Padded<PJRT_Event_Await_Args> arguments;
-  arguments.event = event;
-  owned.call<PJRT_Event_Await_Args>(doing, &PJRT_Api::PJRT_Event_Await, arguments);
-}
-
-void hold_until(const std::shared_ptr<const Api>& api, PJRT_Event* event, const at::Tensor& tensor) {
-  if (!event) return;
-  struct Held {
-    EventHandle event;
-    at::Tensor tensor;
-  };
-  auto held = std::make_unique<Held>(Held{EventHandle(api, event), tensor});
-  Padded<PJRT_Event_OnReady_Args> arguments;
-  arguments.event = event;
-  arguments.user_arg = held.get();
-  arguments.callback = [](PJRT_Error* error, void* argument) {
-    const std::unique_ptr<Held> over(static_cast<Held*>(argument));
-    (void)over->event.api()->failure(error);  // a read of the buffer reports it, too
-  };
-  held->event.call<PJRT_Event_OnReady_Args>("upload a tensor", &PJRT_Api::PJRT_Event_OnReady, arguments);
-  (void)held.release();
+  owned.call(doing, &PJRT_Api::PJRT_Event_Await, {.event = event});
 }
 
 DeviceDescription describe(const std::shared_ptr<const Api>& api, PJRT_DeviceDescription* device) {
   DeviceDescription described;
   constexpr auto doing = "describe a device";
-  Padded<PJRT_DeviceDescription_Id_Args> id;
-  id.device_description = device;
-  api->call<PJRT_DeviceDescription_Id_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Id, id);
-  described.id = id.id;
-  Padded<PJRT_DeviceDescription_Kind_Args> kind;
-  kind.device_description = device;
-  api->call<PJRT_DeviceDescription_Kind_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Kind, kind);
+  described.id = api->call(doing, &PJRT_Api::PJRT_DeviceDescription_Id, {.device_description = device}).id;
+  const auto kind = api->call(doing, &PJRT_Api::PJRT_DeviceDescription_Kind, {.device_description = device});
   described.kind.assign(kind.device_kind, kind.device_kind_size);
-  Padded<PJRT_DeviceDescription_Attributes_Args> attributes;
-  attributes.device_description = device;
-  api->call<PJRT_DeviceDescription_Attributes_Args>(doing, &PJRT_Api::PJRT_DeviceDescription_Attributes, attributes);
+  const auto attributes = api->call(doing, &PJRT_Api::PJRT_DeviceDescription_Attributes, {.device_description = device});
   described.attributes = from_named_values(attributes.attributes, attributes.num_attributes);
   const auto memory = described.attributes.find("device_memory_bytes_limit");
   if (memory != described.attributes.end()) {

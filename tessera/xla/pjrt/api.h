@@ -1,29 +1,33 @@
 // The table of functions of one PJRT plugin, and how its functions are called.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <pjrt_c_api.h>
 
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "tessera/xla/pjrt/device.h"
 
+// Most functions of PJRT take arguments that nobody gives: they are zero.
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
+
 namespace tessera::pjrt {
 
-/// Zeroed arguments of a function, with a size beyond that of our header's struct: a plugin older than the header refuses structs smaller
-/// than its own, and a newer one refuses structs that end before its new fields.
+/// Arguments of a function, zero where they are not given, with a size beyond that of our header's struct: a plugin older than the header
+/// refuses structs smaller than its own, and a newer one refuses structs that end before its new fields.
 template <class Args>
 struct Padded : Args {
-  Padded() {
-    std::memset(static_cast<void*>(this), 0, sizeof *this);
+  explicit Padded(const Args& given = {}) : Args(given) {
+#if __has_builtin(__builtin_clear_padding)
+    __builtin_clear_padding(static_cast<Args*>(this));  // a newer plugin may have fields there
+#endif
     this->struct_size = sizeof(Args) + sizeof newer_fields / 2;
   }
-  char newer_fields[256];
+  char newer_fields[256] = {};
 };
 
 class Api {
@@ -41,14 +45,17 @@ class Api {
 
   /// Calls a function, and returns the plugin's failure or nothing.
   template <class Args>
-  std::optional<Failure> attempt(Function<Args> function, Args& arguments) const {
+  std::optional<Failure> attempt(Function<Args> function, std::type_identity_t<Args>& arguments) const {
     if (!has(function)) return Failure{PJRT_Error_Code_UNIMPLEMENTED, "this plugin is too old to have the function"};
     return failure((table_->*function)(&arguments));
   }
-  /// Calls a function, and throws Error with the plugin's text if it fails. `doing` says what was tried: "compile a program".
+  /// Calls a function and returns its arguments, of which some are results. Throws Error with the plugin's text if it fails. `doing` says
+  /// what was tried: "compile a program".
   template <class Args>
-  void call(const char* doing, Function<Args> function, Args& arguments) const {
+  Args call(const char* doing, Function<Args> function, const std::type_identity_t<Args>& given = {}) const {
+    Padded<Args> arguments(given);
     if (const auto failed = attempt(function, arguments)) fail(doing, *failed);
+    return arguments;
   }
   /// Reads and destroys an error, which may be null.
   std::optional<Failure> failure(PJRT_Error* error) const;
@@ -87,16 +94,16 @@ class Handle {
     if (!object_) return;
     Padded<Args> arguments;
     arguments.*field = object_;
-    (void)api_->attempt(destroy, static_cast<Args&>(arguments));
+    (void)api_->attempt(destroy, arguments);
   }
 
   T* get() const { return object_; }
   const std::shared_ptr<const Api>& api() const { return api_; }
 
-  /// Calls a function that takes this object, which must be in `arguments`, too.
+  /// Calls a function that takes this object, which must be among the arguments, too.
   template <class OtherArgs>
-  void call(const char* doing, Api::Function<OtherArgs> function, Padded<OtherArgs>& arguments) const {
-    api_->call(doing, function, static_cast<OtherArgs&>(arguments));
+  OtherArgs call(const char* doing, Api::Function<OtherArgs> function, const std::type_identity_t<OtherArgs>& given) const {
+    return api_->call(doing, function, given);
   }
 
  private:
@@ -116,9 +123,6 @@ using TopologyHandle = Handle<PJRT_TopologyDescription, PJRT_TopologyDescription
 
 /// Waits for the event, which may be null, and destroys it. Throws Error if the operation behind it has failed.
 void wait(const std::shared_ptr<const Api>& api, PJRT_Event* event, const char* doing);
-
-/// Keeps the tensor until the event, which may be null, has come.
-void hold_until(const std::shared_ptr<const Api>& api, PJRT_Event* event, const at::Tensor& tensor);
 
 DeviceDescription describe(const std::shared_ptr<const Api>& api, PJRT_DeviceDescription* device);
 

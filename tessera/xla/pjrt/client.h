@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -82,10 +81,8 @@ class Client {
   std::string platform() const;
   std::vector<DeviceDescription> devices() const;
 
-  /// Copies a dense CPU tensor to a device. With Host::Shared the device may go on reading the tensor's own memory: it is held for as long
-  /// as that takes, and nobody may change it.
-  enum class Host { Copied, Shared };
-  Buffer upload(const at::Tensor& tensor, int device, Host host = Host::Copied) const;
+  /// Copies a dense CPU tensor to a device.
+  Buffer upload(const at::Tensor& tensor, int device) const;
 
   Executable compile(const Program& program, CompileOptions options = {}) const;
   /// Loads what CompiledProgram::serialized() has written of the same program. Returns nothing if the plugin does not take it.

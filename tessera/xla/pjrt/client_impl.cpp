@@ -15,10 +15,10 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
     throw UsageError("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices);
   Padded<PJRT_Client_Create_Args> arguments;
   const auto failed_with = [&](const Options& named) {
-    const NamedValues values(named);
+    const auto values = named_values(named);
     arguments.create_options = values.data();
     arguments.num_options = values.size();
-    return plugin.api()->attempt<PJRT_Client_Create_Args>(&PJRT_Api::PJRT_Client_Create, arguments);
+    return plugin.api()->attempt(&PJRT_Api::PJRT_Client_Create, arguments);
   };
   auto given = options.plugin_options;
   // The GPU plugin would take three quarters of the memory at once, of which libtorch or another process may need some.
@@ -33,15 +33,12 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
 }
 
 PJRT_LoadedExecutable* compile(const ClientHandle& client, const std::string& text, const CompileOptions& options) {
-  PluginProgram program(text);
+  const PluginProgram program(text);
   const auto bytes = serialized(options);
-  Padded<PJRT_Client_Compile_Args> arguments;
-  arguments.client = client.get();
-  arguments.program = &program;
-  arguments.compile_options = bytes.data();
-  arguments.compile_options_size = bytes.size();
-  client.call<PJRT_Client_Compile_Args>("compile a program", &PJRT_Api::PJRT_Client_Compile, arguments);
-  return arguments.executable;
+  const auto compiled =
+      client.call("compile a program", &PJRT_Api::PJRT_Client_Compile,
+                  {.client = client.get(), .program = &program, .compile_options = bytes.data(), .compile_options_size = bytes.size()});
+  return compiled.executable;
 }
 
 /// Whether the compiler merges two equal operations of which one is behind a barrier.
@@ -60,10 +57,9 @@ bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
 }
 
 std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle& loaded) {
-  Padded<PJRT_LoadedExecutable_GetExecutable_Args> arguments;
-  arguments.loaded_executable = loaded.get();
-  loaded.call<PJRT_LoadedExecutable_GetExecutable_Args>("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, arguments);
-  return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), arguments.executable));
+  const auto program =
+      loaded.call("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, {.loaded_executable = loaded.get()});
+  return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), program.executable));
 }
 
 /// Turns off kernels that use XLA's thread pool. A replica that waits in a collective may hold a thread of the pool for which another
@@ -79,10 +75,8 @@ void keep_out_of_the_pool(CompileOptions& options) {
 }  // namespace
 
 Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::move(which)), handle(make_client(plugin, options)) {
-  Padded<PJRT_Client_AddressableDevices_Args> arguments;
-  arguments.client = handle.get();
-  handle.call<PJRT_Client_AddressableDevices_Args>("list its devices", &PJRT_Api::PJRT_Client_AddressableDevices, arguments);
-  devices.assign(arguments.addressable_devices, arguments.addressable_devices + arguments.num_addressable_devices);
+  const auto all = handle.call("list its devices", &PJRT_Api::PJRT_Client_AddressableDevices, {.client = handle.get()});
+  devices.assign(all.addressable_devices, all.addressable_devices + all.num_addressable_devices);
   if (static_cast<int>(devices.size()) < options.devices) {
     throw ConfigError("{} devices are asked for, and the PJRT plugin {} has {}", options.devices, plugin.file().filename(), devices.size());
   }
@@ -95,52 +89,43 @@ const Plugin& Client::plugin() const {
 }
 
 std::string Client::platform() const {
-  Padded<PJRT_Client_PlatformName_Args> arguments;
-  arguments.client = impl_->handle.get();
-  impl_->handle.call<PJRT_Client_PlatformName_Args>("tell its name", &PJRT_Api::PJRT_Client_PlatformName, arguments);
-  return {arguments.platform_name, arguments.platform_name_size};
+  const auto name = impl_->handle.call("tell its name", &PJRT_Api::PJRT_Client_PlatformName, {.client = impl_->handle.get()});
+  return {name.platform_name, name.platform_name_size};
 }
 
 std::vector<DeviceDescription> Client::devices() const {
   std::vector<DeviceDescription> all;
   for (auto* const device : impl_->devices) {
-    Padded<PJRT_Device_GetDescription_Args> arguments;
-    arguments.device = device;
-    impl_->handle.call<PJRT_Device_GetDescription_Args>("describe a device", &PJRT_Api::PJRT_Device_GetDescription, arguments);
-    auto& described = all.emplace_back(describe(impl_->handle.api(), arguments.device_description));
-    Padded<PJRT_Device_MemoryStats_Args> memory;
-    memory.device = device;
-    if (impl_->handle.api()->attempt<PJRT_Device_MemoryStats_Args>(&PJRT_Api::PJRT_Device_MemoryStats, memory)) continue;  // it does not tell
+    const auto& api = impl_->handle.api();
+    const auto description = api->call("describe a device", &PJRT_Api::PJRT_Device_GetDescription, {.device = device}).device_description;
+    auto& described = all.emplace_back(describe(api, description));
+    Padded<PJRT_Device_MemoryStats_Args> memory({.device = device});
+    if (api->attempt(&PJRT_Api::PJRT_Device_MemoryStats, memory)) continue;  // it does not tell
     if (memory.bytes_limit_is_set) described.memory = memory.bytes_limit;
     if (memory.peak_bytes_in_use_is_set) described.peak_memory = memory.peak_bytes_in_use;
   }
   return all;
 }
 
-Buffer Client::upload(const at::Tensor& tensor, int device, Host host) const {
+Buffer Client::upload(const at::Tensor& tensor, int device) const {
   if (!tensor.device().is_cpu()) throw UsageError("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str());
   if (device < 0 || device >= static_cast<int>(impl_->devices.size())) {
     throw UsageError("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1);
   }
   const auto dense = tensor.contiguous();
   ArrayType type{dense.scalar_type(), dense.sizes().vec()};
-  Padded<PJRT_Client_BufferFromHostBuffer_Args> arguments;
-  arguments.client = impl_->handle.get();
-  arguments.data = dense.const_data_ptr();
-  arguments.type = static_cast<PJRT_Buffer_Type>(element_type(type.element));
-  arguments.dims = type.sizes.data();
-  arguments.num_dims = type.sizes.size();
-  arguments.host_buffer_semantics =
-      host == Host::Shared ? PJRT_HostBufferSemantics_kImmutableZeroCopy : PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
-  arguments.device = impl_->devices[static_cast<size_t>(device)];
+  constexpr auto doing = "upload a tensor";
   const auto& api = impl_->handle.api();
-  api->call<PJRT_Client_BufferFromHostBuffer_Args>("upload a tensor", &PJRT_Api::PJRT_Client_BufferFromHostBuffer, arguments);
-  Buffer buffer(std::make_shared<Buffer::Impl>(impl_, arguments.buffer, std::move(type), device));
-  if (host == Host::Copied) {
-    wait(api, arguments.done_with_host_buffer, "upload a tensor");
-  } else {
-    hold_until(api, arguments.done_with_host_buffer, dense);
-  }
+  const auto copy = api->call(doing, &PJRT_Api::PJRT_Client_BufferFromHostBuffer,
+                              {.client = impl_->handle.get(),
+                               .data = dense.const_data_ptr(),
+                               .type = static_cast<PJRT_Buffer_Type>(element_type(type.element)),
+                               .dims = type.sizes.data(),
+                               .num_dims = type.sizes.size(),
+                               .host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall,
+                               .device = impl_->devices[static_cast<size_t>(device)]});
+  Buffer buffer(std::make_shared<Buffer::Impl>(impl_, copy.buffer, std::move(type), device));
+  wait(api, copy.done_with_host_buffer, doing);
   return buffer;
 }
 
@@ -162,13 +147,10 @@ Executable Client::compile(const Program& program, CompileOptions options) const
 }
 
 std::optional<Executable> Client::load(std::string_view serialized_program, const Program& program, const CompileOptions& options) const {
-  Padded<PJRT_Executable_DeserializeAndLoad_Args> arguments;
-  arguments.client = impl_->handle.get();
-  arguments.serialized_executable = serialized_program.data();
-  arguments.serialized_executable_size = serialized_program.size();
-  if (impl_->handle.api()->attempt<PJRT_Executable_DeserializeAndLoad_Args>(&PJRT_Api::PJRT_Executable_DeserializeAndLoad, arguments)) {
-    return std::nullopt;
-  }
+  Padded<PJRT_Executable_DeserializeAndLoad_Args> arguments({.client = impl_->handle.get(),
+                                                             .serialized_executable = serialized_program.data(),
+                                                             .serialized_executable_size = serialized_program.size()});
+  if (impl_->handle.api()->attempt(&PJRT_Api::PJRT_Executable_DeserializeAndLoad, arguments)) return std::nullopt;
   return Executable(std::make_shared<Executable::Impl>(impl_, arguments.loaded_executable, program.parameters, options.replicas));
 }
 

@@ -48,7 +48,9 @@ CompiledProgram Executable::compiled() const {
   return CompiledProgram({impl_, impl_->compiled.get()});  // shares ownership: what a plugin tells of a program ends with the program
 }
 
-int Executable::replicas() const { return impl_->replicas; }
+int Executable::replicas() const {
+  return impl_->replicas;
+}
 
 std::vector<std::vector<Buffer>> Executable::run(std::span<const std::vector<Buffer>> arguments) const {
   expect_arguments(arguments, *impl_);
@@ -63,18 +65,18 @@ std::vector<std::vector<Buffer>> Executable::run(std::span<const std::vector<Buf
     out_lists.push_back(out[replica].data());
   }
   Padded<PJRT_ExecuteOptions> options;
-  Padded<PJRT_LoadedExecutable_Execute_Args> call;
-  call.executable = impl_->handle.get();
-  call.options = &options;
-  call.argument_lists = in_lists.data();
-  call.num_devices = replicas;
-  call.num_args = impl_->parameters.size();
-  call.output_lists = out_lists.data();
-  impl_->handle.call<PJRT_LoadedExecutable_Execute_Args>("run a program", &PJRT_Api::PJRT_LoadedExecutable_Execute, call);
+  impl_->handle.call("run a program", &PJRT_Api::PJRT_LoadedExecutable_Execute,
+                     {.executable = impl_->handle.get(),
+                      .options = &options,
+                      .argument_lists = in_lists.data(),
+                      .num_devices = replicas,
+                      .num_args = impl_->parameters.size(),
+                      .output_lists = out_lists.data()});
   std::vector<std::vector<Buffer>> results(replicas);
   for (size_t replica = 0; replica < replicas; replica++) {
     for (size_t i = 0; i < count; i++) {
-      results[replica].emplace_back(std::make_shared<Buffer::Impl>(impl_->client, out[replica][i], impl_->outputs[i], static_cast<int>(replica)));
+      results[replica].emplace_back(
+          std::make_shared<Buffer::Impl>(impl_->client, out[replica][i], impl_->outputs[i], static_cast<int>(replica)));
     }
   }
   return results;

@@ -71,7 +71,8 @@ std::string text_of(const Option& option) {
       option);
 }
 
-NamedValues::NamedValues(const Options& options) {
+std::vector<PJRT_NamedValue> named_values(const Options& options) {
+  std::vector<PJRT_NamedValue> values;
   for (const auto& [name, option] : options) {
     PJRT_NamedValue value{};
     value.struct_size = PJRT_NamedValue_STRUCT_SIZE;  // they stand in an array, so each has the size that both sides know
@@ -96,15 +97,10 @@ NamedValues::NamedValues(const Options& options) {
       value.type = PJRT_NamedValue_kBool;
       value.bool_value = std::get<bool>(option);
     }
-    values_.push_back(value);
+    values.push_back(value);
   }
+  return values;
 }
-
-NamedValues::~NamedValues() = default;
-
-const PJRT_NamedValue* NamedValues::data() const { return values_.data(); }
-
-size_t NamedValues::size() const { return values_.size(); }
 
 Options from_named_values(const PJRT_NamedValue* values, size_t count) {
   Options options;

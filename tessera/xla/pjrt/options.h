@@ -20,17 +20,7 @@ Options parse_options(std::string_view text);
 std::string text_of(const Option& option);
 
 /// Options in the form that a plugin takes; valid as long as the options are.
-class NamedValues {
- public:
-  explicit NamedValues(const Options& options);
-  ~NamedValues();
-
-  const PJRT_NamedValue* data() const;
-  size_t size() const;
-
- private:
-  std::vector<PJRT_NamedValue> values_;
-};
+std::vector<PJRT_NamedValue> named_values(const Options& options);
 /// Converts options from the form in which a plugin gives them.
 Options from_named_values(const PJRT_NamedValue* values, size_t count);
 

@@ -42,13 +42,14 @@ INSTANTIATE_TEST_SUITE_P(Cpu, OnPlugin, ::testing::ValuesIn(cpu_plugins()),
 
 /// w - lr * g, in the place of w.
 Program update() {
-  return {R"(module { func.func public @main(%w: tensor<2x3xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<2x3xf32>, %lr: tensor<f32>) -> tensor<2x3xf32> {
+  return {
+      R"(module { func.func public @main(%w: tensor<2x3xf32> {tf.aliasing_output = 0 : i32}, %g: tensor<2x3xf32>, %lr: tensor<f32>) -> tensor<2x3xf32> {
     %b = "stablehlo.broadcast_in_dim"(%lr) <{broadcast_dimensions = array<i64>}> : (tensor<f32>) -> tensor<2x3xf32>
     %s = "stablehlo.multiply"(%b, %g) : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>
     %r = "stablehlo.subtract"(%w, %s) : (tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>
     return %r : tensor<2x3xf32>
   } })",
-          {{{at::kFloat, {2, 3}}, true}, {{at::kFloat, {2, 3}}}, {{at::kFloat, {}}}}};
+      {{{at::kFloat, {2, 3}}, true}, {{at::kFloat, {2, 3}}}, {{at::kFloat, {}}}}};
 }
 
 TEST_P(OnPlugin, AProgramRunsAndDonates) {
@@ -57,7 +58,7 @@ TEST_P(OnPlugin, AProgramRunsAndDonates) {
   EXPECT_THAT(program.compiled().outputs(), ElementsAre(ArrayType{at::kFloat, {2, 3}}));
   const auto weight = torch::randn({2, 3}), gradient = torch::randn({2, 3});
   auto w = xla.upload(weight, 0);
-  const auto g = xla.upload(gradient, 0, Client::Host::Shared), lr = xla.upload(torch::tensor(0.5F), 0);
+  const auto g = xla.upload(gradient, 0), lr = xla.upload(torch::tensor(0.5F), 0);
   auto expected = weight.clone();
   for (int step = 0; step < 3; step++) {
     const auto before = w;
@@ -75,9 +76,7 @@ TEST_P(OnPlugin, WrongArgumentsStartNothing) {
   const auto xla = client(2);
   const auto program = xla.compile(update());
   const auto w = xla.upload(torch::ones({2, 3}), 0), lr = xla.upload(torch::tensor(1.0F), 0);
-  const auto run = [&](const std::vector<Buffer>& arguments) {
-    return message_of<UsageError>([&] { program.run({{arguments}}); });
-  };
+  const auto run = [&](const std::vector<Buffer>& arguments) { return message_of<UsageError>([&] { program.run({{arguments}}); }); };
   EXPECT_THAT(run({w, lr}), HasSubstr("a program with 3 parameters got 2 arguments"));
   EXPECT_THAT(run({w, w, lr}), HasSubstr("arguments 0 and 1 are the same buffer"));
   EXPECT_THAT(run({w, xla.upload(torch::ones({2, 3}, torch::kInt), 0), lr}), HasSubstr("argument 1 of replica 0 is a tensor<2x3xi32>"));
@@ -122,7 +121,9 @@ TEST_P(OnPlugin, BarriersKeepEqualOperationsApart) {
 }
 
 TEST_P(OnPlugin, ACompilersErrorNamesThePlace) {
-  const auto wrong = [&] { client().compile({"module { func.func public @main() { %x = \"stablehlo.nonsense\"() : () -> () return } }", {}}); };
+  const auto wrong = [&] {
+    client().compile({"module { func.func public @main() { %x = \"stablehlo.nonsense\"() : () -> () return } }", {}});
+  };
   EXPECT_THAT(message_of<Error>(wrong), HasSubstr("can't compile a program"));
   EXPECT_THAT(message_of<Error>([&] { client().compile(update(), {.overrides = {{"xla_no_such", true}}}); }), HasSubstr("xla_no_such"));
 }
@@ -170,15 +171,18 @@ TEST_P(OnPlugin, SeveralProcessesMayKeepOneProgramAtOnce) {
 
 TEST(Plugins, SayWhatIsWrong) {
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("no/such.so"); }), HasSubstr("there is no PJRT plugin no/such.so"));
-  EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("abacus"); }), HasSubstr("no PJRT plugin is named 'abacus': name cpu, tpu or cuda"));
+  EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("abacus"); }),
+              HasSubstr("no PJRT plugin is named 'abacus': name cpu, tpu or cuda"));
   EXPECT_THAT(message_of<ConfigError>([] { Plugin::load("/proc/self/exe"); }), HasSubstr("can't be loaded"));
 }
 
 TEST(Plugins, ThatNobodyCanUseAreRefused) {
   const auto fake = [](const std::string& kind) { return TESSERA_TEST_FAKE_PLUGINS + kind + ".so"; };
-  EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("OtherVersion")); }), HasSubstr("has version 7.0 of the interface; this program knows 0.x"));
+  EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("OtherVersion")); }),
+              HasSubstr("has version 7.0 of the interface; this program knows 0.x"));
   EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("TooShort")); }), HasSubstr("its table of functions is too short"));
-  EXPECT_THAT(message_of<Error>([&] { Client(Plugin::load(fake("Old"))); }), HasSubstr("can't start its devices: this plugin is too old to have the function"));
+  EXPECT_THAT(message_of<Error>([&] { Client(Plugin::load(fake("Old"))); }),
+              HasSubstr("can't start its devices: this plugin is too old to have the function"));
   EXPECT_THAT(message_of<Error>([&] { Plugin::load(fake("Old")).attributes(); }), HasSubstr("fake_plugin_Old.so: can't tell of itself"));
 }
 
@@ -186,13 +190,17 @@ TEST_P(OnPlugin, MoreDevicesThanThereAreAreRefused) {
   const auto two = [&] { return Client(Plugin::load(GetParam()), {.devices = 4, .plugin_options = {{"cpu_device_count", int64_t{2}}}}); };
   EXPECT_THAT(message_of<ConfigError>(two), HasSubstr("4 devices are asked for"));
   EXPECT_THAT(message_of<UsageError>([&] { client(0); }), HasSubstr("0 devices"));
-  EXPECT_THAT(message_of<UsageError>([&] { client(100'000'000); }), HasSubstr("100000000 devices are asked for, and no client has more than 1024"));
+  EXPECT_THAT(message_of<UsageError>([&] { client(100'000'000); }),
+              HasSubstr("100000000 devices are asked for, and no client has more than 1024"));
 }
 
 TEST_P(OnPlugin, AnUnknownOptionIsNamed) {
   const auto plugin = Plugin::load(GetParam());
   if (plugin.version() == "0.81") GTEST_SKIP() << "it takes any option without a word";
-  EXPECT_THAT(message_of<Error>([&] { Client(plugin, {.plugin_options = {{"no_such_option", int64_t{1}}}}); }), HasSubstr("no_such_option"));
+  EXPECT_THAT(message_of<Error>([&] {
+                Client(plugin, {.plugin_options = {{"no_such_option", int64_t{1}}}});
+              }),
+              HasSubstr("no_such_option"));
 }
 
 TEST_P(OnPlugin, ATopologyCompilesWithoutARun) {
@@ -219,9 +227,10 @@ TEST(Options, AreReadFromText) {
 
 TEST(Options, OfTheCompilerAreAMessage) {
   // What a protobuf library writes for four replicas.
-  EXPECT_EQ(serialized({.replicas = 4}), std::string("\x1a\x1d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x04\x28\x01\x4a\x0c\x08\x04\x10\x01\x1a"
-                                                     "\x06\x0a\x04\x00\x01\x02\x03",
-                                                     31));
+  EXPECT_EQ(serialized({.replicas = 4}),
+            std::string("\x1a\x1d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x04\x28\x01\x4a\x0c\x08\x04\x10\x01\x1a"
+                        "\x06\x0a\x04\x00\x01\x02\x03",
+                        31));
   const auto message = serialized({.overrides = {{"name", int64_t{300}}}});
   WireReader reader(message);
   ASSERT_TRUE(reader.next() && reader.next());
@@ -240,8 +249,14 @@ TEST(Wire, ACutMessageJustEnds) {
 // --- Devices that are not here ---
 
 TEST(Topology, TellsByItsNameWhichPluginKnowsIt) {
-  for (const auto& [name, plugin] : {std::pair("v5p:4x4x8,wrap=1,1,1", "tpu"), {"tpu7x:4x4x8", "tpu"}, {"h100:1x16x8", "cuda"}, {"b200:1x1x8,a=b", "cuda"},
-                                     {"cpu:8", "cpu"}, {"v5p", ""}, {"vest:1", ""}, {"", ""}}) {
+  for (const auto& [name, plugin] : {std::pair("v5p:4x4x8,wrap=1,1,1", "tpu"),
+                                     {"tpu7x:4x4x8", "tpu"},
+                                     {"h100:1x16x8", "cuda"},
+                                     {"b200:1x1x8,a=b", "cuda"},
+                                     {"cpu:8", "cpu"},
+                                     {"v5p", ""},
+                                     {"vest:1", ""},
+                                     {"", ""}}) {
     EXPECT_EQ(Topology::plugin_for(name), plugin) << name;
   }
 }
@@ -251,7 +266,8 @@ TEST(Topology, OfGpusHasSlicesHostsAndDevices) {
   ASSERT_TRUE(gpus);
   EXPECT_EQ(std::get<std::string>(gpus->options.at("topology")), "1x16x8");
   EXPECT_THAT(std::get<std::string>(gpus->options.at("target_config")), HasSubstr("cuda_compute_capability { major: 9 }"));
-  for (const auto* wrong : {"h100", "h100:", "h100:0x2x8", "h100:16", "h100:16x8", "h100:1x16x", "h100:x16x8", "h100:1xx8", "h100:1x2x3x4", "h100:axbxc"}) {
+  for (const auto* wrong :
+       {"h100", "h100:", "h100:0x2x8", "h100:16", "h100:16x8", "h100:1x16x", "h100:x16x8", "h100:1xx8", "h100:1x2x3x4", "h100:axbxc"}) {
     EXPECT_THAT(message_of<ConfigError>([&] { gpu_topology(wrong); }), HasSubstr("write h100:1x2x8")) << wrong;
   }
 }

@@ -97,16 +97,21 @@ Plugin Plugin::load(const std::string& name_or_path) {
                     name_or_path, joined(wheels, "` or `pip install "));
 }
 
-Plugin Plugin::load() { return load(env("TESSERA_PJRT_PLUGIN").value_or("cpu")); }
+Plugin Plugin::load() {
+  return load(env("TESSERA_PJRT_PLUGIN").value_or("cpu"));
+}
 
-const std::filesystem::path& Plugin::file() const { return api_->file(); }
+const std::filesystem::path& Plugin::file() const {
+  return api_->file();
+}
 
-std::string Plugin::version() const { return api_->version(); }
+std::string Plugin::version() const {
+  return api_->version();
+}
 
 Options Plugin::attributes() const {
-  Padded<PJRT_Plugin_Attributes_Args> arguments;
-  api_->call<PJRT_Plugin_Attributes_Args>("tell of itself", &PJRT_Api::PJRT_Plugin_Attributes, arguments);
-  return from_named_values(arguments.attributes, arguments.num_attributes);
+  const auto all = api_->call("tell of itself", &PJRT_Api::PJRT_Plugin_Attributes);
+  return from_named_values(all.attributes, all.num_attributes);
 }
 
 }  // namespace tessera::pjrt

@@ -15,11 +15,9 @@ namespace {
 /// The program as the compiler has left it, as an HloModuleProto.
 std::string optimized_module(const ProgramHandle& handle) {
   Padded<PJRT_Program> program;
-  Padded<PJRT_Executable_OptimizedProgram_Args> arguments;
-  arguments.executable = handle.get();
-  arguments.program = &program;
   const auto ask = [&] {
-    handle.call<PJRT_Executable_OptimizedProgram_Args>("show an optimized program", &PJRT_Api::PJRT_Executable_OptimizedProgram, arguments);
+    handle.call("show an optimized program", &PJRT_Api::PJRT_Executable_OptimizedProgram,
+                {.executable = handle.get(), .program = &program});
   };
   ask();  // first for its size
   std::string module(program.code_size, '\0');
@@ -58,28 +56,11 @@ std::vector<std::string_view> parts_of(std::string_view shape) {
   return parts;
 }
 
-/// Bytes of an element, by XLA's number of its type.
+/// Bytes of an element, by XLA's number of its type: S16 is 3, S32 4, S64 5, U16 7, U32 8, U64 9, F16 10, F32 11, F64 12, C64 15, BF16 16
+/// and C128 18.
 int64_t bytes_of_type(uint64_t type) {
-  switch (type) {
-    case 3:   // S16
-    case 7:   // U16
-    case 10:  // F16
-    case 16:  // BF16
-      return 2;
-    case 4:   // S32
-    case 8:   // U32
-    case 11:  // F32
-      return 4;
-    case 5:   // S64
-    case 9:   // U64
-    case 12:  // F64
-    case 15:  // C64
-      return 8;
-    case 18:  // C128
-      return 16;
-    default:
-      return 1;
-  }
+  constexpr int8_t kBytes[] = {1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 1, 1, 8, 2, 1, 16};
+  return type < std::size(kBytes) ? kBytes[type] : 1;
 }
 
 int64_t bytes_of(std::string_view shape) {
@@ -99,7 +80,9 @@ int64_t bytes_of(std::string_view shape) {
 
 }  // namespace
 
-int64_t ArrayType::bytes() const { return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(element)); }
+int64_t ArrayType::bytes() const {
+  return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(element));
+}
 
 std::string text_of(const ArrayType& type) {
   std::string text = "tensor<";
@@ -108,10 +91,8 @@ std::string text_of(const ArrayType& type) {
 }
 
 MemoryFigures CompiledProgram::memory() const {
-  Padded<PJRT_Executable_GetCompiledMemoryStats_Args> stats;
-  stats.executable = impl_->handle.get();
-  impl_->handle.call<PJRT_Executable_GetCompiledMemoryStats_Args>("tell a program's memory", &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats,
-                                                                  stats);
+  const auto stats =
+      impl_->handle.call("tell a program's memory", &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats, {.executable = impl_->handle.get()});
   return {.arguments = stats.argument_size_in_bytes,
           .outputs = stats.output_size_in_bytes,
           .aliased = stats.alias_size_in_bytes,
@@ -121,10 +102,9 @@ MemoryFigures CompiledProgram::memory() const {
 }
 
 std::map<std::string, double> CompiledProgram::cost() const {
-  Padded<PJRT_Executable_GetCostAnalysis_Args> arguments;
-  arguments.executable = impl_->handle.get();
+  Padded<PJRT_Executable_GetCostAnalysis_Args> arguments({.executable = impl_->handle.get()});
   std::map<std::string, double> cost;
-  if (impl_->handle.api()->attempt<PJRT_Executable_GetCostAnalysis_Args>(&PJRT_Api::PJRT_Executable_GetCostAnalysis, arguments)) return cost;
+  if (impl_->handle.api()->attempt(&PJRT_Api::PJRT_Executable_GetCostAnalysis, arguments)) return cost;
   for (const auto& [name, value] : from_named_values(arguments.properties, arguments.num_properties)) {
     const auto* const real = std::get_if<float>(&value);
     const bool is_of_one_operand = name.find('{') != std::string::npos;  // some plugins have thousands of these
@@ -135,7 +115,8 @@ std::map<std::string, double> CompiledProgram::cost() const {
 
 std::map<std::string, int> CompiledProgram::operations() const {
   std::map<std::string, int> count;
-  for_each_instruction(optimized_module(impl_->handle), [&](const std::string& operation, std::string_view /*shape*/) { count[operation]++; });
+  for_each_instruction(optimized_module(impl_->handle),
+                       [&](const std::string& operation, std::string_view /*shape*/) { count[operation]++; });
   return count;
 }
 
@@ -155,22 +136,17 @@ std::map<std::string, Collectives> CompiledProgram::collectives() const {
 }
 
 std::string CompiledProgram::serialized() const {
-  Padded<PJRT_Executable_Serialize_Args> arguments;
-  arguments.executable = impl_->handle.get();
-  impl_->handle.call<PJRT_Executable_Serialize_Args>("serialize a program", &PJRT_Api::PJRT_Executable_Serialize, arguments);
-  std::string bytes(arguments.serialized_bytes, arguments.serialized_bytes_size);
-  arguments.serialized_executable_deleter(arguments.serialized_executable);
+  const auto made = impl_->handle.call("serialize a program", &PJRT_Api::PJRT_Executable_Serialize, {.executable = impl_->handle.get()});
+  std::string bytes(made.serialized_bytes, made.serialized_bytes_size);
+  made.serialized_executable_deleter(made.serialized_executable);
   return bytes;
 }
 
 std::vector<ArrayType> CompiledProgram::outputs() const {
   const auto& handle = impl_->handle;
-  Padded<PJRT_Executable_OutputElementTypes_Args> types;
-  types.executable = handle.get();
-  handle.call<PJRT_Executable_OutputElementTypes_Args>("tell a program's results", &PJRT_Api::PJRT_Executable_OutputElementTypes, types);
-  Padded<PJRT_Executable_OutputDimensions_Args> shapes;
-  shapes.executable = handle.get();
-  handle.call<PJRT_Executable_OutputDimensions_Args>("tell a program's results", &PJRT_Api::PJRT_Executable_OutputDimensions, shapes);
+  constexpr auto doing = "tell a program's results";
+  const auto types = handle.call(doing, &PJRT_Api::PJRT_Executable_OutputElementTypes, {.executable = handle.get()});
+  const auto shapes = handle.call(doing, &PJRT_Api::PJRT_Executable_OutputDimensions, {.executable = handle.get()});
   std::vector<ArrayType> outputs;
   const auto* sizes = shapes.dims;
   for (size_t i = 0; i < shapes.num_outputs; i++) {

@@ -14,12 +14,9 @@ class CompiledProgram::Impl {
 
 /// A program as clients and topologies hand it to their compilers.
 struct PluginProgram : Padded<PJRT_Program> {
-  explicit PluginProgram(const std::string& text) {
-    code = const_cast<char*>(text.data());  // read only, but the plugin writes through the same struct elsewhere
-    code_size = text.size();
-    format = "mlir";
-    format_size = 4;
-  }
+  // The text is read only, but the plugin writes through the same struct elsewhere.
+  explicit PluginProgram(const std::string& text)
+      : Padded({.code = const_cast<char*>(text.data()), .code_size = text.size(), .format = "mlir", .format_size = 4}) {}
 };
 
 }  // namespace tessera::pjrt

@@ -27,15 +27,11 @@ void expect_no_options(const Options& options, std::string_view name) {
 }
 
 TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {
-  const NamedValues values(options);
-  Padded<PJRT_TopologyDescription_Create_Args> arguments;
-  arguments.topology_name = name.data();
-  arguments.topology_name_size = name.size();
-  arguments.create_options = values.data();
-  arguments.num_options = values.size();
-  plugin.api()->call<PJRT_TopologyDescription_Create_Args>(fmt::format("make the topology '{}'", name).c_str(),
-                                                           &PJRT_Api::PJRT_TopologyDescription_Create, arguments);
-  return {plugin.api(), arguments.topology};
+  const auto values = named_values(options);
+  const auto made = plugin.api()->call(
+      fmt::format("make the topology '{}'", name).c_str(), &PJRT_Api::PJRT_TopologyDescription_Create,
+      {.topology_name = name.data(), .topology_name_size = name.size(), .create_options = values.data(), .num_options = values.size()});
+  return {plugin.api(), made.topology};
 }
 
 }  // namespace
@@ -72,13 +68,11 @@ std::string Topology::plugin_for(std::string_view name) {
 std::vector<DeviceDescription> Topology::devices() const {
   if (const auto* client = std::get_if<Client>(&impl_->of)) return client->devices();
   const auto& handle = std::get<TopologyHandle>(impl_->of);
-  Padded<PJRT_TopologyDescription_GetDeviceDescriptions_Args> arguments;
-  arguments.topology = handle.get();
-  handle.call<PJRT_TopologyDescription_GetDeviceDescriptions_Args>("list a topology's devices",
-                                                                   &PJRT_Api::PJRT_TopologyDescription_GetDeviceDescriptions, arguments);
+  const auto all =
+      handle.call("list a topology's devices", &PJRT_Api::PJRT_TopologyDescription_GetDeviceDescriptions, {.topology = handle.get()});
   std::vector<DeviceDescription> devices;
-  for (size_t i = 0; i < arguments.num_descriptions; i++) {
-    devices.push_back(describe(handle.api(), arguments.descriptions[i]));
+  for (size_t i = 0; i < all.num_descriptions; i++) {
+    devices.push_back(describe(handle.api(), all.descriptions[i]));
     if (!devices.back().memory) devices.back().memory = impl_->memory;
   }
   return devices;
@@ -87,15 +81,12 @@ std::vector<DeviceDescription> Topology::devices() const {
 CompiledProgram Topology::compile(const Program& program, const CompileOptions& options) const {
   if (const auto* client = std::get_if<Client>(&impl_->of)) return client->compile(program, options).compiled();
   const auto& handle = std::get<TopologyHandle>(impl_->of);
-  PluginProgram text(program.text);
+  const PluginProgram text(program.text);
   const auto bytes = serialized(options);
-  Padded<PJRT_Compile_Args> arguments;
-  arguments.topology = handle.get();
-  arguments.program = &text;
-  arguments.compile_options = bytes.data();
-  arguments.compile_options_size = bytes.size();
-  handle.call<PJRT_Compile_Args>("compile a program for a topology", &PJRT_Api::PJRT_Compile, arguments);
-  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(handle.api(), arguments.executable)));
+  const auto compiled =
+      handle.call("compile a program for a topology", &PJRT_Api::PJRT_Compile,
+                  {.topology = handle.get(), .program = &text, .compile_options = bytes.data(), .compile_options_size = bytes.size()});
+  return CompiledProgram(std::make_shared<CompiledProgram::Impl>(ProgramHandle(handle.api(), compiled.executable)));
 }
 
 }  // namespace tessera::pjrt

@@ -1,32 +1,27 @@
 // Scaled dot-product attention as one operator: its gradient computes the scores again, so that none of them is kept.
 #include <ATen/SDPBackend.h>
 #include <ATen/native/transformers/attention.h>
-#include <c10/util/accumulate.h>
 
 #include <cmath>
 
 #include "tessera/xla/device/kernels.h"
-#include "tessera/xla/device/views.h"
 #include "tessera/xla/graph/arithmetic.h"
 
 namespace tessera::xla {
 namespace {
 
-using hlo::minus;
-using hlo::over;
-using hlo::plus;
-using hlo::times;
-
 /// Chooses this operator for the arguments that it supports; libtorch composes the others of other operators.
-int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask, double dropout,
-               bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
+int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
+               double dropout, bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
   const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
   const bool fixed_mask = !mask || !mask->defined() || !mask->requires_grad();
   return static_cast<int64_t>(plain && fixed_mask && dropout == 0 && !grouped ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
 /// Batches and heads as one dimension.
-Value by_head(const Value& x) { return hlo::reshape(x, {x.sizes()[0] * x.sizes()[1], x.sizes()[2], x.sizes()[3]}); }
+Value by_head(const Value& x) {
+  return reshape(x, {x.size(0) * x.size(1), x.size(2), x.size(3)});
+}
 
 struct Inputs {
   Value q, k, v, bias;
@@ -41,7 +36,7 @@ struct Inputs {
         v(by_head(call.value(first + 2))),
         bias(call.has(bias_at) ? call.value(bias_at) : Value()),
         batches(call.tensor(first).size(0)),
-        scale(call.has(scale_at) ? call.number(scale_at) : 1 / std::sqrt(static_cast<double>(q.sizes()[2]))),
+        scale(call.has(scale_at) ? call.number(scale_at) : 1 / std::sqrt(static_cast<double>(q.size(2)))),
         causal(call.flag(dropout_at + 1)) {
     if (call.number(dropout_at) != 0) throw NotLowered();
   }
@@ -53,19 +48,19 @@ enum class Rows { Queries, Keys };
 /// transposed left operand, which is slow on CPUs.
 Value scores_of(const Inputs& in, Rows rows) {
   const bool transposed = rows == Rows::Keys;
-  auto scores = hlo::dot(transposed ? in.k : in.q, transposed ? in.q : in.k, {{0}, {0}, {2}, {2}}, hlo::wide(in.q.element()));
-  scores = times(scores, hlo::fixed(scores, in.scale));
+  auto scores = dot(transposed ? in.k : in.q, transposed ? in.q : in.k, {{0}, {0}, {2}, {2}}, hlo::wide(in.q.element()));
+  scores = scores * in.scale;
   if (in.bias) {
     const auto& q = in.q.sizes();
-    auto added = hlo::expand(hlo::convert(in.bias, scores.element()), {in.batches, q[0] / in.batches, q[1], in.k.sizes()[1]});
-    added = hlo::reshape(added, {q[0], q[1], in.k.sizes()[1]});
-    scores = plus(scores, transposed ? hlo::transpose(added, {0, 2, 1}) : added);
+    auto added = expand(convert(in.bias, scores.element()), {in.batches, q[0] / in.batches, q[1], in.k.size(1)});
+    added = reshape(added, {q[0], q[1], in.k.size(1)});
+    scores = scores + (transposed ? transpose(added, {0, 2, 1}) : added);
   }
   if (!in.causal) return scores;
-  const Type places{at::kInt, {scores.sizes()[1], scores.sizes()[2]}};
+  const Type places{at::kInt, {scores.size(1), scores.size(2)}};
   const auto query = hlo::iota(places, transposed ? 1 : 0), key = hlo::iota(places, transposed ? 0 : 1);
-  const auto seen = hlo::broadcast(hlo::compare("LE", key, query), scores.sizes(), {1, 2});
-  return hlo::select(seen, scores, hlo::fixed(scores, -std::numeric_limits<double>::infinity()));
+  const auto seen = broadcast(key <= query, scores.sizes(), {1, 2});
+  return select(seen, scores, -std::numeric_limits<double>::infinity());
 }
 
 void attention(Call& call) {
@@ -73,16 +68,16 @@ void attention(Call& call) {
   const Inputs in(call, 0, 3, 4, 7);
   const auto scores = scores_of(in, Rows::Queries);
   // A row that sees no key gets zero weights: nothing in it is infinite or divided by zero.
-  const auto found = hlo::maximum(scores, {2});
-  const auto highest = hlo::binary("maximum", found, hlo::fixed(found, -1e30));
-  const auto weights = hlo::unary("exponential", minus(scores, hlo::broadcast(highest, scores.sizes(), {0, 1})));
+  const auto found = maximum(scores, {2});
+  const auto highest = largest(found, -1e30);
+  const auto weights = exponential(scores - broadcast(highest, scores.sizes(), {0, 1}));
   const auto added = hlo::sum(weights, {2});
-  const auto sum = hlo::binary("maximum", added, hlo::fixed(added, 1e-37));
-  auto mixed = hlo::dot(hlo::convert(weights, type), in.v, {{0}, {0}, {2}, {1}}, scores.element());
-  mixed = over(mixed, hlo::broadcast(sum, mixed.sizes(), {0, 1}));
+  const auto sum = largest(added, 1e-37);
+  auto mixed = dot(convert(weights, type), in.v, {{0}, {0}, {2}, {1}}, scores.element());
+  mixed = mixed / broadcast(sum, mixed.sizes(), {0, 1});
   Sizes result = call.tensor(0).sizes().vec(), rows(result.begin(), result.end() - 1);
-  result.back() = in.v.sizes()[2];
-  call.give(std::vector{hlo::reshape(hlo::convert(mixed, type), result), hlo::reshape(plus(highest, hlo::unary("log", sum)), rows)});
+  result.back() = in.v.size(2);
+  call.give({reshape(convert(mixed, type), result), reshape(highest + logarithm(sum), rows)});
 }
 
 void attention_gradient(Call& call) {
@@ -91,29 +86,25 @@ void attention_gradient(Call& call) {
   const auto g = by_head(call.value(0)), out = by_head(call.value(6));
   const auto scores = scores_of(in, Rows::Keys);
   const auto element = scores.element();
-  const auto of_query = [&](const Value& each) {
-    return hlo::broadcast(hlo::reshape(each, {in.q.sizes()[0], in.q.sizes()[1]}), scores.sizes(), {0, 2});
-  };
-  const auto weights = hlo::unary("exponential", minus(scores, of_query(call.value(7))));
-  const auto along = hlo::sum(times(hlo::convert(g, element), hlo::convert(out, element)), {2});
-  const auto of_weights = hlo::dot(in.v, g, {{0}, {0}, {2}, {2}}, element);
-  auto of_scores = times(weights, minus(of_weights, of_query(along)));
-  of_scores = hlo::convert(times(of_scores, hlo::fixed(of_scores, in.scale)), type);
-  const auto give_shape = [&](const Value& value, size_t like) { return hlo::reshape(hlo::convert(value, type), call.tensor(like).sizes()); };
-  call.give(std::vector{give_shape(hlo::dot(of_scores, in.k, {{0}, {0}, {1}, {1}}, element), 1),
-                        give_shape(hlo::dot(of_scores, in.q, {{0}, {0}, {2}, {1}}, element), 2),
-                        give_shape(hlo::dot(hlo::convert(weights, type), g, {{0}, {0}, {2}, {1}}, element), 3)});
+  const auto of_query = [&](const Value& each) { return broadcast(reshape(each, {in.q.size(0), in.q.size(1)}), scores.sizes(), {0, 2}); };
+  const auto weights = exponential(scores - of_query(call.value(7)));
+  const auto along = hlo::sum(convert(g, element) * convert(out, element), {2});
+  const auto of_weights = dot(in.v, g, {{0}, {0}, {2}, {2}}, element);
+  auto of_scores = weights * (of_weights - of_query(along));
+  of_scores = convert(of_scores * in.scale, type);
+  const auto give_shape = [&](const Value& value, size_t like) { return reshape(convert(value, type), call.tensor(like).sizes()); };
+  call.give({give_shape(dot(of_scores, in.k, {{0}, {0}, {1}, {1}}, element), 1),
+             give_shape(dot(of_scores, in.q, {{0}, {0}, {2}, {1}}, element), 2),
+             give_shape(dot(convert(weights, type), g, {{0}, {0}, {2}, {1}}, element), 3)});
 }
-
-const Kernel kAttention[] = {
-    {"_scaled_dot_product_fused_attention_overrideable", attention},
-    {"_scaled_dot_product_fused_attention_overrideable_backward", attention_gradient},
-};
 
 }  // namespace
 
 void register_attention() {
-  add_kernels(kAttention);
+  add_kernels({
+      {"_scaled_dot_product_fused_attention_overrideable", attention},
+      {"_scaled_dot_product_fused_attention_overrideable_backward", attention_gradient},
+  });
   at::native::_fused_sdp_choice_stub.set_privateuse1_dispatch_ptr(&choice);
 }
 

@@ -33,14 +33,14 @@ void embedding_bag(Call& call) {
     const auto is_empty = size.eq(0).unsqueeze(1);
     const auto word =
         count == 0 ? at::zeros_like(first) : indices.index_select(0, first.clamp_max(count - 1).reshape({-1})).view({bags, width});
-    return call.give(std::vector{read(at::where(is_empty, 0, largest).to(weight.scalar_type())), read(bag), read(size),
-                                 read(at::where(is_empty, -1, word))});
+    return call.give(
+        {read(at::where(is_empty, 0, largest).to(weight.scalar_type())), read(bag), read(size), read(at::where(is_empty, -1, word))});
   }
   auto weighted = call.has(6) ? rows * call.tensor(6).unsqueeze(1) : rows;
   weighted = at::where(column, weighted, 0).to(weight.scalar_type());
   auto sum = at::zeros({bags, width}, weight.options()).index_add(0, bag, weighted);
   if (mode == kMeanOfBag) sum = sum / size.clamp_min(1).unsqueeze(1).to(weight.scalar_type());
-  call.give(std::vector{read(sum), read(bag), read(size), read(mode == kSumOfBag ? at::zeros({0}, indices.options()) : size)});
+  call.give({read(sum), read(bag), read(size), read(mode == kSumOfBag ? at::zeros({0}, indices.options()) : size)});
 }
 
 void embedding_bag_gradient(Call& call) {
@@ -70,13 +70,11 @@ void weights_of_samples_gradient(Call& call) {
 }  // namespace
 
 void register_bags() {
-  const Kernel kernels[] = {
-      {"_embedding_bag", embedding_bag},
-      {"_embedding_bag_forward_only", embedding_bag},
+  add_kernels({
+      {"_embedding_bag _embedding_bag_forward_only", embedding_bag},
       {"_embedding_bag_backward", embedding_bag_gradient},
       {"_embedding_bag_per_sample_weights_backward", weights_of_samples_gradient},
-  };
-  add_kernels(kernels);
+  });
 }
 
 }  // namespace tessera::xla

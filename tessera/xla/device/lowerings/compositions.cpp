@@ -11,7 +11,9 @@ namespace {
 void is_in(Call& call) {
   const auto given = [&](size_t i) { return call[i].isTensor() ? call.tensor(i) : at::native::wrapped_scalar_tensor(call[i].toScalar()); };
   const auto like = call.tensor(call[0].isTensor() ? 0 : 1).options().dtype(at::result_type(given(0), given(1)));
-  const auto typed = [&](size_t i) { return call[i].isTensor() ? call.tensor(i).to(like.dtype()) : at::scalar_tensor(call[i].toScalar(), like); };
+  const auto typed = [&](size_t i) {
+    return call[i].isTensor() ? call.tensor(i).to(like.dtype()) : at::scalar_tensor(call[i].toScalar(), like);
+  };
   const auto elements = typed(0), test = typed(1);
   const auto found = elements.unsqueeze(-1).eq(test.reshape({-1})).any(-1);
   call.give(read(call.flag(3) ? found.logical_not() : found));
@@ -124,10 +126,8 @@ at::Tensor& update_scale(at::Tensor& scale, at::Tensor& tracker, const at::Tenso
 }  // namespace
 
 void register_compositions() {
-  const Kernel kernels[] = {
-      {"isin.Tensor_Tensor", is_in},
-      {"isin.Tensor_Scalar", is_in},
-      {"isin.Scalar_Tensor", is_in},
+  add_kernels({
+      {"isin.Tensor_Tensor isin.Tensor_Scalar isin.Scalar_Tensor", is_in},
       {"addbmm", add_products},
       {"linalg_cross", cross_product},
       {"renorm", renorm},
@@ -136,9 +136,8 @@ void register_compositions() {
       {"_cdist_backward", distances_gradient},
       {"_pdist_forward", pair_distances},
       {"_pdist_backward", pair_distances_gradient},
-  };
-  add_kernels(kernels);
-  static auto& aten = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  });
+  auto& aten = library_of("aten", c10::DispatchKey::PrivateUse1);
   aten.impl("_amp_foreach_non_finite_check_and_unscale_", &unscale);
   aten.impl("_amp_update_scale_", &update_scale);
 }

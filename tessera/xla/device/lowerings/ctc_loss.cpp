@@ -111,7 +111,7 @@ void ctc_loss(Call& call) {
   auto loss = at::logsumexp(final, 1).neg();
   // Without steps, only the empty text can be said.
   loss = at::where(l.steps.gt(0), loss, at::where(l.last.gt(0), -kNever, 0.0)).to(alpha.scalar_type());
-  call.give(std::vector{read(loss), read(alpha)});
+  call.give({read(loss), read(alpha)});
 }
 
 void ctc_loss_gradient(Call& call) {
@@ -133,11 +133,10 @@ void ctc_loss_gradient(Call& call) {
 }  // namespace
 
 void register_ctc_loss() {
-  const Kernel kernels[] = {
+  add_kernels({
       {"_ctc_loss", ctc_loss},
       {"_ctc_loss_backward", ctc_loss_gradient},
-  };
-  add_kernels(kernels);
+  });
 }
 
 }  // namespace tessera::xla

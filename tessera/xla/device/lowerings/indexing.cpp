@@ -9,13 +9,6 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::fixed;
-using hlo::flat;
-using hlo::over;
-using hlo::plus;
-using hlo::select;
-using hlo::times;
-
 /// The permutation that puts one dimension first.
 Sizes with_first(int64_t d, int64_t rank) {
   auto order = all_dimensions(rank);
@@ -25,20 +18,20 @@ Sizes with_first(int64_t d, int64_t rank) {
 
 /// Counts numbers below 0 from the end.
 Value from_start(const Value& places, int64_t size) {
-  return select(hlo::is_negative(places), plus(places, fixed(places, size)), places);
+  return select(places < 0, places + size, places);
 }
 
 /// The meaning of an index outside of its dimension. Dimensions become one list, in which it would be a place of another row.
 enum class Outside { Nearest, Nowhere };
 
 Value nearest_inside(const Value& indices, int64_t size) {
-  return hlo::largest(hlo::smallest(indices, fixed(indices, size - 1)), fixed(indices, 0));
+  return largest(smallest(indices, size - 1), 0);
 }
 
 /// Replaces the place of each index outside by the end of the list, where nothing is put.
 Value nowhere_if_outside(const Value& places, const Value& indices, int64_t size, int64_t end) {
-  const auto is_outside = hlo::either(hlo::is_negative(indices), hlo::compare("GE", indices, fixed(indices, size)));
-  return select(is_outside, fixed(places, end), places);
+  const auto is_outside = (indices < 0) | (indices >= size);
+  return select(is_outside, end, places);
 }
 
 /// For each element of `indices`, a place in a list: its own position, but with `indices` along one dimension of `sizes`.
@@ -49,7 +42,7 @@ Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, 
   int64_t stride = 1;
   for (auto d = indices.rank() - 1; d >= 0; d--) {
     const auto along = d == dimension ? inside : hlo::iota(indices.type(), d);
-    places = plus(places, times(along, fixed(indices, stride)));
+    places = places + along * stride;
     stride *= sizes[static_cast<size_t>(d)];
   }
   return outside == Outside::Nearest ? places : nowhere_if_outside(places, indices, size, stride);
@@ -58,21 +51,21 @@ Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, 
 void gather(Call& call) {
   const auto x = with_a_dimension(call.value(0)), indices = call.value(2, at::kLong), listed = with_a_dimension(indices);
   const auto places = places_along(listed, x.sizes(), wrapped(call.integer(1), x.rank()), Outside::Nearest);
-  call.give(hlo::reshape(hlo::take(flat(x), flat(places), 0), indices.sizes()));
+  call.give(reshape(take(flat(x), flat(places), 0), indices.sizes()));
 }
 
 void take(Call& call) {
   const auto x = flat(call.value(0)), indices = call.value(1, at::kLong);
-  if (x.sizes()[0] == 0) return call.give(hlo::broadcast(hlo::constant(int64_t{0}, x.element()), indices.sizes(), {}));  // of no place
-  call.give(hlo::take(x, from_start(indices, x.sizes()[0]), 0));
+  if (x.size(0) == 0) return call.give(hlo::filled(0, {x.element(), indices.sizes()}));  // of no place
+  call.give(take(x, from_start(indices, x.size(0)), 0));
 }
 
 void put(Call& call) {
   const auto x = call.value(0), list = flat(x), indices = call.value(1, at::kLong), source = flat(call.value(2, x.element()));
   const auto combine = call.flag(3) ? Combine::Add : Combine::Second;
-  if (list.sizes()[0] == 0) return call.give(x);  // there are no places, either
-  const auto places = flat(from_start(indices, list.sizes()[0]));
-  call.give(hlo::reshape(hlo::put(list, places, source, combine), x.sizes()));
+  if (list.size(0) == 0) return call.give(x);  // there are no places, either
+  const auto places = flat(from_start(indices, list.size(0)));
+  call.give(reshape(put(list, places, source, combine), x.sizes()));
 }
 
 // --- what several elements that go to one place become ---
@@ -84,20 +77,20 @@ Value put_reduced(const Value& x, const Value& places, const Value& updates, std
                        : reduce == "prod" || reduce == "multiply" ? Combine::Multiply
                        : reduce == "amax"                         ? Combine::Max
                                                                   : Combine::Min;
-  const auto start = combine == Combine::Add        ? hlo::constant(int64_t{0}, x.element())
-                     : combine == Combine::Multiply ? hlo::constant(int64_t{1}, x.element())
+  const auto start = combine == Combine::Add        ? hlo::constant(0, x.element())
+                     : combine == Combine::Multiply ? hlo::constant(1, x.element())
                      : combine == Combine::Max      ? hlo::lowest(x.element())
                                                     : hlo::highest(x.element());
-  const auto ones = hlo::broadcast(hlo::constant(int64_t{1}, at::kLong), updates.sizes(), {});
-  const auto none = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), x.sizes(), {});
-  const auto counts = hlo::put(none, places, ones, Combine::Add);
-  const auto is_met = hlo::is_above(counts, none);
-  const auto base = keeps_self ? x : select(is_met, hlo::broadcast(start, x.sizes(), {}), x);
-  auto result = hlo::put(base, places, updates, combine);
+  const auto ones = hlo::filled(1, {at::kLong, updates.sizes()});
+  const auto none = hlo::filled(0, {at::kLong, x.sizes()});
+  const auto counts = put(none, places, ones, Combine::Add);
+  const auto is_met = counts > none;
+  const auto base = keeps_self ? x : select(is_met, broadcast(start, x.sizes(), {}), x);
+  auto result = put(base, places, updates, combine);
   if (!mean) return result;
-  const auto divisor = keeps_self ? plus(counts, fixed(counts, 1)) : hlo::largest(counts, fixed(counts, 1));
-  const auto share = hlo::convert(divisor, x.element());
-  result = c10::isFloatingType(x.element()) ? over(result, share) : floor_divided(result, share);
+  const auto divisor = keeps_self ? counts + 1 : largest(counts, 1);
+  const auto share = convert(divisor, x.element());
+  result = c10::isFloatingType(x.element()) ? result / share : floor_divided(result, share);
   return result;
 }
 
@@ -106,26 +99,25 @@ struct Scattered {
 };
 Scattered scattered(const Call& call, at::ScalarType element) {
   const auto x = with_a_dimension(call.value(0, element)), indices = with_a_dimension(call.value(2, at::kLong));
-  auto source = with_a_dimension(call[3].isTensor() ? call.value(3, element) : hlo::expand(call.value(3, element), indices.sizes()));
-  const Sizes none(indices.sizes().size(), 0), ones(indices.sizes().size(), 1);
-  source = hlo::slice(source, none, indices.sizes(), ones);
+  auto source = with_a_dimension(call[3].isTensor() ? call.value(3, element) : expand(call.value(3, element), indices.sizes()));
+  const Sizes none(indices.rank(), 0), ones(indices.rank(), 1);
+  source = slice(source, none, indices.sizes(), ones);
   const auto places = places_along(indices, x.sizes(), wrapped(call.integer(1), x.rank()), Outside::Nowhere);
   return {flat(x), flat(places), flat(source)};
 }
 
-Kernel scatter(const char* name, Combine combine) {
-  return {name, [=](Call& call) {
-            const auto [x, places, source] =
-                scattered(call, combine == Combine::Second ? call.result_type() : hlo::wide(call.result_type()));
-            call.give(hlo::reshape(hlo::convert(hlo::put(x, places, source, combine), call.result_type()), call.tensor(0).sizes()));
-          }};
+Lowering scatter(Combine combine) {
+  return [=](Call& call) {
+    const auto [x, places, source] = scattered(call, combine == Combine::Second ? call.result_type() : hlo::wide(call.result_type()));
+    call.give(reshape(convert(put(x, places, source, combine), call.result_type()), call.tensor(0).sizes()));
+  };
 }
 
 void scatter_reduced(Call& call) {
   const auto [x, places, source] = scattered(call, hlo::wide(call.result_type()));
   const bool keeps_self = call.arguments() < 6 || call.flag(5);
   const auto result = put_reduced(x, places, source, call[4].toStringView(), keeps_self);
-  call.give(hlo::reshape(hlo::convert(result, call.result_type()), call.tensor(0).sizes()));
+  call.give(reshape(convert(result, call.result_type()), call.tensor(0).sizes()));
 }
 
 // --- whole rows of one dimension ---
@@ -136,26 +128,26 @@ void change_rows(Call& call, at::ScalarType element, const Change& change) {
   const auto x = with_a_dimension(call.value(0, element));
   const auto d = wrapped(call.integer(1), x.rank());
   const auto order = with_first(d, x.rank());
-  const auto turned = hlo::transpose(x, order);
-  const auto places = flat(from_start(call.value(2, at::kLong), x.sizes()[static_cast<size_t>(d)]));
+  const auto turned = transpose(x, order);
+  const auto places = flat(from_start(call.value(2, at::kLong), x.size(d)));
   auto row_sizes = turned.sizes();
-  row_sizes[0] = places.sizes()[0];
+  row_sizes[0] = places.size(0);
   auto rows = call.value(3, element);
-  rows = rows.rank() ? hlo::transpose(rows, order) : hlo::broadcast(rows, row_sizes, {});
-  const auto result = hlo::transpose(change(turned, places, rows), hlo::inverse(order));
-  call.give(hlo::convert(hlo::reshape(result, call.tensor(0).sizes()), call.result_type()));
+  rows = rows.rank() ? transpose(rows, order) : broadcast(rows, row_sizes, {});
+  const auto result = transpose(change(turned, places, rows), hlo::inverse(order));
+  call.give_rounded(reshape(result, call.tensor(0).sizes()));
 }
 
 void index_add(Call& call) {
   change_rows(call, hlo::wide(call.result_type()), [&](const Value& x, const Value& places, const Value& rows) {
     const auto alpha = call.value(4, x.element());
-    return hlo::put(x, places, call.number(4) == 1 ? rows : times(rows, hlo::broadcast(alpha, rows.sizes(), {})), Combine::Add);
+    return put(x, places, call.number(4) == 1 ? rows : rows * broadcast(alpha, rows.sizes(), {}), Combine::Add);
   });
 }
 
 void index_copy(Call& call) {
   change_rows(call, call.result_type(),
-              [](const Value& x, const Value& places, const Value& rows) { return hlo::put(x, places, rows, Combine::Second); });
+              [](const Value& x, const Value& places, const Value& rows) { return put(x, places, rows, Combine::Second); });
 }
 
 void index_reduce(Call& call) {
@@ -166,19 +158,19 @@ void index_reduce(Call& call) {
 
 void index_select(Call& call) {
   const auto x = with_a_dimension(call.value(0)), places = flat(call.value(2, at::kLong));
-  const auto picked = hlo::take(x, places, wrapped(call.integer(1), x.rank()));
-  call.give(call.tensor(0).dim() ? picked : hlo::reshape(picked, {}));
+  const auto picked = take(x, places, wrapped(call.integer(1), x.rank()));
+  call.give(call.tensor(0).dim() ? picked : reshape(picked, {}));
 }
 
 void masked_scatter(Call& call) {
   const auto x = call.value(0), source = flat(call.value(2, x.element()));
-  const auto mask = flat(hlo::expand(call.value(1, at::kBool), x.sizes()));
-  if (source.sizes()[0] == 0) return call.give(x);
-  const auto counted = hlo::convert(mask, at::kLong);
-  const auto places = hlo::minus(hlo::running(counted, 0, Combine::Add), fixed(counted, 1));
-  const auto last = fixed(places, source.sizes()[0] - 1);
-  const auto picked = hlo::take(source, hlo::smallest(hlo::largest(places, fixed(places, 0)), last), 0);
-  call.give(hlo::reshape(select(mask, picked, flat(x)), x.sizes()));
+  const auto mask = flat(expand(call.value(1, at::kBool), x.sizes()));
+  if (source.size(0) == 0) return call.give(x);
+  const auto counted = convert(mask, at::kLong);
+  const auto places = running(counted, 0, Combine::Add) - 1;
+  const auto last = fixed(places, source.size(0) - 1);
+  const auto picked = take(source, smallest(largest(places, 0), last), 0);
+  call.give(reshape(select(mask, picked, flat(x)), x.sizes()));
 }
 
 /// The meaning of a list of index tensors: the dimensions that they take, and the rows that they name.
@@ -205,24 +197,24 @@ Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
     if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)
       throw NotLowered();  // only its values tell how many rows it names
     taken.push_back(d);
-    indices.push_back(hlo::convert(read(tensor), at::kLong));
+    indices.push_back(convert(read(tensor), at::kLong));
     result.common = at::infer_size(result.common, tensor.sizes());
   }
   const bool adjacent = taken.empty() || taken.back() - taken.front() + 1 == static_cast<int64_t>(taken.size());
   result.before = adjacent && !taken.empty() ? taken.front() : 0;
   result.order = taken;
   result.order.insert(result.order.end(), others.begin(), others.end());
-  for (const auto d : others) result.rest.push_back(x.sizes()[static_cast<size_t>(d)]);
-  result.places = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), result.common, {});
+  for (const auto d : others) result.rest.push_back(x.size(d));
+  result.places = hlo::filled(0, {at::kLong, result.common});
   for (size_t i = 0; i < taken.size(); i++) {
-    const auto size = x.sizes()[static_cast<size_t>(taken[i])];
-    indices[i] = from_start(hlo::expand(indices[i], result.common), size);
+    const auto size = x.size(taken[i]);
+    indices[i] = from_start(expand(indices[i], result.common), size);
     if (outside == Outside::Nearest) indices[i] = nearest_inside(indices[i], size);
-    result.places = plus(times(result.places, fixed(indices[i], size)), indices[i]);
+    result.places = result.places * size + indices[i];
     result.rows *= size;
   }
   for (size_t i = 0; outside == Outside::Nowhere && i < taken.size(); i++) {
-    result.places = nowhere_if_outside(result.places, indices[i], x.sizes()[static_cast<size_t>(taken[i])], result.rows);
+    result.places = nowhere_if_outside(result.places, indices[i], x.size(taken[i]), result.rows);
   }
   return result;
 }
@@ -246,8 +238,8 @@ Sizes rows_first(const Indexed& i) {
 void index(Call& call) {
   const auto x = call.value(0);
   const auto i = indexed(x, call[1], Outside::Nearest);
-  const auto rows = hlo::reshape(hlo::transpose(x, i.order), rows_first(i));
-  call.give(hlo::transpose(hlo::take(rows, i.places, 0), result_order(i)));
+  const auto rows = reshape(transpose(x, i.order), rows_first(i));
+  call.give(transpose(take(rows, i.places, 0), result_order(i)));
 }
 
 /// Writes one number to all that a mask names, as a choice for each element. Returns whether the call is such a write.
@@ -256,8 +248,8 @@ bool put_by_mask(Call& call) {
   if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3))
     return false;
   const auto x = call.value(0), mask = read(*tensors[0]);
-  const auto number = hlo::reshape(call.value(2, x.element()), {});
-  call.give(select(hlo::broadcast(mask, x.sizes(), all_dimensions(mask.rank())), hlo::broadcast(number, x.sizes(), {}), x));
+  const auto number = reshape(call.value(2, x.element()), {});
+  call.give(select(broadcast(mask, x.sizes(), all_dimensions(mask.rank())), broadcast(number, x.sizes(), {}), x));
   return true;
 }
 
@@ -265,41 +257,35 @@ void index_put(Call& call) {
   if (put_by_mask(call)) return;
   const auto x = call.value(0);
   const auto i = indexed(x, call[1], Outside::Nowhere);
-  const auto turned = hlo::transpose(x, i.order);
+  const auto turned = transpose(x, i.order);
   Sizes first = i.common;
   first.insert(first.end(), i.rest.begin(), i.rest.end());
   const auto order = result_order(i);
   Sizes result;
   for (const auto d : order) result.push_back(first[static_cast<size_t>(d)]);
-  const auto values = hlo::transpose(hlo::expand(call.value(2, x.element()), result), hlo::inverse(order));
-  const auto updated = hlo::put(hlo::reshape(turned, rows_first(i)), i.places, values, call.flag(3) ? Combine::Add : Combine::Second);
-  call.give(hlo::transpose(hlo::reshape(updated, turned.sizes()), hlo::inverse(i.order)));
+  const auto values = transpose(expand(call.value(2, x.element()), result), hlo::inverse(order));
+  const auto updated = put(reshape(turned, rows_first(i)), i.places, values, call.flag(3) ? Combine::Add : Combine::Second);
+  call.give(transpose(reshape(updated, turned.sizes()), hlo::inverse(i.order)));
 }
 
 }  // namespace
 
 void register_indexing() {
-  const Kernel kernels[] = {
+  add_kernels({
       {"gather", gather},
       {"take", take},
       {"put_", put},
-      scatter("scatter.src", Combine::Second),
-      scatter("scatter.value", Combine::Second),
-      scatter("scatter_add", Combine::Add),
-      {"scatter.reduce", scatter_reduced},
-      {"scatter.value_reduce", scatter_reduced},
-      {"scatter_reduce.two", scatter_reduced},
+      {"scatter.src scatter.value", scatter(Combine::Second)},
+      {"scatter_add", scatter(Combine::Add)},
+      {"scatter.reduce scatter.value_reduce scatter_reduce.two", scatter_reduced},
       {"index.Tensor", index},
       {"_index_put_impl_", index_put},
       {"index_add", index_add},
-      {"index_copy", index_copy},
-      {"index_fill_.int_Scalar", index_copy},
-      {"index_fill_.int_Tensor", index_copy},
+      {"index_copy index_fill_.int_Scalar index_fill_.int_Tensor", index_copy},
       {"index_reduce", index_reduce},
       {"index_select", index_select},
       {"masked_scatter_", masked_scatter},
-  };
-  add_kernels(kernels);
+  });
 }
 
 }  // namespace tessera::xla

@@ -1,69 +1,57 @@
 // Pooling over the last two or three dimensions.
+#include <fmt/format.h>
+
 #include <span>
 
 #include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/lowerings/resampling.h"
-#include "tessera/xla/device/views.h"
 
 namespace tessera::xla {
 namespace {
 
-using hlo::fixed;
-using hlo::over;
-using hlo::plus;
-using hlo::select;
-using hlo::times;
-
 struct Pool {
-  size_t spatial, first;  // dimensions that are pooled, and the first of them
-  Sizes kernel, stride, padding, dilation;
+  size_t first;  // of the dimensions that are pooled, which are the last ones
+  Sizes kernel;
   hlo::Window window;
 };
 
-enum class Edge { Floor, Ceil };
-
-Pool pool_of(const Sizes& sizes, size_t spatial, const Sizes& kernel, const Sizes& stride, const Sizes& padding, const Sizes& dilation,
-             Edge edge) {
+/// From argument `first` on come the kernel, the stride, the padding, the dilation if the operator has one, and whether windows may reach
+/// over the end.
+Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first, bool has_dilation = false) {
   const auto rank = sizes.size();
-  Pool p{.spatial = spatial,
-         .first = rank - spatial,
-         .kernel = one_for_each(kernel, spatial, {}),
-         .stride = {},
-         .padding = one_for_each(padding, spatial, Sizes(spatial, 0)),
-         .dilation = one_for_each(dilation, spatial, Sizes(spatial, 1)),
-         .window = {}};
-  p.stride = one_for_each(stride, spatial, p.kernel);
-  p.window = {.size = Sizes(rank, 1),
-              .stride = Sizes(rank, 1),
-              .padding_low = Sizes(rank, 0),
-              .padding_high = Sizes(rank, 0),
-              .base_dilation = {},
-              .dilation = Sizes(rank, 1)};
+  Pool p{.first = rank - spatial,
+         .kernel = one_for_each(call.integers(first), spatial, 1),
+         .window = {.size = Sizes(rank, 1),
+                    .stride = Sizes(rank, 1),
+                    .padding_low = Sizes(rank, 0),
+                    .padding_high = Sizes(rank, 0),
+                    .base_dilation = {},
+                    .dilation = Sizes(rank, 1)}};
+  const auto named = call.integers(first + 1), stride = named.empty() ? p.kernel : one_for_each(named, spatial, 1);
+  const auto padding = one_for_each(call.integers(first + 2), spatial, 0);
+  const auto dilation = one_for_each(has_dilation ? call.integers(first + 3) : Sizes(), spatial, 1);
+  const bool reaches_over = call.flag(first + 3 + has_dilation);
   for (size_t i = 0; i < spatial; i++) {
     const auto d = p.first + i;
     p.window.size[d] = p.kernel[i];
-    p.window.stride[d] = p.stride[i];
-    p.window.padding_low[d] = p.window.padding_high[d] = p.padding[i];
-    p.window.dilation[d] = p.dilation[i];
-    if (edge == Edge::Floor) continue;
-    const auto reach = p.dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * p.padding[i] - reach;
-    auto count = (room + p.stride[i] - 1) / p.stride[i] + 1;
-    if ((count - 1) * p.stride[i] >= sizes[d] + p.padding[i]) count--;  // the last window begins inside
-    p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * p.stride[i] - room);
+    p.window.stride[d] = stride[i];
+    p.window.padding_low[d] = p.window.padding_high[d] = padding[i];
+    p.window.dilation[d] = dilation[i];
+    if (!reaches_over) continue;
+    const auto reach = dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * padding[i] - reach;
+    auto count = (room + stride[i] - 1) / stride[i] + 1;
+    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window begins inside
+    p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * stride[i] - room);
   }
   return p;
-}
-
-Edge edge_of(const Call& call, size_t i) {
-  return call.flag(i) ? Edge::Ceil : Edge::Floor;
 }
 
 /// The numbers of the places of a plane or a space.
 Value counted_places(const Sizes& sizes, size_t spatial) {
   const Type type{at::kLong, sizes};
-  auto places = hlo::broadcast(hlo::constant(int64_t{0}, at::kLong), sizes, {});
+  auto places = hlo::filled(0, {at::kLong, sizes});
   for (size_t d = sizes.size() - spatial; d < sizes.size(); d++) {
-    places = plus(times(places, fixed(places, sizes[d])), hlo::iota(type, static_cast<int64_t>(d)));
+    places = places * sizes[d] + hlo::iota(type, static_cast<int64_t>(d));
   }
   return places;
 }
@@ -87,9 +75,9 @@ struct Largest {
       place = other_place;
       return;
     }
-    auto wins = hlo::is_above(other, value);
-    if (c10::isFloatingType(value.element())) wins = hlo::either(wins, hlo::is_nan(other));
-    wins = hlo::either(wins, hlo::is_negative(place));  // padding gives way to all
+    auto wins = other > value;
+    if (c10::isFloatingType(value.element())) wins = wins | is_nan(other);
+    wins = wins | (place < 0);  // padding gives way to all
     value = select(wins, other, value);
     place = select(wins, other_place, place);
   }
@@ -114,43 +102,44 @@ void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Siz
     split.push_back(size / results[i]);
     size = results[i];
   }
-  const auto parts = hlo::reshape(x, split), places = hlo::reshape(counted_places(x.sizes(), spatial), split);
-  const auto values = hlo::maximum(parts, inside);
-  const auto is_largest = hlo::compare("EQ", parts, spread(values, parts, inside));
-  auto place = smallest_of(select(is_largest, places, hlo::broadcast(hlo::highest(at::kLong), split, {})), inside);
+  const auto parts = reshape(x, split), places = reshape(counted_places(x.sizes(), spatial), split);
+  const auto values = maximum(parts, inside);
+  const auto is_largest = compare("EQ", parts, spread(values, parts, inside));
+  auto place = smallest_of(select(is_largest, places, broadcast(hlo::highest(at::kLong), split, {})), inside);
   if (c10::isFloatingType(parts.element())) {
-    const auto last = hlo::maximum(select(hlo::is_nan(parts), places, fixed(places, -1)), inside);
-    place = select(hlo::is_negative(last), place, last);
+    const auto last = maximum(select(is_nan(parts), places, -1), inside);
+    place = select(last < 0, place, last);
   }
-  call.give(std::vector{values, place});
+  call.give({values, place});
 }
 
-Kernel max_pool(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            const auto x = call.value(0);
-            const auto p =
-                pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), call.integers(4), edge_of(call, 5));
-            if (std::ranges::equal(p.kernel, std::span(x.sizes()).last(spatial)) && p.padding == Sizes(spatial, 0) && p.dilation == Sizes(spatial, 1)) {
-              return give_largest_of_parts(call, x, spatial, Sizes(spatial, 1));
-            }
-            expect_few_places(p.kernel);
-            const Sizes none(x.sizes().size(), 0);
-            const auto values = hlo::pad(x, hlo::lowest(x.element()), p.window.padding_low, p.window.padding_high, none);
-            const auto places = hlo::pad(counted_places(x.sizes(), spatial), hlo::constant(int64_t{-1}, at::kLong), p.window.padding_low,
-                                         p.window.padding_high, none);
-            const auto results = hlo::reduce_window(x, Combine::Max, hlo::lowest(x.element()), p.window);
-            Largest found;
-            for_each_place(p.kernel, [&](const Sizes& at) {
-              Sizes start = none, limit = values.sizes();
-              for (size_t i = 0; i < spatial; i++) {
-                const auto d = p.first + i;
-                start[d] = at[i] * p.dilation[i];
-                limit[d] = start[d] + (results.sizes()[d] - 1) * p.stride[i] + 1;
-              }
-              found.take(hlo::slice(values, start, limit, p.window.stride), hlo::slice(places, start, limit, p.window.stride));
-            });
-            call.give(std::vector{results, found.place});
-          }};
+Lowering max_pool(size_t spatial) {
+  return [=](Call& call) {
+    const auto x = call.value(0);
+    const auto p = pool_of(call, x.sizes(), spatial, 1, /*has_dilation=*/true);
+    const auto& window = p.window;
+    const Sizes none(x.rank(), 0);
+    if (std::ranges::equal(p.kernel, std::span(x.sizes()).last(spatial)) && window.padding_low == none &&
+        window.dilation == Sizes(x.rank(), 1)) {
+      return give_largest_of_parts(call, x, spatial, Sizes(spatial, 1));
+    }
+    expect_few_places(p.kernel);
+    const auto padded = [&](const Value& of, const Value& fill) { return pad(of, fill, window.padding_low, window.padding_high, none); };
+    const auto values = padded(x, hlo::lowest(x.element()));
+    const auto places = padded(counted_places(x.sizes(), spatial), hlo::constant(-1, at::kLong));
+    const auto results = reduce_window(x, Combine::Max, hlo::lowest(x.element()), window);
+    Largest found;
+    for_each_place(p.kernel, [&](const Sizes& at) {
+      Sizes start = none, limit = values.sizes();
+      for (size_t i = 0; i < spatial; i++) {
+        const auto d = p.first + i;
+        start[d] = at[i] * window.dilation[d];
+        limit[d] = start[d] + (results.size(d) - 1) * window.stride[d] + 1;
+      }
+      found.take(slice(values, start, limit, window.stride), slice(places, start, limit, window.stride));
+    });
+    call.give({results, found.place});
+  };
 }
 
 /// Puts values into planes or spaces of these sizes; `combine` joins those that meet.
@@ -160,27 +149,26 @@ Value put_into_planes(const Value& values, const Value& places, const Sizes& siz
   };
   const int64_t plane = area(sizes), taken = area(values.sizes()), planes = plane ? c10::multiply_integers(sizes) / plane : 0;
   const Type list{at::kLong, {planes, taken}};
-  const auto first = times(hlo::iota(list, 0), hlo::broadcast(hlo::constant(plane, at::kLong), list.sizes, {}));
-  const auto where = hlo::flat(plus(first, hlo::reshape(places, list.sizes)));
-  const auto zeros = hlo::broadcast(hlo::constant(int64_t{0}, values.element()), {planes * plane}, {});
-  return hlo::reshape(hlo::put(zeros, where, hlo::flat(values), combine), sizes);
+  const auto first = hlo::iota(list, 0) * hlo::filled(plane, list);
+  const auto where = flat(first + reshape(places, list.sizes));
+  const auto zeros = hlo::filled(0, {values.element(), {planes * plane}});
+  return reshape(put(zeros, where, flat(values), combine), sizes);
 }
 
 /// `places` is the argument that says where each value stood.
-Kernel max_pool_gradient(const char* name, size_t spatial, size_t places) {
-  return {name, [=](Call& call) {
-            const auto gradient =
-                put_into_planes(call.wide_value(0), call.value(places), call.tensor(1).sizes().vec(), spatial, Combine::Add);
-            call.give(hlo::convert(gradient, call.result_type()));
-          }};
+Lowering max_pool_gradient(size_t spatial, size_t places) {
+  return [=](Call& call) {
+    const auto gradient = put_into_planes(call.wide_value(0), call.value(places), call.tensor(1).sizes().vec(), spatial, Combine::Add);
+    call.give_rounded(gradient);
+  };
 }
 
-Kernel max_unpool(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            auto sizes = call.tensor(0).sizes().vec();
-            std::ranges::copy(call.integers(2), sizes.end() - static_cast<ptrdiff_t>(spatial));
-            call.give(put_into_planes(call.value(0), call.value(1), sizes, spatial, Combine::Second));
-          }};
+Lowering max_unpool(size_t spatial) {
+  return [=](Call& call) {
+    auto sizes = call.tensor(0).sizes().vec();
+    std::ranges::copy(call.integers(2), sizes.end() - static_cast<ptrdiff_t>(spatial));
+    call.give(put_into_planes(call.value(0), call.value(1), sizes, spatial, Combine::Second));
+  };
 }
 
 // --- means ---
@@ -188,154 +176,137 @@ Kernel max_unpool(const char* name, size_t spatial) {
 /// How many values each window has. Argument `first` says whether padding counts, and the one behind it may give a divisor instead.
 Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
   auto window = p.window;
-  const auto zero = hlo::constant(int64_t{0}, x.element());
+  const auto zero = hlo::constant(0, x.element());
   auto ones = fixed(x, 1);
   const bool padding_counts = call.flag(first);
-  if (call.has(first + 1)) return fixed(hlo::reduce_window(ones, Combine::Add, zero, window), static_cast<double>(call.integer(first + 1)));
+  if (call.has(first + 1)) return fixed(reduce_window(ones, Combine::Add, zero, window), static_cast<double>(call.integer(first + 1)));
   if (padding_counts) {  // what ceil_mode adds at the end never counts
-    Sizes low(x.sizes().size(), 0);
-    const auto none = low;
-    for (size_t i = 0; i < p.spatial; i++) low[p.first + i] = p.padding[i];
-    ones = hlo::pad(ones, hlo::constant(int64_t{1}, x.element()), low, low, none);
-    for (size_t d = 0; d < low.size(); d++) {
-      window.padding_low[d] = 0;
-      window.padding_high[d] -= low[d];
-    }
+    const Sizes none(x.rank(), 0), low = std::exchange(window.padding_low, none);
+    ones = pad(ones, hlo::constant(1, x.element()), low, low, none);
+    for (size_t d = 0; d < low.size(); d++) window.padding_high[d] -= low[d];
   }
-  return hlo::reduce_window(ones, Combine::Add, zero, window);
+  return reduce_window(ones, Combine::Add, zero, window);
 }
 
-Kernel average_pool(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            const auto x = call.wide_value(0);
-            const auto p = pool_of(x.sizes(), spatial, call.integers(1), call.integers(2), call.integers(3), {}, edge_of(call, 4));
-            const auto sum = hlo::reduce_window(x, Combine::Add, hlo::constant(int64_t{0}, x.element()), p.window);
-            const auto count = counts(x, p, call, 5);
-            call.give(
-                hlo::convert(c10::isFloatingType(x.element()) ? over(sum, count) : hlo::binary("divide", sum, count), call.result_type()));
-          }};
+Lowering average_pool(size_t spatial) {
+  return [=](Call& call) {
+    const auto x = call.wide_value(0);
+    const auto p = pool_of(call, x.sizes(), spatial, 1);
+    const auto sum = reduce_window(x, Combine::Add, hlo::constant(0, x.element()), p.window);
+    const auto count = counts(x, p, call, 5);
+    call.give_rounded(sum / count);
+  };
 }
 
 /// Each value of the gradient goes to all places of its window.
 Value spread_over_windows(const Value& g, const Value& x, const Pool& p) {
-  Sizes low(x.sizes().size(), 0), high = low, interior = low;
+  Sizes low(x.rank(), 0), high = low, interior = low;
   for (size_t d = p.first; d < low.size(); d++) {
     interior[d] = p.window.stride[d] - 1;
     low[d] = p.window.size[d] - 1 - p.window.padding_low[d];
-    high[d] = x.sizes()[d] + p.window.size[d] - 1 - low[d] - ((g.sizes()[d] - 1) * p.window.stride[d] + 1);
+    high[d] = x.size(d) + p.window.size[d] - 1 - low[d] - ((g.size(d) - 1) * p.window.stride[d] + 1);
   }
-  const auto zero = hlo::constant(int64_t{0}, x.element());
-  return hlo::reduce_window(
-      hlo::pad(g, zero, low, high, interior), Combine::Add, zero,
-      {.size = p.window.size, .stride = {}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}});
+  const auto zero = hlo::constant(0, x.element());
+  return reduce_window(pad(g, zero, low, high, interior), Combine::Add, zero,
+                       {.size = p.window.size, .stride = {}, .padding_low = {}, .padding_high = {}, .base_dilation = {}, .dilation = {}});
 }
 
-Kernel average_pool_gradient(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            const auto g = call.wide_value(0), x = call.wide_value(1);
-            const auto p = pool_of(x.sizes(), spatial, call.integers(2), call.integers(3), call.integers(4), {}, edge_of(call, 5));
-            call.give(hlo::convert(spread_over_windows(over(g, counts(x, p, call, 6)), x, p), call.result_type()));
-          }};
+Lowering average_pool_gradient(size_t spatial) {
+  return [=](Call& call) {
+    const auto g = call.wide_value(0), x = call.wide_value(1);
+    const auto p = pool_of(call, x.sizes(), spatial, 2);
+    call.give_rounded(spread_over_windows(g / counts(x, p, call, 6), x, p));
+  };
 }
 
 // --- windows that divide a dimension as evenly as they can ---
 
 Value averaged(const Value& x, int64_t d, int64_t results) {
-  const auto size = x.sizes()[static_cast<size_t>(d)];
+  const auto size = x.size(d);
   if (results == 0 || size % results) return resampled(x, d, adaptive_windows(size, results));
   auto split = x.sizes();
   split[static_cast<size_t>(d)] = results;
   split.insert(split.begin() + d + 1, size / results);
-  return mean_of(hlo::reshape(x, split), {d + 1});
+  return mean_of(reshape(x, split), {d + 1});
 }
 
 Value averaged_gradient(const Value& g, int64_t d, int64_t size) {
-  const auto results = g.sizes()[static_cast<size_t>(d)];
+  const auto results = g.size(d);
   if (results == 0 || size % results) return resampled_gradient(g, d, size, adaptive_windows(size, results));
   auto sizes = g.sizes(), split = sizes, kept = all_dimensions(g.rank());
   sizes[static_cast<size_t>(d)] = size;
   split.insert(split.begin() + d + 1, size / results);
   for (auto i = static_cast<size_t>(d) + 1; i < kept.size(); i++) kept[i]++;
-  return hlo::reshape(hlo::broadcast(over(g, fixed(g, static_cast<double>(size / results))), split, kept), sizes);
+  return reshape(broadcast(g / (size / results), split, kept), sizes);
 }
 
-Kernel adaptive_average_pool(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            auto x = call.wide_value(0);
-            const auto results = one_for_each(call.integers(1), spatial, {});
-            for (size_t i = 0; i < spatial; i++) x = averaged(x, x.rank() - static_cast<int64_t>(spatial - i), results[i]);
-            call.give(hlo::convert(x, call.result_type()));
-          }};
+Lowering adaptive_average_pool(size_t spatial) {
+  return [=](Call& call) {
+    auto x = call.wide_value(0);
+    const auto results = one_for_each(call.integers(1), spatial, 1);
+    for (size_t i = 0; i < spatial; i++) x = averaged(x, x.rank() - static_cast<int64_t>(spatial - i), results[i]);
+    call.give_rounded(x);
+  };
 }
 
-Kernel adaptive_average_pool_gradient(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            auto g = call.wide_value(0);
-            const auto sizes = call.tensor(1).sizes();
-            for (size_t i = 0; i < spatial; i++) {
-              const auto d = g.rank() - static_cast<int64_t>(spatial - i);
-              g = averaged_gradient(g, d, sizes[static_cast<size_t>(d)]);
-            }
-            call.give(hlo::convert(g, call.result_type()));
-          }};
+Lowering adaptive_average_pool_gradient(size_t spatial) {
+  return [=](Call& call) {
+    auto g = call.wide_value(0);
+    const auto sizes = call.tensor(1).sizes();
+    for (size_t i = 0; i < spatial; i++) {
+      const auto d = g.rank() - static_cast<int64_t>(spatial - i);
+      g = averaged_gradient(g, d, sizes[static_cast<size_t>(d)]);
+    }
+    call.give_rounded(g);
+  };
 }
 
-Kernel adaptive_max_pool(const char* name, size_t spatial) {
-  return {name, [=](Call& call) {
-            const auto x = call.value(0);
-            const auto results = one_for_each(call.integers(1), spatial, {});
-            const auto divides = [](int64_t size, int64_t count) { return count > 0 && size % count == 0; };
-            if (std::ranges::equal(std::span(x.sizes()).last(spatial), results, divides)) return give_largest_of_parts(call, x, spatial, results);
-            const auto places = counted_places(x.sizes(), spatial);
-            std::vector<Taps> windows;
-            Sizes longest;
-            for (size_t i = 0; i < spatial; i++) {
-              windows.push_back(adaptive_windows(x.sizes()[x.sizes().size() - spatial + i], results[i]));
-              longest.push_back(static_cast<int64_t>(windows.back().places.size()));
-            }
-            expect_few_places(longest);
-            Largest found;
-            for_each_place(longest, [&](const Sizes& at) {
-              auto value = x, place = places;
-              for (size_t i = 0; i < spatial; i++) {
-                const auto from = hlo::constants(windows[i].places[static_cast<size_t>(at[i])], at::kLong);
-                const auto d = x.rank() - static_cast<int64_t>(spatial - i);
-                value = hlo::take(value, from, d);
-                place = hlo::take(place, from, d);
-              }
-              found.take(value, place);
-            });
-            call.give(std::vector{found.value, found.place});
-          }};
+Lowering adaptive_max_pool(size_t spatial) {
+  return [=](Call& call) {
+    const auto x = call.value(0);
+    const auto results = one_for_each(call.integers(1), spatial, 1);
+    const auto divides = [](int64_t size, int64_t count) { return count > 0 && size % count == 0; };
+    if (std::ranges::equal(std::span(x.sizes()).last(spatial), results, divides)) return give_largest_of_parts(call, x, spatial, results);
+    const auto places = counted_places(x.sizes(), spatial);
+    std::vector<Taps> windows;
+    Sizes longest;
+    for (size_t i = 0; i < spatial; i++) {
+      windows.push_back(adaptive_windows(x.sizes()[x.sizes().size() - spatial + i], results[i]));
+      longest.push_back(static_cast<int64_t>(windows.back().places.size()));
+    }
+    expect_few_places(longest);
+    Largest found;
+    for_each_place(longest, [&](const Sizes& at) {
+      auto value = x, place = places;
+      for (size_t i = 0; i < spatial; i++) {
+        const auto from = hlo::constants(windows[i].places[static_cast<size_t>(at[i])], at::kLong);
+        const auto d = x.rank() - static_cast<int64_t>(spatial - i);
+        value = take(value, from, d);
+        place = take(place, from, d);
+      }
+      found.take(value, place);
+    });
+    call.give({found.value, found.place});
+  };
 }
 
 }  // namespace
 
 void register_pooling() {
-  const Kernel kernels[] = {
-      max_pool("max_pool2d_with_indices", 2),
-      max_pool("max_pool3d_with_indices", 3),
-      max_pool_gradient("max_pool2d_with_indices_backward", 2, 7),
-      max_pool_gradient("max_pool3d_with_indices_backward", 3, 7),
-      max_unpool("max_unpool2d", 2),
-      max_unpool("max_unpool3d", 3),
-      average_pool("avg_pool2d", 2),
-      average_pool("avg_pool3d", 3),
-      average_pool_gradient("avg_pool2d_backward", 2),
-      average_pool_gradient("avg_pool3d_backward", 3),
-      adaptive_average_pool("_adaptive_avg_pool2d", 2),
-      adaptive_average_pool("_adaptive_avg_pool3d", 3),
-      adaptive_average_pool("adaptive_avg_pool2d.out", 2),
-      adaptive_average_pool("adaptive_avg_pool3d.out", 3),
-      adaptive_average_pool_gradient("_adaptive_avg_pool2d_backward", 2),
-      adaptive_average_pool_gradient("_adaptive_avg_pool3d_backward", 3),
-      adaptive_average_pool_gradient("adaptive_avg_pool3d_backward.grad_input", 3),
-      adaptive_max_pool("adaptive_max_pool2d", 2),
-      adaptive_max_pool("adaptive_max_pool3d", 3),
-      max_pool_gradient("adaptive_max_pool2d_backward", 2, 2),
-      max_pool_gradient("adaptive_max_pool3d_backward", 3, 2),
-  };
-  add_kernels(kernels);
+  for (const size_t spatial : {2, 3}) {
+    const auto row = [&](const char* names, Lowering lower) { return Kernel{fmt::format(fmt::runtime(names), spatial), std::move(lower)}; };
+    add_kernels({
+        row("max_pool{}d_with_indices", max_pool(spatial)),
+        row("max_pool{}d_with_indices_backward", max_pool_gradient(spatial, 7)),
+        row("max_unpool{}d", max_unpool(spatial)),
+        row("avg_pool{}d", average_pool(spatial)),
+        row("avg_pool{}d_backward", average_pool_gradient(spatial)),
+        row("_adaptive_avg_pool{0}d adaptive_avg_pool{0}d.out", adaptive_average_pool(spatial)),
+        row("_adaptive_avg_pool{0}d_backward adaptive_avg_pool{0}d_backward.grad_input", adaptive_average_pool_gradient(spatial)),
+        row("adaptive_max_pool{}d", adaptive_max_pool(spatial)),
+        row("adaptive_max_pool{}d_backward", max_pool_gradient(spatial, 2)),
+    });
+  }
 }
 
 }  // namespace tessera::xla

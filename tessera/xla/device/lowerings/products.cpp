@@ -7,21 +7,19 @@
 namespace tessera::xla {
 namespace {
 
-using hlo::plus;
-
 using Element = std::optional<at::ScalarType>;
 
 Value product(const Value& a, const Value& b, Element result = {}) {
-  return hlo::dot(a, b, {{}, {}, {a.rank() - 1}, {b.rank() - 2}}, result);
+  return dot(a, b, {{}, {}, {a.rank() - 1}, {b.rank() - 2}}, result);
 }
 
 Value batched(const Value& a, const Value& b, Element result = {}) {
-  return hlo::dot(a, b, {{0}, {0}, {2}, {1}}, result);
+  return dot(a, b, {{0}, {0}, {2}, {1}}, result);
 }
 
 /// Multiplies a value by alpha or beta, the argument `factor`.
 Value by_factor(const Call& call, size_t factor, const Value& value) {
-  return call.is_one(factor) ? value : hlo::times(value, hlo::like(value, call.number(factor)));
+  return call.is_one(factor) ? value : value * like(value, call.number(factor));
 }
 
 /// The type in which a product of half types stays until the bias is there, so that the sum is rounded once.
@@ -32,11 +30,11 @@ at::ScalarType unrounded(const Call& call) {
 /// beta * bias + alpha * product. Where beta is 0, the bias has no say, even if it is NaN.
 void give_sum(Call& call, const Value& product) {
   const auto type = call.result_type();
-  TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected what is added to a product of sizes ", product.sizes(),
-              " to have these sizes or to expand to them, got ", call.tensor(0).sizes());
+  TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected what is added to a product of sizes ",
+              product.sizes(), " to have these sizes or to expand to them, got ", call.tensor(0).sizes());
   auto result = by_factor(call, 4, product);
-  if (call.number(3) != 0) result = plus(by_factor(call, 3, hlo::expand(call.value(0, product.element()), result.sizes())), result);
-  call.give(hlo::convert(result, type));
+  if (call.number(3) != 0) result = by_factor(call, 3, expand(call.value(0, product.element()), result.sizes())) + result;
+  call.give(convert(result, type));
 }
 
 /// Products only have operands of one type: libtorch converts none.
@@ -47,11 +45,11 @@ void check_types(const Call& call) {
   }
 }
 
-Kernel typed(const char* name, void (*lower)(Call& call)) {
-  return {name, [lower](Call& call) {
-            check_types(call);
-            lower(call);
-          }};
+Lowering typed(void (*lower)(Call& call)) {
+  return [lower](Call& call) {
+    check_types(call);
+    lower(call);
+  };
 }
 
 void mm(Call& call) {
@@ -67,12 +65,12 @@ void baddbmm(Call& call) {
   give_sum(call, batched(call.value(1), call.value(2), unrounded(call)));
 }
 void addmv(Call& call) {
-  give_sum(call, hlo::dot(call.value(1), call.value(2), {{}, {}, {1}, {0}}, unrounded(call)));
+  give_sum(call, dot(call.value(1), call.value(2), {{}, {}, {1}, {0}}, unrounded(call)));
 }
 void dot(Call& call) {
   TORCH_CHECK(call.tensor(0).dim() == 1 && call.tensor(0).sizes() == call.tensor(1).sizes(), "dot: expected two lists of one size, got ",
               call.tensor(0).sizes(), " and ", call.tensor(1).sizes());
-  call.give(hlo::dot(call.value(0), call.value(1), {{}, {}, {0}, {0}}));
+  call.give(dot(call.value(0), call.value(1), {{}, {}, {0}, {0}}));
 }
 
 void cat(Call& call) {
@@ -83,10 +81,10 @@ void cat(Call& call) {
   for (const auto& tensor : tensors) rank = std::max(rank, tensor.dim());
   for (const auto& tensor : tensors) {
     if (tensor.dim() == 1 && tensor.numel() == 0 && rank != 1) continue;  // as in old programs: an empty list fits anywhere
-    parts.push_back(hlo::convert(read(tensor), type));
+    parts.push_back(convert(read(tensor), type));
   }
-  if (parts.empty()) parts.push_back(hlo::convert(read(tensors[0]), type));
-  call.give(hlo::concatenate(parts, wrapped(call.integer(1), rank)));
+  if (parts.empty()) parts.push_back(convert(read(tensors[0]), type));
+  call.give(concatenate(parts, wrapped(call.integer(1), rank)));
 }
 
 void embedding(Call& call) {
@@ -94,7 +92,7 @@ void embedding(Call& call) {
   TORCH_CHECK(weight.dim() == 2, "embedding: 'weight' must be 2-D, got ", weight.dim());
   TORCH_CHECK(places.scalar_type() == at::kLong || places.scalar_type() == at::kInt, "embedding: indices must be Long or Int, got ",
               places.scalar_type());
-  call.give(hlo::take(call.value(0), call.value(1, at::kLong), 0));
+  call.give(take(call.value(0), call.value(1, at::kLong), 0));
 }
 
 void embedding_gradient(Call& call) {
@@ -103,34 +101,32 @@ void embedding_gradient(Call& call) {
   const auto places = call.value(1, at::kLong);
   const auto rows = call.integer(2), padding = call.integer(3), width = g.sizes().back();
   if (padding >= 0) {
-    const auto keep = hlo::compare("NE", places, hlo::broadcast(hlo::constant(padding, at::kLong), places.sizes(), {}));
-    g = hlo::select(hlo::broadcast(keep, g.sizes(), all_dimensions(places.rank())), g, hlo::fixed(g, 0));
+    const auto keep = compare("NE", places, padding);
+    g = select(broadcast(keep, g.sizes(), all_dimensions(places.rank())), g, 0);
   }
   if (call.flag(4)) {  // by how often the batch names each row
-    const auto none = hlo::broadcast(hlo::constant(0.0, g.element()), {rows}, {});
-    const auto counts = hlo::put(none, places, hlo::broadcast(hlo::constant(1.0, g.element()), places.sizes(), {}), Combine::Add);
-    g = hlo::over(g, hlo::broadcast(hlo::take(counts, places, 0), g.sizes(), all_dimensions(places.rank())));
+    const auto none = hlo::filled(0, {g.element(), {rows}});
+    const auto counts = put(none, places, hlo::filled(1, {g.element(), places.sizes()}), Combine::Add);
+    g = g / broadcast(take(counts, places, 0), g.sizes(), all_dimensions(places.rank()));
   }
-  const auto zeros = hlo::broadcast(hlo::constant(0.0, g.element()), {rows, width}, {});
-  call.give(hlo::convert(hlo::put(zeros, places, g, Combine::Add), type));
+  const auto zeros = hlo::filled(0, {g.element(), {rows, width}});
+  call.give(convert(put(zeros, places, g, Combine::Add), type));
 }
 
 }  // namespace
 
 void register_products() {
-  const Kernel kernels[] = {
-      typed("mm.out", mm),
-      typed("bmm.out", bmm),
-      typed("addmm.out", addmm),
-      typed("baddbmm.out", baddbmm),
-      typed("addmv.out", addmv),
-      typed("dot", dot),
-      typed("vdot", dot),
+  add_kernels({
+      {"mm.out", typed(mm)},
+      {"bmm.out", typed(bmm)},
+      {"addmm.out", typed(addmm)},
+      {"baddbmm.out", typed(baddbmm)},
+      {"addmv.out", typed(addmv)},
+      {"dot vdot", typed(dot)},
       {"cat.out", cat},
       {"embedding", embedding},
       {"embedding_dense_backward", embedding_gradient},
-  };
-  add_kernels(kernels);
+  });
 }
 
 }  // namespace tessera::xla

@@ -5,18 +5,13 @@
 #include <numbers>
 
 #include "tessera/xla/device/dimensions.h"
-#include "tessera/xla/device/views.h"
 
 namespace tessera::xla {
 namespace {
 
-using hlo::fixed;
-using hlo::plus;
-using hlo::times;
-
 /// A weight for each place of a dimension, in the shape of `x`.
 Value weights_along(const Value& x, int64_t d, const std::vector<double>& weights) {
-  return hlo::broadcast(hlo::constants(weights, x.element()), x.sizes(), Sizes{d});
+  return broadcast(hlo::constants(weights, x.element()), x.sizes(), Sizes{d});
 }
 
 // --- interpolation ---
@@ -131,35 +126,31 @@ Taps lanczos_antialiased(const Grid& grid) {
 }
 
 enum class Corners : size_t { Never, MayBeAligned };
+enum class Way { Forward, Gradient };
 
-/// Argument 1 has the result's sizes. From `after` on come whether corners are aligned, if the operator has that, and scales.
-template <class Apply>
-Value along_all(const Call& call, const Sizes& from_sizes, size_t after, Corners corners, MakeTaps make, const Apply& apply) {
-  auto x = call.wide_value(0);
-  if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
-    throw NotLowered();  // whole numbers round in their own way
-  const auto results = call.integers(1);
-  const bool may_be_aligned = corners == Corners::MayBeAligned;
-  for (size_t i = 0; i < results.size(); i++) {
-    const auto d = x.rank() - static_cast<int64_t>(results.size() - i);
-    const auto scale = after + may_be_aligned + i;
-    const double given = call.has(scale) ? call.number(scale) : 0;
-    x = apply(x, d, make(grid_of(from_sizes[static_cast<size_t>(d)], results[i], may_be_aligned && call.flag(after), given)));
-  }
-  return hlo::convert(x, call.result_type());
+/// One dimension of a map or of its gradient, whose result has `size` places along it.
+Value mapped(Way way, const Value& x, int64_t d, int64_t size, const Taps& taps) {
+  return way == Way::Forward ? resampled(x, d, taps) : resampled_gradient(x, d, size, taps);
 }
 
-Kernel upsampling(const char* name, Corners corners, MakeTaps make) {
-  return {name, [=](Call& call) { call.give(along_all(call, call.tensor(0).sizes().vec(), 2, corners, make, resampled)); }};
-}
-
-Kernel upsampling_gradient(const char* name, Corners corners, MakeTaps make) {
-  return {name, [=](Call& call) {
-            const auto sizes = call.integers(2);
-            call.give(along_all(call, sizes, 3, corners, make, [&](const Value& g, int64_t d, const Taps& taps) {
-              return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps);
-            }));
-          }};
+/// Argument 1 has the result's sizes, and of a gradient argument 2 those of what was mapped. Behind them come whether corners are aligned,
+/// if the operator has that, and scales.
+Lowering upsampling(Way way, Corners corners, MakeTaps make) {
+  return [=](Call& call) {
+    auto x = call.wide_value(0);
+    if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
+      throw NotLowered();  // whole numbers round in their own way
+    const bool is_forward = way == Way::Forward, may_be_aligned = corners == Corners::MayBeAligned;
+    const auto from_sizes = is_forward ? call.tensor(0).sizes().vec() : call.integers(2), results = call.integers(1);
+    const size_t after = is_forward ? 2 : 3;
+    for (size_t i = 0; i < results.size(); i++) {
+      const auto d = x.rank() - static_cast<int64_t>(results.size() - i), size = from_sizes[static_cast<size_t>(d)];
+      const auto scale = after + may_be_aligned + i;
+      const double given = call.has(scale) ? call.number(scale) : 0;
+      x = mapped(way, x, d, size, make(grid_of(size, results[i], may_be_aligned && call.flag(after), given)));
+    }
+    call.give_rounded(x);
+  };
 }
 
 // --- pads that repeat what is inside ---
@@ -173,34 +164,20 @@ int64_t nearest_inside(int64_t place, int64_t size) {
   return std::clamp<int64_t>(place, 0, size - 1);
 }
 
-/// For each padded dimension, from the last: its taps.
-template <class Apply>
-Value along_padded(const Call& call, Value x, size_t padding, Source source, const Sizes& sizes, const Apply& apply) {
-  const auto pads = call.integers(padding);
-  for (size_t i = 0; 2 * i < pads.size(); i++) {
-    const auto d = x.rank() - 1 - static_cast<int64_t>(i), size = sizes[static_cast<size_t>(d)];
-    Taps taps{{{}}, {}};
-    for (int64_t place = -pads[2 * i]; place < size + pads[2 * i + 1]; place++) taps.places[0].push_back(source(place, size));
-    x = apply(x, d, taps);
-  }
-  return x;
-}
-
-Kernel padding(const char* name, Source source) {
-  return {name, [=](Call& call) {
-            const auto x = call.value(0);
-            call.give(along_padded(call, x, 1, source, x.sizes(), resampled));
-          }};
-}
-
-Kernel padding_gradient(const char* name, Source source) {
-  return {name, [=](Call& call) {
-            const auto sizes = call.tensor(1).sizes().vec();
-            const auto gradient = along_padded(
-                call, call.wide_value(0), 2, source, sizes,
-                [&](const Value& g, int64_t d, const Taps& taps) { return resampled_gradient(g, d, sizes[static_cast<size_t>(d)], taps); });
-            call.give(hlo::convert(gradient, call.result_type()));
-          }};
+/// Pads dimensions from the last.
+Lowering padding(Way way, Source source) {
+  return [=](Call& call) {
+    const bool is_forward = way == Way::Forward;
+    auto x = is_forward ? call.value(0) : call.wide_value(0);
+    const auto sizes = call.tensor(is_forward ? 0 : 1).sizes().vec(), pads = call.integers(is_forward ? 1 : 2);
+    for (size_t i = 0; 2 * i < pads.size(); i++) {
+      const auto d = x.rank() - 1 - static_cast<int64_t>(i), size = sizes[static_cast<size_t>(d)];
+      Taps taps{{{}}, {}};
+      for (int64_t place = -pads[2 * i]; place < size + pads[2 * i + 1]; place++) taps.places[0].push_back(source(place, size));
+      x = mapped(way, x, d, size, taps);
+    }
+    call.give_rounded(x);
+  };
 }
 
 }  // namespace
@@ -208,9 +185,9 @@ Kernel padding_gradient(const char* name, Source source) {
 Value resampled(const Value& x, int64_t d, const Taps& taps) {
   Value sum;
   for (size_t k = 0; k < taps.places.size(); k++) {
-    auto part = hlo::take(x, hlo::constants(taps.places[k], at::kLong), d);
-    if (!taps.weights.empty()) part = times(part, weights_along(part, d, taps.weights[k]));
-    sum = k ? plus(sum, part) : part;
+    auto part = take(x, hlo::constants(taps.places[k], at::kLong), d);
+    if (!taps.weights.empty()) part = part * weights_along(part, d, taps.weights[k]);
+    sum = k ? sum + part : part;
   }
   return sum;
 }
@@ -218,21 +195,21 @@ Value resampled(const Value& x, int64_t d, const Taps& taps) {
 Value put_along(const Value& values, int64_t dimension, int64_t size, const Value& places) {
   auto order = all_dimensions(values.rank());
   std::rotate(order.begin(), order.begin() + dimension, order.begin() + dimension + places.rank());
-  const auto turned = hlo::transpose(values, order);
+  const auto turned = transpose(values, order);
   Sizes sizes{size};
   sizes.insert(sizes.end(), turned.sizes().begin() + places.rank(), turned.sizes().end());
-  const auto sum = hlo::put(hlo::broadcast(hlo::constant(int64_t{0}, values.element()), sizes, {}), places, turned, Combine::Add);
+  const auto sum = put(hlo::filled(0, {values.element(), sizes}), places, turned, Combine::Add);
   auto back = all_dimensions(sum.rank());
   std::rotate(back.begin(), back.begin() + dimension, back.begin() + dimension + 1);
-  return hlo::transpose(sum, hlo::inverse(back));
+  return transpose(sum, hlo::inverse(back));
 }
 
 Value resampled_gradient(const Value& gradient, int64_t d, int64_t size, const Taps& taps) {
   Value sum;
   for (size_t k = 0; k < taps.places.size(); k++) {
-    const auto weighted = taps.weights.empty() ? gradient : times(gradient, weights_along(gradient, d, taps.weights[k]));
+    const auto weighted = taps.weights.empty() ? gradient : gradient * weights_along(gradient, d, taps.weights[k]);
     const auto part = put_along(weighted, d, size, hlo::constants(taps.places[k], at::kLong));
-    sum = k ? plus(sum, part) : part;
+    sum = k ? sum + part : part;
   }
   return sum;
 }
@@ -254,34 +231,24 @@ Taps adaptive_windows(int64_t size, int64_t results) {
 }
 
 void register_resampling() {
-  std::vector<Kernel> kernels;
-  const auto both_ways = [&](const char* name, const char* gradient, Corners corners, MakeTaps make) {
-    kernels.push_back(upsampling(name, corners, make));
-    kernels.push_back(upsampling_gradient(gradient, corners, make));
+  const auto both_ways = [](const std::string& name, const auto& lowering) {
+    add_kernels({{name, lowering(Way::Forward)}, {name + "_backward", lowering(Way::Gradient)}});
   };
-  both_ways("upsample_nearest1d", "upsample_nearest1d_backward", Corners::Never, nearest);
-  both_ways("upsample_nearest2d", "upsample_nearest2d_backward", Corners::Never, nearest);
-  both_ways("upsample_nearest3d", "upsample_nearest3d_backward", Corners::Never, nearest);
-  both_ways("_upsample_nearest_exact1d", "_upsample_nearest_exact1d_backward", Corners::Never, nearest_exact);
-  both_ways("_upsample_nearest_exact2d", "_upsample_nearest_exact2d_backward", Corners::Never, nearest_exact);
-  both_ways("_upsample_nearest_exact3d", "_upsample_nearest_exact3d_backward", Corners::Never, nearest_exact);
-  both_ways("upsample_linear1d", "upsample_linear1d_backward", Corners::MayBeAligned, linear);
-  both_ways("upsample_bilinear2d", "upsample_bilinear2d_backward", Corners::MayBeAligned, linear);
-  both_ways("upsample_trilinear3d", "upsample_trilinear3d_backward", Corners::MayBeAligned, linear);
-  both_ways("upsample_bicubic2d", "upsample_bicubic2d_backward", Corners::MayBeAligned, cubic);
-  both_ways("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward", Corners::MayBeAligned, linear_antialiased);
-  both_ways("_upsample_bicubic2d_aa", "_upsample_bicubic2d_aa_backward", Corners::MayBeAligned, cubic_antialiased);
-  both_ways("_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward", Corners::MayBeAligned, lanczos_antialiased);
-  for (const auto* const name : {"reflection_pad1d", "reflection_pad2d", "reflection_pad3d"}) kernels.push_back(padding(name, mirrored));
-  for (const auto* const name : {"replication_pad1d", "replication_pad2d", "replication_pad3d"})
-    kernels.push_back(padding(name, nearest_inside));
-  for (const auto* const name : {"reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward"}) {
-    kernels.push_back(padding_gradient(name, mirrored));
+  const auto upsample = [&](const std::string& name, Corners corners, MakeTaps make) {
+    both_ways(name, [&](Way way) { return upsampling(way, corners, make); });
+  };
+  for (const std::string dimensions : {"1d", "2d", "3d"}) {
+    upsample("upsample_nearest" + dimensions, Corners::Never, nearest);
+    upsample("_upsample_nearest_exact" + dimensions, Corners::Never, nearest_exact);
+    both_ways("reflection_pad" + dimensions, [](Way way) { return padding(way, mirrored); });
+    both_ways("replication_pad" + dimensions, [](Way way) { return padding(way, nearest_inside); });
   }
-  for (const auto* const name : {"replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"}) {
-    kernels.push_back(padding_gradient(name, nearest_inside));
-  }
-  add_kernels(kernels);
+  for (const auto* const name : {"upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"})
+    upsample(name, Corners::MayBeAligned, linear);
+  upsample("upsample_bicubic2d", Corners::MayBeAligned, cubic);
+  upsample("_upsample_bilinear2d_aa", Corners::MayBeAligned, linear_antialiased);
+  upsample("_upsample_bicubic2d_aa", Corners::MayBeAligned, cubic_antialiased);
+  upsample("_upsample_lanczos2d_aa", Corners::MayBeAligned, lanczos_antialiased);
 }
 
 }  // namespace tessera::xla
