@@ -257,7 +257,8 @@ pid_t watchdog_of(pid_t launcher) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     if (entry.path().filename().string().find_first_not_of("0123456789") != std::string::npos) continue;
     std::ifstream file(entry.path() / "stat");
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    std::string text;
+    std::getline(file, text);  // a process may end here; an iterator over the file would throw then
     const auto open = text.find('('), close = text.rfind(')');
     if (close == std::string::npos || text.substr(open, close - open + 1) != "(rank-watchdog)") continue;
     if (std::stoi(text.substr(close + 4)) == launcher) return std::stoi(entry.path().filename());
