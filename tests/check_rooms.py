@@ -203,8 +203,9 @@ def picture(includes):
                         uses[layer].add(inner)
         width = max(map(len, layers)) + len(top) + 2
         for layer in ["", *reversed(layers)]:
-            used = [name for name in reversed(layers) if name in uses[layer]]
-            lines.append(f" {f'{top}/{layer}':{width}}  {'-> ' + ' '.join(used) if used else ''}".rstrip())
+            used, left = ([name for name in reversed(layers) if (name in uses[layer]) is wanted] for wanted in (True, False))
+            names = "all but " + " and ".join(left) if not layer and len(used) > 2 * len(left) > 0 else " ".join(used)
+            lines.append(f" {f'{top}/{layer}':{width}}  {'-> ' + names if names else ''}".rstrip())
     return "\n".join(lines)
 
 
