@@ -228,7 +228,8 @@ lora::Options read_adapter_config(const fs::path& folder) {
     visit_settings(options, [&]<class T>(const char* key, T& value) {
       const auto given = json.value(at_key = key, Json());
       const bool is_text = given.is_string();
-      if (given.is_null()) return;
+      constexpr bool must_be_set = std::is_arithmetic_v<T> || std::is_same_v<T, lora::Bias>;
+      if (given.is_null() && (!must_be_set || !json.contains(key))) return;
       if constexpr (std::is_same_v<T, nn::LayerChoice>) {
         if (is_text && given != "all-linear") given.get_to(value.target_pattern);
         if (given.is_array()) given.get_to(value.target_modules);

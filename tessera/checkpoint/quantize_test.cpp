@@ -12,6 +12,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/checkpoint.h"
 #include "tessera/checkpoint/formats/safetensors.h"
+#include "tessera/checkpoint/state_dict.h"
 #include "tessera/checkpoint/weights.h"
 #include "tessera/nn/lora.h"
 #include "tessera/optim/adam.h"
@@ -278,6 +279,31 @@ TEST(Quantize, GoesThroughCheckpointsAndFilesOnAnyNumberOfRanks) {
       nn::quantize(other, {.quantization = Quantization::Int8});
       fully_shard(other, {.mesh = world});
       EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(other, folder / "run"); }), HasSubstr("int8"));
+    });
+  }
+}
+
+TEST(Quantize, LoadsStateDictsOfPlainWeights) {
+  const auto dict = full_state_dict(seeded());
+  auto expected = rounded(Quantization::Nf4);
+  for (const int ranks : {1, 2, 3}) {
+    with_ranks(ranks, [&](const Communicator& world) {
+      for (const bool broadcast : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} ranks, broadcast {}", world.size(), broadcast));
+        auto net = deferred_init([] { return seeded(); });
+        nn::quantize(net);
+        fully_shard(net, {.mesh = world, .start = Start::Loaded}, wrap_classes({"Block"}));
+        const bool has_dict = !broadcast || world.is_first();
+        load_full_state_dict(net, has_dict ? dict : StateDict(), {.broadcast_from_rank0 = broadcast});
+        EXPECT_EQ(net->named_parameters()["first.up.weight"].scalar_type(), at::kByte);
+        EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-5, 1e-6));
+        if (world.size() == 1) continue;
+        auto plain = seeded();  // a rank needs all of a weight to encode its part of it
+        fully_shard(plain, {.mesh = world}, wrap_classes({"Block"}));
+        const auto load_parts = [&] { load_sharded_state_dict(net, sharded_state_dict(plain)); };
+        EXPECT_THAT(message_of<UsageError>(load_parts), HasSubstr("the sharded state dict lacks the values"));
+        EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-5, 1e-6));
+      }
     });
   }
 }

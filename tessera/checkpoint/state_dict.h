@@ -22,10 +22,11 @@ using OptimStateDict = std::map<std::string, optim::ParameterState>;
 struct StateDictOptions {
   bool offload_to_cpu = false;        // the tensors are on the host; no more than one unit is on the device at a time
   bool rank0_only = false;            // of full dicts: the other ranks get an empty one, and hold no more than one unit at a time
-  bool ignore_frozen_params = false;  // parameters that don't train are left out, such as the base below adapters
+  bool ignore_frozen_params = false;  // of models: parameters that don't train are left out, such as the base below adapters
 };
 
-/// Which names need not be in both: whole names of parameters and buffers as regular expressions, as in LoadOptions.
+/// Which names of a model need not be in both: whole names of parameters and buffers as regular expressions, as in LoadOptions. State of
+/// optimizers may always be missing.
 struct LoadStateDictOptions {
   bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are not looked at
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values

@@ -129,7 +129,7 @@ std::optional<double> processor_limit() {
   std::optional<double> least;
   const auto take = [&](const std::string& quota, const std::string& period) {
     const auto part = train::leading_number(quota), whole = train::leading_number(period);
-    if (!part || !whole || *whole == 0) return;
+    if (!part || !whole || *part < 0 || *whole <= 0) return;  // -1 is no limit
     const auto limit = static_cast<double>(*part) / static_cast<double>(*whole);
     least = std::min(limit, least.value_or(limit));
   };

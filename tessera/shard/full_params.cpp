@@ -205,14 +205,15 @@ at::Tensor full_tensor(ConstModuleRef module, const std::string& name, Ranks ran
   const auto model = local_values(module, name);
   const auto alias = model.aliases.find(name);
   const auto& own_name = alias == model.aliases.end() ? name : alias->second;
-  auto world = world_of(module);
   if (const auto part = std::ranges::find(model.parts, own_name, &LocalPart::name); part != model.parts.end()) {
     expect_shards_current(*part->unit);
-    world = part->unit->mesh().world();
-  } else if (!model.outside.contains(own_name) && !model.buffers.contains(own_name)) {
-    throw UsageError("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name);
+    const auto& group = part->unit->groups()[part->group];
+    return full_tensor({part->unit, &group, &group.parameters[part->parameter]}, group.own, ranks);
   }
-  const auto copies = copies_of(model, world, ranks, buffers, CopyTo::Device, [&](const std::string& each) { return each == own_name; });
+  if (!model.outside.contains(own_name) && !model.buffers.contains(own_name))
+    throw UsageError("the module has no parameter and no buffer '{}'; names are as in the model before it was sharded", name);
+  const auto is_it = [&](const std::string& each) { return each == own_name; };
+  const auto copies = copies_of(model, world_of(module), ranks, buffers, CopyTo::Device, is_it);
   return copies.empty() ? at::Tensor() : copies.begin()->second;
 }
 

@@ -76,23 +76,22 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
 }
 
 /// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an
-/// interrupted run has left. Returns the rows with more columns behind them.
-std::string CsvReporter::rows_before(const ReporterOptions& options, const std::vector<std::string>& more) {
+/// interrupted run has left. Returns the rows with more columns behind them. An error changes nothing.
+std::string CsvReporter::rows_before(const ReporterOptions& options, std::vector<std::string> more) {
   std::ifstream stream(path_, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
   std::string_view rest = text;
-  std::string rows;
   if (rest.empty()) {
-    std::ranges::copy(more, std::back_inserter(columns_));
-    return rows;
+    columns_ = std::move(more);
+    return {};
   }
   const auto refuse = [&](const std::string& what) {
     throw IoError("{} of {}, so this run does not go on in that file; name another one", what, path_);
   };
   const auto names = take_record(rest);
   if (!names || names->front() != kStep) refuse("'step' is not the first column");
-  columns_.assign(names->begin() + 1, names->end());
-  std::ranges::copy(more, std::back_inserter(columns_));
+  std::erase_if(more, [&](const std::string& name) { return std::ranges::find(*names, name) != names->end(); });
+  std::vector<Row> rows;
   for (int64_t number = 1; !rest.empty(); number++) {
     const auto line = rest.substr(0, rest.find('\n'));
     const auto fields = take_record(rest);
@@ -104,10 +103,14 @@ std::string CsvReporter::rows_before(const ReporterOptions& options, const std::
       return column < std::ssize(*fields) && !(*fields)[static_cast<size_t>(column)].empty();
     };
     if (is_made_again(*step, options, has)) break;
-    last_ = Row{.step = *step, .fields = {fields->begin() + 1, fields->end()}};
-    rows += text_of(*last_);
+    rows.push_back({.step = *step, .fields = {fields->begin() + 1, fields->end()}});
   }
-  return rows;
+  columns_.assign(names->begin() + 1, names->end());
+  std::ranges::move(more, std::back_inserter(columns_));
+  if (!rows.empty()) last_ = rows.back();
+  std::string result;
+  for (const auto& row : rows) result += text_of(row);
+  return result;
 }
 
 std::string CsvReporter::text_of(const Row& row) const {
@@ -132,12 +135,12 @@ void CsvReporter::replace(const std::string& rows) {
 }
 
 void CsvReporter::add_columns(const Values& values) {
-  std::vector<std::string> more;
+  auto columns = columns_;
   for (const auto& value : values) {
-    if (std::ranges::find(columns_, value.name) == columns_.end()) more.push_back(value.name);
+    if (std::ranges::find(columns, value.name) == columns.end()) columns.push_back(value.name);
   }
-  if (more.empty()) return;
-  replace(rows_before({.first_step = std::numeric_limits<int64_t>::max()}, more));
+  if (columns.size() == columns_.size()) return;
+  replace(rows_before({.first_step = std::numeric_limits<int64_t>::max()}, std::move(columns)));
 }
 
 void CsvReporter::write(int64_t step, const Values& values) {

@@ -27,7 +27,7 @@ class CsvReporter : public Reporter {
   };
   std::string text_of(const Row& row) const;
   std::string header() const;
-  std::string rows_before(const ReporterOptions& options, const std::vector<std::string>& more);
+  std::string rows_before(const ReporterOptions& options, std::vector<std::string> more);
   void replace(const std::string& rows);
   void add_columns(const Values& values);
 

@@ -53,7 +53,10 @@ std::vector<std::string> files_before(const fs::path& folder) {
 }
 
 Catalog read_weights(const fs::path& file) {
-  return file.extension() == ".bin" ? read_torch_file(file) : read_safetensors(file);
+  if (file.extension() == ".bin") return read_torch_file(file);
+  Catalog catalog;
+  add_safetensors(catalog, SafetensorsFile(file));
+  return catalog;
 }
 
 struct HubIndex {

@@ -25,7 +25,7 @@ using Clock = StoreClient::Clock;
 constexpr auto kPause = std::chrono::milliseconds(50);      // between attempts
 constexpr auto kAttempt = std::chrono::milliseconds(5000);  // what connecting to one address may take
 constexpr auto kAnswer = std::chrono::milliseconds(70000);  // for an answer, unless the store's time limit is shorter
-constexpr auto kLook = std::chrono::milliseconds(5);        // how often a wait looks for its keys
+constexpr std::chrono::microseconds kLongestPause(5000);     // between two looks for the keys that a wait is for
 
 /// Why an attempt to connect failed.
 struct NoConnection {
@@ -196,8 +196,10 @@ int64_t StoreClient::getNumKeys() {
 }
 
 void StoreClient::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  for (const auto end = Clock::now() + timeout; !check(keys); std::this_thread::sleep_for(kLook)) {
+  const auto end = Clock::now() + timeout;
+  for (std::chrono::microseconds pause(100); !check(keys); pause = std::min(2 * pause, kLongestPause)) {
     if (Clock::now() >= end) throw TimeoutError("nobody has set '{}' in the store within {} ms", keys.back(), timeout.count());
+    std::this_thread::sleep_for(pause);
   }
 }
 

@@ -20,15 +20,18 @@ class LoneTransport final : public Transport {
 
   Moved run(const Request& request, const Launch& start) override {
     start.inputs.block();
+    bool copies = request.has_parts();
     for (const auto& [whole, own, squares] : request.pieces) {
       if (squares) *squares = std::numeric_limits<double>::quiet_NaN();
       if (request.has_parts() && whole.const_data_ptr() == own.const_data_ptr()) continue;
       const auto& from = request.operation == Operation::AllGather ? own : whole;
       const auto sent = from.to(request.reduction.wire_dtype.value_or(from.scalar_type()));
       const auto& target = request.operation == Operation::AllGather ? whole : own;
-      if (!sent.is_same(target)) target.view_as(sent).copy_(sent);
+      if (sent.is_same(target)) continue;
+      target.view_as(sent).copy_(sent);
+      copies = true;
     }
-    return {.ready = Event::later(traits().device)};
+    return copies ? Moved{.ready = Event::later(traits().device)} : Moved{};
   }
 
   std::unique_ptr<Transport> split(std::span<const int> /*colors*/, std::shared_ptr<Link> /*part*/) override {

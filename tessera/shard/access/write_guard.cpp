@@ -35,8 +35,10 @@ WriteGuard::WriteGuard(std::span<const std::shared_ptr<Unit>> units, WriteKind h
     if (how != WriteKind::Unsharded) unit->schedule()->expect_writable(*unit);
     if (how != WriteKind::Unsharded && !is_load) state->reduction.expect_synced();
     if (!is_load && !is_skip) state->expect_own_values();
-    // An optimizer of torch::optim writes only parameters with gradients, so it may leave out units whose gradients wait for a reduction.
-    if (by_operators) unit->schedule()->expect_synced();
+  }
+  // An optimizer of torch::optim writes only parameters with gradients, so it may leave out units whose gradients wait for a reduction.
+  for (auto* schedule : schedules_of(units)) {
+    if (by_operators) schedule->expect_synced();
   }
   for (const auto& unit : units) unit->schedule()->done_reading(*unit);
   for (const auto& unit : units) {

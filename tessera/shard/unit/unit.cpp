@@ -58,10 +58,13 @@ Unit::Parameters Unit::parameters_in(const at::Tensor& view) const {
   const auto& group = groups_[tag_of(view)->group];
   if (!group.flat && view.numel() == 0) return {around(view)};
   const bool is_all = group.flat && view.numel() == group.chunk;  // then also parameters that are empty here and have values on other ranks
-  auto end = view.storage_offset() + (view.numel() == 0 ? 0 : 1);
-  for (int64_t i = 0; i < view.dim(); i++) end += (view.size(i) - 1) * view.stride(i);
+  auto last = view.storage_offset() + (view.numel() == 0 ? 0 : 1);
+  for (int64_t i = 0; i < view.dim(); i++) last += (view.size(i) - 1) * view.stride(i);
+  // A view may have another dtype, such as one of bytes.
+  const auto own = static_cast<int64_t>(c10::elementSize(group.dtype)), bytes = static_cast<int64_t>(view.itemsize());
+  const auto begin = view.storage_offset() * bytes / own, end = (last * bytes + own - 1) / own;
   const auto lies_before = [&](const Parameter& parameter) {
-    return !is_all && parameter.span.shard_offset + parameter.span.shard_numel <= view.storage_offset();
+    return !is_all && parameter.span.shard_offset + parameter.span.shard_numel <= begin;
   };
   Parameters result;
   auto each = std::ranges::partition_point(group.parameters, lies_before);

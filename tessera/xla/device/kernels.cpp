@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <deque>
 #include <map>
 
 #include "tessera/base/error.h"
@@ -223,7 +224,8 @@ void Call::give_as(at::ScalarType type, std::vector<Value> results) {
 }
 
 torch::Library& library_of(const char* operators, c10::DispatchKey key) {
-  return *new torch::Library(torch::Library::IMPL, operators, key, __FILE__, __LINE__);  // never destroyed
+  static auto& all = *new std::deque<torch::Library>;  // never destroyed
+  return all.emplace_back(torch::Library::IMPL, operators, key, __FILE__, __LINE__);
 }
 
 void add_kernels(std::span<const Kernel> kernels) {

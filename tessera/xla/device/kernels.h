@@ -75,7 +75,7 @@ class Call {
   void give(std::initializer_list<Value> results) { give(std::span(results.begin(), results.size())); }
   /// Results that were computed in another type, such as that of wide_value(). Those that are not there stay so.
   void give_as(at::ScalarType type, std::vector<Value> results);
-  void give_rounded(const Value& result) { give_as(result_type(), {result}); }
+  void give_rounded(const Value& result) { give(hlo::convert(result, result_type())); }
 
   /// Whether an argument is complex, which no lowering computes.
   bool is_foreign() const;

@@ -63,7 +63,7 @@ Value power_of_any(const Elements& x) {
 }
 
 /// Interpolates from the nearer end, as libtorch does, so that both ends are exact.
-Value between(const Value& a, const Value& b, const Value& weight) {
+Value interpolated(const Value& a, const Value& b, const Value& weight) {
   const auto is_near = magnitude(weight) < 0.5;
   const auto from = select(is_near, a, b), share = select(is_near, weight, weight - 1);
   return from + share * (b - a);
@@ -292,7 +292,7 @@ void register_elementwise() {
 
       elementwise("addcmul", [](const Elements& x) { return x[0] + x[1] * x[2] * x[3]; }),
       elementwise("addcdiv", [](const Elements& x) { return x[0] + x[1] / x[2] * x[3]; }),
-      elementwise("lerp.Scalar lerp.Tensor", between),
+      elementwise("lerp.Scalar lerp.Tensor", interpolated),
       elementwise("clamp clamp.Tensor", clamped),
       {"where.self", where},
       elementwise("masked_fill_.Scalar masked_fill_.Tensor", [](const Elements& x) { return select(x.as(1, at::kBool), x[2], x[0]); }),
