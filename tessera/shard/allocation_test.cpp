@@ -205,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
     Steps, Allocation,
     ::testing::Values(Case{.name = "NodeShared", .residence = Residence::NodeShared},
                       Case{.name = "NodeSharedBfloat16", .residence = Residence::NodeShared, .precision = {.param_dtype = at::kBFloat16}},
-                      Case{.name = "NodeSharedClipped", .residence = Residence::NodeShared, .max_norm = 0.1, .per_norm = 3},
-                      Case{.name = "Gathered", .residence = Residence::Gathered, .per_gather = 6, .per_reduction = 3}),
+                      Case{.name = "NodeSharedClipped", .residence = Residence::NodeShared, .max_norm = 0.1, .per_norm = 2},
+                      Case{.name = "Gathered", .residence = Residence::Gathered, .per_gather = 5, .per_reduction = 2}),
     ::testing::PrintToStringParamName());
 
 }  // namespace
