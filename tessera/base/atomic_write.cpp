@@ -55,14 +55,14 @@ void make_last(const fs::path& path) {
   }
 }
 
-/// Resolves a symbolic link. Throws IoError for a path that no file should replace, such as a device.
+/// Returns the path, or the target of a symbolic link. Throws IoError if a write must not replace what is there, such as a device.
 fs::path target_of(fs::path path) {
   if (object_path(path)) return path;
   std::error_code none;
   if (fs::is_symlink(path, none)) path = fs::weakly_canonical(path);
   const auto status = fs::status(path, none);
   if (!fs::exists(status) || fs::is_regular_file(status)) return path;
-  throw IoError("{} is no file that could be replaced", path);
+  throw IoError("{} is not a regular file, so it can't be replaced", path);
 }
 
 }  // namespace

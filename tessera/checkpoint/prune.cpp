@@ -30,7 +30,7 @@ double metric_of(const fs::path& folder, const std::string& name) {
 }
 
 void remove_checkpoint(const fs::path& folder) {
-  remove_tree(folder / kManifestFile);  // first, because without it the rest is no checkpoint
+  remove_tree(folder / kManifestFile);  // first, as a save writes it last
   remove_tree(folder);
 }
 

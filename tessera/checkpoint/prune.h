@@ -14,19 +14,19 @@ namespace tessera::checkpoint {
 struct Keep {
   int last = 1;             // the newest ones
   int64_t every = 0;        // and those whose step is a multiple of this; 0 for none
-  int best = 0;             // and so many with the best metric,
-  std::string metric = {};  // a note that is a number
+  int best = 0;             // and this many with the best values of `metric`
+  std::string metric = {};  // the name of a note that is a number
   bool higher_is_better = false;
 };
 
 /// Throws UsageError for settings that make no sense.
 void expect_sensible(const Keep& keep);
 
-/// Removes all checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns them. Incomplete checkpoints stay, and so
-/// does `also`. Removes the manifest of a checkpoint first, so that an interrupted removal leaves nothing that could be taken for one. For
-/// one process.
+/// Removes all complete checkpoints PREFIX-step-N that `keep` does not name, oldest first, and returns their folders. Incomplete ones stay,
+/// and so does `also`. If a removal is interrupted, latest() passes the folder over, unless the files of all ranks are still there. Call it
+/// in one process only.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const std::filesystem::path& also = {});
-/// The same for programs of several ranks: rank 0 does it, and an error is thrown on all ranks. Collective.
+/// The same for programs of several ranks: rank 0 removes the folders, and its error is thrown on all ranks. Collective.
 std::vector<std::filesystem::path> prune(const std::filesystem::path& prefix, const Keep& keep, const Communicator& world);
 
 }  // namespace tessera::checkpoint

@@ -25,9 +25,9 @@ struct StepFolder {
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
 enum class Check { Sizes, Checksums };
-/// The complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Newer folders that are no complete checkpoints,
-/// or are damaged, are passed over, with a warning that says why. Without Check::Checksums, which reads every byte, load() finds damage
-/// inside of files. Throws IoError if the folder around them can't be read, and UsageError for a checkpoint of another version.
+/// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Passes over newer folders that are
+/// incomplete or damaged, with a warning that says why. Only Check::Checksums, which reads every byte, finds damage inside of files here;
+/// otherwise load() does. Throws IoError if the parent folder can't be read, and UsageError for a checkpoint of another version.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
 /// The same for programs of several ranks: rank 0 looks, so that all ranks resume from the same checkpoint. With `before`, only steps less
 /// than it count. Collective.
@@ -38,13 +38,13 @@ std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix,
 bool is_complete(const std::filesystem::path& folder);
 /// Returns why a folder is not a complete checkpoint; nothing if it is one.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
-/// Renames a folder that can't be loaded to FOLDER.damaged, and logs why, so that its name is free. Throws IoError, also for one in a
-/// store.
+/// Renames a folder that can't be loaded to FOLDER.damaged, so that its name is free, and logs why. Throws IoError if it can't be renamed:
+/// a folder in a store never can.
 void set_aside(const std::filesystem::path& folder, const std::string& why);
 /// Throws UsageError if the path is the prefix of a run: a file or folder of this name would hide the run's checkpoints from all commands.
 void expect_no_run(const std::filesystem::path& prefix);
 /// Makes PREFIX-latest a link to the folder PREFIX-step-N, for people and for scripts. In a store it is an object with the folder's name,
-/// which tells step_folders() of the last save even if the store lists that late.
+/// by which step_folders() finds the last save even if the store's listing does not show it yet.
 void link_latest(const std::filesystem::path& folder);
 /// If the target of PREFIX-latest has been removed, makes the link lead to the newest checkpoint that is left, or removes the link.
 void mend_latest(const std::filesystem::path& prefix);

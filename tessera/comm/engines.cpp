@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 std::vector<Engine>& table() {
-  // A new engine is a folder, and a row here.
+  // To add an engine, add a folder for it and a row here.
   static auto& rows = *new std::vector<Engine>{
       Engine{.name = "self",
              .ranks = "a lone process",

@@ -19,7 +19,7 @@ struct YamlValue {
 
   bool is_map() const { return shape == Shape::Map; }
   bool is_empty() const { return shape == Shape::Null || (shape != Shape::Scalar && values.empty()); }
-  /// Nothing if this is no map, or has no such name.
+  /// Null if this is not a map, or does not have the name.
   const YamlValue* find(std::string_view name) const;
 };
 

@@ -106,7 +106,7 @@ struct TokenizerCore {
 
 /// How GPT-2 writes a byte: as itself if that can be printed, or as a letter from U+0100 on.
 std::string letter_of(int byte);
-/// The bytes for which a written token stands. A token with a letter that is no byte stands for itself.
+/// The bytes for which a written token stands. A token with a letter that does not stand for a byte stands for itself.
 std::string bytes_of_token(const std::string& token);
 
 }  // namespace tessera::data

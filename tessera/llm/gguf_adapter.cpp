@@ -71,7 +71,7 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
   checkpoint::expect_on_whole_base(adapter, folder);
   for (const auto& name : adapter.others) {
     // peft writes frozen weights of embeddings, too.
-    if (!name.ends_with(kBaseLayer)) refuse(fmt::format("'{}' has no place there, because it is no narrow matrix", name), kMerge);
+    if (!name.ends_with(kBaseLayer)) refuse(fmt::format("'{}' has no place there, because it is not a LoRA matrix", name), kMerge);
   }
   for (const auto* layer : {kEmbedding, kHead}) {
     if (config.tie_word_embeddings && adapter.layers.contains(layer))
@@ -81,7 +81,7 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
   if (adapter.layers.empty()) refuse("no layer has an adapter", "train one first");
 }
 
-/// The alpha from which llama.cpp computes the scaling, by dividing it by the rank.
+/// The alpha of a layer's adapter. llama.cpp scales by alpha / r, the rank of the adapter.
 float alpha_of(const Weights& weights) {
   return static_cast<float>(weights.scaling * static_cast<double>(rank_of(weights)));
 }
@@ -94,7 +94,7 @@ Value most_frequent(const std::vector<Value>& values, Value otherwise) {
   return most == counts.end() ? otherwise : most->first;
 }
 
-/// The alpha of a file, which has one for all layers: that of most.
+/// The alpha of a GGUF file, which has one for all layers: the alpha that most layers have.
 float alpha_of(const PlainAdapter& adapter) {
   std::vector<float> alphas;
   for (const auto& [layer, weights] : adapter.layers) alphas.push_back(alpha_of(weights));
@@ -144,8 +144,7 @@ std::map<std::string, Weights> layers_of(const GgufFile& file, const Heads& head
     const bool is_a = name.ends_with(kA), is_known = is_a || name.ends_with(kB);
     const auto weight = is_known ? checkpoint::name_of_gguf(std::string(name.substr(0, name.size() - kA.size()))) : std::nullopt;
     if (!weight || !weight->ends_with(kWeight) || tensor.sizes.size() != 2)
-      throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is no narrow matrix of a layer that we know", file.path(),
-                        name);
+      throw ConfigError("{}: '{}' has no place in an adapter of peft, because it is not a LoRA matrix of a known layer", file.path(), name);
     const auto layer = weight->substr(0, weight->size() - kWeight.size());
     auto& weights = layers[layer];
     weights.of_embedding = layer == kEmbedding;

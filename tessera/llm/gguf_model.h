@@ -10,10 +10,10 @@
 
 namespace tessera::llm {
 
-/// The shape of a model: of a folder with config.json, or of a GGUF file. Throws ConfigError, which names the key, for a model that is none
-/// of models::Llama..., and IoError for a damaged file.
+/// Returns the shape of the model in a folder with config.json, or in a GGUF file. Throws ConfigError, which names the key, if
+/// models::LlamaForCausalLM can't be that model, and IoError for a damaged file.
 models::LlamaConfig read_config(const std::filesystem::path& path);
-/// The tokens of a model: of a folder with tokenizer.json, or of a GGUF file.
+/// Returns the tokenizer of a folder with tokenizer.json, or of a GGUF file.
 data::Tokenizer read_tokenizer(const std::filesystem::path& path);
 
 struct GgufOptions {
@@ -28,7 +28,7 @@ struct GgufOptions {
 /// tensor.
 void write_gguf(const std::filesystem::path& folder, const std::filesystem::path& file, const GgufOptions& options = {});
 
-/// Throws ConfigError, which names `model`, if something of the model has no place in such a file.
+/// Throws ConfigError, which names `model`, if a GGUF file can't hold a part of the model.
 void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
 
 /// Whether there is something for write_description: a GGUF file, or a folder with config.json.

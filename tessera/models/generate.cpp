@@ -34,9 +34,9 @@ at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::G
 }
 
 void expect_sense(const at::Tensor& tokens, const GenerateOptions& options, int64_t longest) {
-  if (tokens.dim() != 2 || tokens.numel() == 0) throw UsageError("generate: tokens are {batch, length}, and at least one");
+  if (tokens.dim() != 2 || tokens.numel() == 0) throw UsageError("generate: tokens need the shape {batch, length} and at least one value");
   if (options.temperature < 0 || options.top_p <= 0 || options.top_p > 1)
-    throw UsageError("generate: a temperature of {} and a top_p of {} make no sense; give at least 0, and above 0 up to 1",
+    throw UsageError("generate: a temperature of {} and a top_p of {} make no sense; the first must be at least 0, the second in (0, 1]",
                      options.temperature, options.top_p);
   if (tokens.size(1) + options.most > longest)
     throw UsageError("generate: {} tokens and {} more are longer than this model's max_position_embeddings, {}", tokens.size(1),

@@ -45,7 +45,7 @@ struct LlamaConfig {
   bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
 
   /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if that can't be read or is damaged,
-  /// and ConfigError, which names the key, if it describes a model that is none of ours.
+  /// and ConfigError, which names the key, if it describes a model that Tessera does not have.
   static LlamaConfig read(const std::filesystem::path& folder);
 
   /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights beside it.

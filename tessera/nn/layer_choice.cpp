@@ -18,12 +18,12 @@ const std::vector<std::string> kAllLinear = {"all-linear"};
 }  // namespace
 
 bool matches(const std::string& name, const std::string& expression) try {
-  static thread_local std::map<std::string, std::regex> known;  // to make one takes longer than to use it
+  static thread_local std::map<std::string, std::regex> known;  // because compiling an expression takes longer than matching
   auto found = known.find(expression);
   if (found == known.end()) found = known.emplace(expression, expression).first;
   return std::regex_match(name, found->second);
 } catch (const std::regex_error& error) {
-  throw UsageError("'{}' is no regular expression: {}", expression, error.what());
+  throw UsageError("'{}' is not a regular expression: {}", expression, error.what());
 }
 
 bool is_named(std::string_view name, std::string_view wanted) {

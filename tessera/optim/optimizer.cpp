@@ -474,7 +474,7 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     }
     const auto steps = saved.find(kSteps);
     if (steps == saved.end()) throw UsageError("the state of '{}' has no '{}'", name, kSteps);
-    if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError("'{}' of '{}' is no number", kSteps, name);
+    if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError("'{}' of '{}' is not a number", kSteps, name);
     for (const auto& [key, tensor] : saved) {
       if (key == kSteps || std::ranges::any_of(kinds, [&](const StateKind& kind) { return kind.name == key; })) continue;
       throw UsageError("the state of '{}' has a '{}', which this optimizer does not keep; {}", name, key, hint);

@@ -54,7 +54,7 @@ class Wrapping {
 
   const std::set<std::string>& classes() const { return classes_; }
 
-  /// Returns the parameters in the module that are left for modules further out.
+  /// Makes the units inside of the module, and returns its parameters that are in none of them, for the modules around it.
   std::vector<at::Tensor> wrap_below(const Module& module, const std::string& path) {
     std::vector<at::Tensor> left;
     if (!wrapped_.insert(&module).second) return left;
@@ -200,7 +200,7 @@ std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::strin
   }
   if (found) return result;
   const auto nearest = nearest_name(pattern, paths);
-  throw UsageError("the path of no module matches '{}'{}; the model has {}", pattern,
+  throw UsageError("no module matches '{}'{}; the model has {}", pattern,
                    nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest), some_of(paths));
 }
 

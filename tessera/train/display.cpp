@@ -19,7 +19,7 @@ int columns_of(int fd) {
   if (::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
   try {
     return static_cast<int>(env_int("COLUMNS", 1, 10000).value_or(kUsualColumns));
-  } catch (const std::exception&) {  // COLUMNS belongs to the shell, so a wrong value is no error
+  } catch (const std::exception&) {  // COLUMNS belongs to the shell, so a wrong value is not an error
     return kUsualColumns;
   }
 }

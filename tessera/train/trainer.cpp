@@ -326,7 +326,7 @@ void Trainer::expect_one_scale(const Prepared& optimizer) const {
       "drop their gradients by zero_grad()");
 }
 
-/// Averages gradients of parameters in fsdp_ignored_modules that train, because backward does not.
+/// Averages the gradients of trained parameters in fsdp_ignored_modules over the ranks: they are in no unit, so backward does not.
 void Trainer::average(Prepared& optimizer) const {
   if (!optimizer.averaged) average_gradients(parameters_of(optimizer), world_);
   optimizer.averaged = true;

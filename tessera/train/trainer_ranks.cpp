@@ -181,7 +181,8 @@ at::Tensor Trainer::split_between_processes(const at::Tensor& rows) const {
 void Trainer::log(const train::Values& values, std::optional<int64_t> step) {
   if (!is_main_process()) return;
   const auto number = step.value_or(steps());
-  // Reports that a resumed run makes again begin after its steps or, for values with a count of their own, with the first that is logged.
+  // A resumed run replaces the earlier run's reports: those of steps that it repeats and, for values with a count of their own, those from
+  // the first number on that it logs.
   train::ReporterOptions from{.first_step = log_from_};
   if (std::exchange(resumed_, false) && number != steps()) {
     for (const auto& value : values) from.first_of[value.name] = number;

@@ -74,7 +74,7 @@ bool is_saved_model(const fs::path& folder) {
   try {
     const auto format = checkpoint::format_of(folder);
     return format == checkpoint::Format::Accelerate || format == checkpoint::Format::Tessera;
-  } catch (const Error&) {  // it is no checkpoint at all
+  } catch (const Error&) {  // it is not a checkpoint at all
     return false;
   }
 }

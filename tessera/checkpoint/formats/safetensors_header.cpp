@@ -179,7 +179,7 @@ void expect_writable_name(const std::string& name) {
   if (!is_utf8(name))
     throw UsageError("the tensor '{}' can't be saved, because its name is no UTF-8; give it, or its module, another name", printable(name));
   if (name == kMetadata)
-    throw UsageError("no checkpoint can hold a tensor called '{}', a word of safetensors files; give it another name", name);
+    throw UsageError("the tensor '{}' can't be saved, because safetensors files reserve this name; give it another one", name);
 }
 
 SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {

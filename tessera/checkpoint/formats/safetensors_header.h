@@ -37,7 +37,7 @@ struct SafetensorsHeader {
   std::vector<Place> places;  // in the order in which the tensors lie in the file, without gaps
   std::map<std::string, std::string> metadata;
 
-  /// Throws IoError if the text is no header, or one of a file with another number of bytes after it.
+  /// Throws IoError if the text is not a header, or if its tensors do not fill exactly `data_bytes`.
   static SafetensorsHeader parse(std::string_view text, uint64_t data_bytes);
 };
 

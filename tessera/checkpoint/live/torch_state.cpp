@@ -191,7 +191,7 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
     known.insert(name);
     const auto saved = state.find(name);
     if (saved == state.end()) {
-      if (rule.from_the_start) throw UsageError("there is no state of '{}'; it is another optimizer's", name);
+      if (rule.from_the_start) throw UsageError("the state has nothing for '{}'; it was saved by another optimizer", name);
       continue;
     }
     std::set<std::string> kept;
@@ -213,7 +213,7 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
       kept.insert(key);
       const auto value = saved->second.find(key);
       if (value == saved->second.end()) refuse_missing(key);
-      if (value->second.numel() != 1 || value->second.is_meta()) throw UsageError("'{}' of '{}' is no number", key, saved->first);
+      if (value->second.numel() != 1 || value->second.is_meta()) throw UsageError("'{}' of '{}' is not a number", key, saved->first);
     };
     rule.fields(*rule.make(), options, {.tensor = tensor, .number = number});
     for (const auto& [key, value] : saved->second) {

@@ -65,7 +65,7 @@ inline constexpr auto kSaveKey = "tessera_save";
 struct Catalog {
   std::vector<std::filesystem::path> files = {};
   std::map<std::string, StoredTensor> tensors = {};
-  std::map<std::string, nlohmann::json> values = {};  // what is no tensor: numbers, texts, lists of them
+  std::map<std::string, nlohmann::json> values = {};  // what is not a tensor: numbers, texts, lists of them
   std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
   std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};

@@ -37,8 +37,8 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Manifest, ranks, save, optimizer, generator, 
 
 inline constexpr auto kManifestFile = "manifest.json";
 
-/// Reads the manifest of a checkpoint, or makes one of the headers of its files if it has none. Throws IoError if the folder
-/// is no checkpoint or incomplete.
+/// Reads the manifest of a checkpoint, or makes one from the headers of its files if it has none. Throws IoError if the folder
+/// is not a checkpoint, or an incomplete one.
 Manifest read_manifest(const std::filesystem::path& folder);
 /// Makes a manifest from the headers of all ranks' files, which `open` gives one by one. Throws IoError unless they are of one save.
 Manifest manifest_of(int ranks, c10::function_ref<RankFile(int rank)> open);

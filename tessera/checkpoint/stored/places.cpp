@@ -21,7 +21,7 @@ constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_
 constexpr std::string_view kModuleWrappers[] = {"_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module."};
 constexpr size_t kDeepest = 3;  // keys around a parameter
 
-/// The places in a name where one of its components begins.
+/// Returns where the components of a name, which dots separate, begin.
 std::vector<size_t> begins_of(std::string_view name) {
   std::vector<size_t> begins = {0};
   for (auto dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', dot + 1)) begins.push_back(dot + 1);
@@ -61,7 +61,7 @@ std::set<std::string> names_in_state(const Catalog& catalog, const std::string& 
   return names;
 }
 
-/// The beginnings of names before the settings.
+/// Returns the optimizers' prefixes: what stands before param_groups in the names of values.
 std::set<std::string> with_settings(const Catalog& catalog) {
   std::set<std::string> found;
   for (const auto& [name, value] : catalog.values) {
@@ -75,8 +75,9 @@ std::set<std::string> with_settings(const Catalog& catalog) {
   return found;
 }
 
-/// Returns the beginnings of names under which all tensors look like state, for files without settings. Buffers of a model may look so,
-/// too: names of the model here don't count, and state must be of parameters by numbers, or of parameters that are tensors themselves.
+/// Returns the optimizers' prefixes in a file without param_groups: those under which all tensors look like an optimizer's state. A model's
+/// buffers may look like that, too. So a prefix is left out if it has tensors of the model here, or if none of its parameters is a number
+/// or the name of another tensor in the file.
 std::set<std::string> with_state(const Catalog& catalog, const std::set<std::string>& of_model) {
   const auto is_in_model = [&](const std::string& prefix) {
     return std::ranges::any_of(state_under(catalog, prefix), [&](const auto& entry) {
@@ -119,7 +120,7 @@ std::set<std::string> with_state(const Catalog& catalog, const std::set<std::str
   return found;
 }
 
-/// The parameters in the optimizer's state, each with its only name; none if the state knows them by numbers.
+/// Returns the parameters in the optimizer's state, each as a list of its one name; none if the state has numbers in place of names.
 std::vector<std::vector<std::string>> parameters_of(const Catalog& catalog, const std::string& optimizer) {
   std::vector<std::vector<std::string>> parameters;
   const auto names = names_in_state(catalog, optimizer);

@@ -19,12 +19,12 @@ struct ModelNames {
 };
 
 struct Places {
-  std::string model = {};                      // the beginning of the names of the model's tensors, such as "app.model."
-  std::optional<std::string> optimizer = {};   // the same of the optimizer's state and settings, if there is one
+  std::string model = {};                      // the prefix of the names of the model's tensors, such as "app.model."
+  std::optional<std::string> optimizer = {};   // the prefix of the optimizer's state and param_groups, if there is one
   std::set<std::string> other_optimizers = {};  // if there are several that nothing tells apart
   std::string around = {};                     // the key that is around the model and the optimizer: "app."
 
-  /// Whether a name is of an optimizer, whichever.
+  /// Whether a name belongs to any of the optimizers.
   bool is_of_optimizer(const std::string& name) const;
 };
 

@@ -21,9 +21,9 @@ constexpr std::string_view kRank = "rank-";
 constexpr int kRankFormat = 3;
 
 void expect_sense(const PartRecord& part) {
-  if (part.strides.size() != part.shape.size()) throw IoError("it has not one stride for each dimension");
+  if (part.strides.size() != part.shape.size()) throw IoError("it does not have one stride for each dimension");
   auto left = checked_numel(part.shape);
-  if (!left) throw IoError("there is no tensor of the shape [{}]", joined(part.shape));
+  if (!left) throw IoError("no tensor can have the shape [{}]", joined(part.shape));
   for (const auto& slice : part.slices) {
     if (!slice.fits()) throw IoError("it has a slice that does not fit into its shape");
     *left -= slice.numel();

@@ -94,7 +94,7 @@ bool is_rank_file(const SafetensorsFile& file);
 /// Throws IoError if the files come from different saves.
 void expect_same_save(const RankFile& one, const RankFile& other);
 
-/// The number of ranks that saved a checkpoint. Throws IoError if the folder is no checkpoint or if files are missing.
+/// The number of ranks that saved a checkpoint. Throws IoError if the folder is not a checkpoint, or files are missing.
 int saved_ranks(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

@@ -16,14 +16,14 @@ namespace tessera::cli {
 std::string without_slashes(std::string path);
 /// The folder itself if it is a checkpoint of Tessera, or else the newest checkpoint with this prefix. Throws ConfigError if there is none.
 std::filesystem::path find_checkpoint(const std::filesystem::path& prefix);
-/// The place itself if there is something, of any format, or else the newest checkpoint with this prefix.
+/// Returns the path itself if a file or folder of any format is there, or else the newest checkpoint with this prefix.
 std::filesystem::path resolve_checkpoint(const std::string& given);
-/// Finds files of ranks as torch_xla does: all that begin with the prefix and end in the suffix, a pattern. Without a suffix these are
-/// files *.pth, unless something has just the prefix as its name.
+/// Returns the pattern of the rank files, as torch_xla forms it: the prefix followed by the suffix, which may have a *. Without a suffix it
+/// is PREFIX*.pth, unless a checkpoint is there that resolve_checkpoint() finds by the prefix.
 std::filesystem::path resolve_rank_files(const std::filesystem::path& prefix, const std::string& suffix);
-/// As resolve_checkpoint, but in a folder of peft the file with the tensors of the adapter.
+/// The same as resolve_checkpoint(), but for an adapter's folder of peft it returns the file with the adapter's tensors.
 std::filesystem::path resolve_tensors(const std::string& given);
-/// Names the checkpoints beside the prefix, for the error that there is none of that name.
+/// Names the checkpoints in the prefix's folder, for the error that none has this prefix.
 std::string what_is_there(const std::filesystem::path& prefix);
 
 /// Throws UsageError if writing `out` would replace, or hide, `in`.

@@ -82,7 +82,7 @@ Fd connected_to(const addrinfo& address, Clock::time_point end) {
   return socket;
 }
 
-/// Shows the secret. Throws ConfigError if it is wrong, NoConnection if the other side is no store.
+/// Shows the secret. Throws ConfigError if it is wrong, NoConnection if the other side is not a store.
 void introduce(int socket, const std::string& secret, Clock::time_point end) {
   std::string answer;
   try {

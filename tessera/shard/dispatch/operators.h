@@ -63,7 +63,7 @@ struct OperatorFacts {
   const std::string& name() const { return schema->name(); }
 };
 
-/// Operators whose schemas and tags do not tell a fact.
+/// A fact that the schemas and tags of these operators do not tell.
 struct OperatorException {
   bool OperatorFacts::*fact;
   std::vector<std::string_view> names;  // with an overload after a point; without one, all overloads of the name
@@ -71,7 +71,7 @@ struct OperatorException {
 };
 std::span<const OperatorException> operator_exceptions();
 
-/// May be called from any thread; takes no lock.
+/// Returns the facts of an operator. Any thread may call it; it takes no lock.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 
 /// Visits the defined tensors of an operator's arguments or results, which begin at `base`: visit(argument, element, tensor).

@@ -80,7 +80,7 @@ class UnsyncedGradients {
   /// group wait for the all-reduce.
   at::Tensor sum_of(const Unit::Parameter& parameter) const;
 
-  /// Drops the unsynced gradient of a parameter in the group of this number.
+  /// Drops the unsynced gradient of a parameter, which is in the unit's group number `group`.
   void drop(const Unit::Parameter& parameter, size_t group);
   /// Whether anything was dropped since the last call. All ranks have to drop, or none.
   bool forget_drops() { return std::exchange(dropped_, false); }

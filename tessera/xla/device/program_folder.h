@@ -18,12 +18,12 @@ namespace tessera::xla {
 /// written, and warns once.
 class ProgramFolder {
  public:
-  /// The folder TESSERA_XLA_PROGRAMS; nothing if that is unset. Throws IoError if the folder can't be made.
+  /// Makes the folder that TESSERA_XLA_PROGRAMS names, or returns nothing if that is unset. Throws IoError if the folder can't be made.
   static std::optional<ProgramFolder> of_this_run(const std::string& platform, int replicas);
 
   /// Writes the text of a program before it is compiled, because compiling may end the process.
   void begin(const std::string& text);
-  /// Adds the compiled program of the last text; nothing if it is not compiled here.
+  /// Adds the figures of the program that was compiled from the last text. Without one, adds an empty row.
   void end(const std::optional<pjrt::CompiledProgram>& program);
   void note(const Metrics& metrics);
   void finish(const Metrics& metrics);
@@ -34,7 +34,7 @@ class ProgramFolder {
 
   std::filesystem::path folder_;
   std::shared_ptr<nlohmann::ordered_json> run_;
-  std::vector<size_t> compiled_;  // which of its programs the metrics have
+  std::vector<size_t> compiled_;  // indices of those programs in `run_` that the metrics have
   std::chrono::steady_clock::time_point written_;
 };
 

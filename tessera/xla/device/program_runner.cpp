@@ -215,7 +215,7 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   metrics_.seconds_starting += seconds_since(began);
   // Keeps donated buffers until the next program has started: a CPU plugin frees one only when its program has ended, and would wait here.
   donated_ = step.arguments_of(Memory::Taken);
-  // A donated result went to a program whose own results are waited for.
+  // Nothing waits for a donated result: it went into a later program, whose own results are in the list.
   std::erase_if(under_way_, [](const pjrt::Buffer& result) { return result.is_donated() || result.is_ready(); });
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {

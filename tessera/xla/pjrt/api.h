@@ -12,13 +12,13 @@
 
 #include "tessera/xla/pjrt/device.h"
 
-// Most functions of PJRT take arguments that nobody gives: they are zero.
+// Callers leave most fields of PJRT's argument structs out; those are zero.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 namespace tessera::pjrt {
 
-/// Arguments of a function, zero where they are not given, with a size beyond that of our header's struct: a plugin older than the header
-/// refuses structs smaller than its own, and a newer one refuses structs that end before its new fields.
+/// Arguments of a function, zero where they are not given. `struct_size` is larger than our header's struct, because a plugin refuses a
+/// struct that is smaller than its own, and a newer plugin's has more fields.
 template <class Args>
 struct Padded : Args {
   explicit Padded(const Args& given = {}) : Args(given) {

@@ -126,7 +126,7 @@ enum class Meaning {
 /// Says what a global means, or nothing if pickles with it are refused.
 using Globals = std::function<std::optional<Meaning>(const std::string& name)>;
 
-/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are no pickle or one that asks for other globals.
+/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are not a pickle, or name other globals.
 Value read(std::span<const std::byte> bytes, const Globals& globals, const std::string& where);
 
 /// Writes protocol 2, without tensors. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.

@@ -105,7 +105,7 @@ class TorchXlaReader {
   static void add_values(std::vector<StoredTensor>& tensors, const ArchivedTensor& part, int64_t begin, size_t rank) {
     const auto width = static_cast<int64_t>(c10::elementSize(part.dtype));
     const auto end = part.shape.front() > INT64_MAX - begin ? INT64_MAX : begin + part.shape.front();
-    int64_t place = 0;  // where the tensor begins, among all
+    int64_t place = 0;  // the number of values of all earlier tensors
     for (auto& tensor : tensors) {
       const auto numel = *checked_numel(tensor.shape);
       const auto from = std::max(begin, place), to = std::min(end, place + numel);

@@ -14,7 +14,7 @@ bool is_tanh_form(const Elements& x, size_t i) {
 
 constexpr double kRootOfTwoOverPi = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCubic = 0.044715;
 
-/// The normal distribution function of x, to all digits also where it is small.
+/// The cumulative distribution function of the standard normal distribution. By erfc it is accurate for very negative x, too.
 Value normal_below(const Value& x) {
   return 0.5 * unary("chlo.erfc", x * (-1 / std::numbers::sqrt2));
 }

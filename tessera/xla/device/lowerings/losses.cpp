@@ -115,13 +115,13 @@ void nll_loss_gradient(Call& call) {
   call.give_rounded(select(chosen, -(rows * weights), 0));
 }
 
-// --- margins: rows of classes, where a single row may lack its dimension ---
+// --- margin losses: x is {rows, classes}, or {classes} for a single row ---
 
 Value as_rows(const Value& x) {
   return x.rank() > 1 ? x : reshape(x, {1, c10::multiply_integers(x.sizes())});
 }
 
-/// How far other classes come too near to the right one, and which is the right one.
+/// The terms of multi_margin_loss, of the shape of x: `excess` is max(0, margin - x[target] + x), and `chosen` is true at the target.
 struct Margins {
   Value x, excess, chosen, weight;
   bool squares;
@@ -167,7 +167,7 @@ Value any_along(const Value& truth, int64_t d) {
   return reduce(truth, Combine::Or, hlo::constant(0, at::kBool), {d});
 }
 
-/// For each row: which class each place of the target names, up to the first -1.
+/// A one-hot vector over the classes for each place of the target: {row, place, class}. All places from the first -1 on have zeros.
 Value named_classes(const Value& x, const Value& target) {
   const Sizes pairs{x.size(0), x.size(1), x.size(1)};
   const Type places{at::kLong, pairs};
@@ -178,7 +178,7 @@ Value named_classes(const Value& x, const Value& target) {
   return compare("EQ", names, hlo::iota(places, 2)) & opposite(broadcast(over_already, pairs, Sizes{0, 1}));
 }
 
-/// How far each class that is not named comes too near to each that is: of the shape row, place of the target, class.
+/// The terms of multilabel_margin_loss, of the shape {row, place in the target, class}: `excess` is max(0, 1 - x[target] + x[class]).
 struct PairMargins {
   Value named, is_target, excess;
 };

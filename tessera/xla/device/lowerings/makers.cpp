@@ -47,10 +47,10 @@ void range(Call& call) {
   call.give(progression(*call.out(), static_cast<int64_t>((end.toDouble() - start.toDouble()) / step.toDouble()) + 1, start, step));
 }
 
-/// As libtorch does it: the first half counted from the start, the second from the end.
+/// The values of linspace. As in libtorch, the first half is computed from the start, and the second half from the end.
 Value even_steps(const Call& call) {
   const auto type = call.result_type();
-  if (!c10::isFloatingType(type)) throw NotLowered();  // of whole numbers libtorch rounds the step
+  if (!c10::isFloatingType(type)) throw NotLowered();  // for integers libtorch rounds the step
   const double start = call.number(0), end = call.number(1);
   const auto count = call.integer(2);
   TORCH_CHECK(count >= 0, "number of steps must be non-negative");
