@@ -1,4 +1,4 @@
-// What the benchmarks have in common: clocks, memory, what models are trained on, and the end of their main functions.
+// Helpers of all benchmarks: clocks, memory, models with their batches, and the end of their main functions.
 #pragma once
 
 #include <fmt/format.h>
@@ -62,7 +62,7 @@ inline double own_megabytes() {
   return 0;
 }
 
-/// What is trained, and how long; 0 is the benchmark's own size.
+/// The flags of a benchmark that trains. A size of 0 is the benchmark's own.
 struct TrainingFlags {
   std::string model = "mlp", dtype = "fp32";
   int steps = 12, warmup = 4;

@@ -20,7 +20,7 @@ struct EnvVariable {
 /// The table from which docs/tables/environment.md is generated.
 std::span<const EnvVariable> env_table();
 
-/// Adds variables that another folder reads, but those that are there, while it is loaded.
+/// Adds variables that another folder reads to the table, except those that it has already.
 struct AddedEnv {
   explicit AddedEnv(const std::vector<EnvVariable>& variables);
 };

@@ -46,7 +46,7 @@ uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
 }
 
-/// What a barrier does when all ranks are there.
+/// The work of a barrier once all ranks have arrived: nothing.
 Moved nothing(const Launch& /*start*/) {
   return {};
 }

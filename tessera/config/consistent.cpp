@@ -44,7 +44,7 @@ void expect_need(const Settings& settings, std::string_view key, std::string_vie
                     place_of(settings, other));
 }
 
-/// What the rows of keys say of others.
+/// Checks what the row of a key demands of other keys.
 void expect_rows(const Settings& settings) {
   const auto holds = [&](std::string_view key, std::string_view value) {
     return settings.is_set(key) && (value.empty() ? !settings.is_usual(key) : settings.text(key) == value);

@@ -25,7 +25,7 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// The call of the library that has an option for the key: init, adapt or fully_shard. Its errors name those of its keys that were given.
 enum class Call { None, Init, Adapt, Shard };
 
-/// What another key has to be if this one is not as by default.
+/// The value that another key must have if this one differs from its default.
 struct Need {
   std::string_view other, value;
 };

@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// What a function that reads or writes the values of models begins with. Throws UsageError in the middle of a forward or backward pass.
+/// Made first by each function that reads or writes the values of models. Throws UsageError in the middle of a forward or backward pass.
 struct OuterCall {
   explicit OuterCall(std::string_view function) : calling(function), no_grad(false) { expect_idle(function); }
 

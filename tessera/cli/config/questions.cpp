@@ -23,7 +23,7 @@ const std::vector<Question> kOthers = {
     {.name = "use_parallelism_config", .text = "Shall there be several copies of the model?", .otherwise = "no"},
 };
 
-/// What the row of a key says. Keys that are true or false are asked with yes and no, all others with choices by a menu.
+/// Makes a question from the row of a key: yes or no for true and false, a menu for other choices.
 Question question_of(const config::Key& key) {
   Question question{.name = std::string(key.name),
                     .text = std::string(key.question),

@@ -1,4 +1,4 @@
-// What `tessera launch` is to do.
+// The plan of a launch: the program, its ranks, and how they are started.
 #pragma once
 
 #include <chrono>

@@ -24,7 +24,7 @@ at::Tensor as_tensor(ConstBytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-/// What the store answers; nothing if it does not, and then ranks know only what their connections tell them.
+/// Returns the answer of the store, or nothing if it gives none; then ranks know only what their connections tell them.
 template <class Question>
 auto ask(const StorePtr& store, Question question) noexcept -> std::optional<decltype(question(*store))> try {
   return bounded(kVerdictLimit, [=] { return question(*store); });

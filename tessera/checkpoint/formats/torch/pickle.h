@@ -13,7 +13,8 @@
 
 namespace tessera::checkpoint {
 
-/// What the functions of torch make that rebuild something: "tensor_v2" by "torch._utils._rebuild_tensor_v2". Empty for other globals.
+/// Returns "tensor_v2" for "torch._utils._rebuild_tensor_v2", and likewise for the other functions of torch that rebuild values. Empty for
+/// other globals.
 std::string_view rebuilt_by(std::string_view global);
 /// The globals of tensors and plain values. Others are refused.
 std::optional<pickle::Meaning> torch_globals(const std::string& name);
