@@ -248,12 +248,13 @@ void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands)
   // A rank that reads a unit has finished its step, so all units that it has written are published now; other ranks may be waiting for
   // them.
   while (!written_.empty()) flush(*written_.back());
-  // Ranks may use different units where that is allowed, so each makes all of them readable for the others.
+  // With UnusedParameters::Zeros, ranks may use different units, so each rank makes its shards of all units readable for the others.
   if (reduces_in_order() && settings_.is_model) {
     for (auto* unit : members_) state_of(*unit).make_readable();
   }
   for (auto* unit : units) state_of(*unit).versions.expect_untouched();
-  // An operator that reads a unit between its backward and its step in backward gets the new version.
+  // If the optimizer's step in backward is about to write a unit that the operator reads, that step comes first, and the operator gets the
+  // new version.
   const bool steps = reducing_ != nullptr && state_of(*reducing_).reduction.writes_shards();
   if (steps && std::ranges::find(units, reducing_) != units.end()) finish_reductions();
   for (auto* unit : units) visit(*unit);
@@ -267,8 +268,8 @@ void Schedule::use(std::span<Unit* const> units, std::span<at::Tensor> operands)
   wait_and_pin(units);
 }
 
-/// Without this, a compiler would leave all reductions to the end, and keep the whole gradients of all units until then. One reduction may
-/// still run beside the operators of the next unit.
+/// Makes the operator depend on the results of the last reduction. Without this dependency, a compiler would leave all reductions to the
+/// end, and keep the whole gradients of all units until then. One reduction may still overlap with the operators of the next unit.
 void Schedule::tie_to_reduced(std::span<at::Tensor> operands) {
   if (!operands.empty()) std::ranges::copy(tied({operands.begin(), operands.end()}, std::exchange(reduced_, {})), operands.begin());
 }
@@ -298,7 +299,8 @@ void Schedule::gradients_complete(Unit& unit) {
   if (unit.flags().is_reducing) reducing_ = &unit;
   auto& state = state_of(unit);
   state.note_gradients(pass_number_);
-  // A unit that the rest of the pass uses is resharded when another one is needed, unless its shards are about to change.
+  // A unit that the rest of the pass uses is resharded only when another unit needs the room. But if a step in backward is about to change
+  // its shards, it is resharded now.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
   if (!state.settings.reshard_after_backward) {
     state.keep_for_next_use();
@@ -306,7 +308,8 @@ void Schedule::gradients_complete(Unit& unit) {
     reshard(unit);
   }
   if (settings_.backward_prefetch != BackwardPrefetch::Post || !state.settings.backward_prefetch.empty()) return;
-  // In a trace there is no operator yet to tie it to. The first operator of the next unit will do, which also comes after this reshard.
+  // In a trace there is no operator here to which a prefetch could be tied. The first operator of the next unit unshards that unit instead,
+  // also after this reshard.
   if (!unit.mesh().shard().traits().traces) prefetch(predicted(), {});
 }
 
@@ -314,7 +317,8 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void()> reduce) {
   const auto held = lock();
   if (!settings_.is_model) return reduce();
   if (ready_.empty()) {
-    // Inner units are made first, and backward reaches the units that were made last first. The root's gradients are usually complete last.
+    // The next unit to reduce is at the end of the list. Backward reaches the units that were made last first, except for the root: it is
+    // made last of all, but its gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
                          [&](Unit* member) { return state_of(*member).settings.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!state_of(*member).is_root, member->number()); });
@@ -345,7 +349,7 @@ void Schedule::finish_reductions() {
   const Unwatched unwatched;
   const auto held = lock();
   finish_sum();
-  // The unit that was sent last arrives last, so the host waits once.
+  // The gradients that were copied last arrive last, so the host waits only once.
   while (!arriving_.empty()) {
     auto* const unit = arriving_.back();
     arriving_.pop_back();
@@ -387,7 +391,7 @@ void Schedule::expect_writable(const Unit& unit) const {
   if (!unit.flags().is_pinned()) return;
   throw UsageError(
       "a shard of unit '{}' would be written while the unit is in use unsharded (inside tessera::full_params, or by another "
-      "thread); the unsharded copy would keep the old values. End that first",
+      "thread), and the unsharded copy would keep the old values; write the shard after that use has ended",
       unit.name());
 }
 
@@ -478,7 +482,12 @@ void Schedule::take_over(Unit& unit) {
   const auto before = unit.schedule();
   if (before.get() == this) return;
   const auto held = before->lock();
-  if (unit.flags().is_pinned()) throw UsageError("unit '{}' can't become part of a larger one while it is in use", unit.name());
+  if (unit.flags().is_pinned()) {
+    throw UsageError(
+        "unit '{}' can't become part of a larger model while it is in use unsharded (inside tessera::full_params, or by another "
+        "thread); call fully_shard for the outer module after that use has ended",
+        unit.name());
+  }
   auto& state = state_of(unit);
   state.reduction.finish();
   before->reshard(unit);

@@ -30,8 +30,8 @@ using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
 /// Settings of the outermost fully_shard call for all units of a model.
 struct ScheduleSettings : ScheduleOptions {
-  /// `is_model`: whether the units are those of one model, and not of several modules that happen to have the same world. `is_divided`:
-  /// whether some of them lie on a part of its ranks.
+  /// `is_model`: whether the units are those of one model, and not of several modules that only have the same world. `is_divided`: whether
+  /// some units are sharded over only a part of the world's ranks.
   ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
       : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
 
@@ -45,17 +45,17 @@ struct LiveCounters {
   uint64_t peak_bytes = 0;  // the most since the last reset
 };
 
-/// A model of several units has one of its own; all units of a world that belong to no model share one. It records the order in which units
-/// are used, and predicts each pass from the last complete pass of the same kind. A wrong prediction costs an all-gather and never changes
-/// a result. It bounds the number of unsharded units, chooses which one to reshard, and prefetches the next ones.
+/// Schedules the units of one model or, for units that belong to no model of several units, all such units of a world. Records the order in
+/// which units are used, and predicts each pass from the last complete pass of the same kind; a wrong prediction costs an all-gather, but
+/// never changes a result. Bounds the number of unsharded units, chooses which unit to reshard, and prefetches the next ones.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings) : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
   /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
-  /// Whether units of the model lie on a part of these ranks. Such units are different parameters on each part, whatever their names.
-  /// Returns the same on all ranks, also on those that have no such unit.
+  /// Whether some units of the model are sharded over only a part of these ranks. Such units have different parameters on each part of the
+  /// ranks, even under equal names. The answer is the same on all ranks, also on ranks that have no such unit.
   bool is_divided() const { return settings_.is_divided; }
 
   ScheduleLock lock() { return {*this, mutex_}; }
@@ -67,26 +67,27 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
 
-  /// Called in each graph of a backward pass before the gradients of a unit are reduced.
+  /// Looks for trained tensors that are in no unit (see TrainedBeside). Called in each graph of a backward pass before the gradients of a
+  /// unit are reduced.
   void look_at_graph() {
     const auto held = lock();
     watch_->beside.look_at_graph();
   }
-  /// Called when this pass has all gradients of the unit, and has started to reduce them or keeps them. Reshards the unit, unless backward
-  /// is known to need it still.
+  /// Called when this pass has computed all gradients of the unit, and has started to reduce them or keeps them unreduced. Reshards the
+  /// unit, unless the rest of backward is known to need it.
   void gradients_complete(Unit& unit);
   /// Whether units are reduced in an order that does not depend on what a pass uses, because unused parameters count as zero.
   bool reduces_in_order() const { return settings_.unused_parameters == UnusedParameters::Zeros; }
-  /// Runs the reduction of a unit when all units before it in the order have had theirs.
+  /// Runs `reduce`, the reduction of a unit, once all units before it in the order have been reduced.
   void reduce_in_order(Unit& unit, std::function<void()> reduce);
   /// Waits for the reduction that was started last, if it has not finished, and for gradients that are on their way to host memory.
   void finish_reductions();
-  /// Waits for the reduction alone.
+  /// Waits only for the reduction that was started last, not for copies to host memory.
   void finish_sum();
 
   /// Remembers a module for which fully_shard was called.
   void watch(WeakModule module);
-  /// Returns these modules at the first call within a pass or between two passes, and nothing at later calls.
+  /// Returns the watched modules at the first call within a pass or between two passes, and nothing at later calls.
   std::span<const WeakModule> watched_once();
   /// Throws UsageError if a unit of the model has unsynced gradients.
   void expect_synced();
@@ -108,9 +109,10 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void prefetch(Unit& unit);
   void wait_for(Unit& unit);
   void reshard(Unit& unit);
-  /// Reshards all units that are not pinned, unless they have to stay for reductions in order.
+  /// Reshards all units that are not pinned. Does nothing if units are reduced in order, because they then stay unsharded until backward
+  /// ends.
   void reshard_all();
-  /// Adds a unit that has no schedule yet, and gives it a state. The unit is forgotten when it ends.
+  /// Adds a unit that has no schedule yet, and gives it a state. The schedule forgets the unit when the unit is destroyed.
   void add(Unit& unit);
   /// Adds a unit of another schedule. Throws UsageError if it is pinned.
   void take_over(Unit& unit);
@@ -119,16 +121,16 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   uint64_t pass_number() const { return pass_number_; }
 
   const LiveCounters& live_counters() const { return live_counters_; }
-  /// A unit of the same model that is not among these. Null if there is none.
+  /// Returns a unit of the same model that is not in `units`. Null if there is none.
   const Unit* member_outside(std::span<const std::shared_ptr<Unit>> units) const;
-  /// Uses that the recorded order did not predict.
+  /// The number of uses that the recorded order did not predict.
   uint64_t misses() const { return misses_; }
   void reset_counters();
 
  private:
   using Units = c10::SmallVector<Unit*, 4>;
 
-  // The caller of any of them holds the lock.
+  // The caller of a private function holds the lock.
   static UnitState& state_of(const Unit& unit) { return *unit.state_; }
   void join(Unit& unit, std::shared_ptr<UnitState> state);
   /// `held_bytes`: the memory that the unit has beyond its shards.
@@ -152,14 +154,14 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted() const;
   bool prefetches_on_use() const;
-  /// Starts to unshard the units of this one's own list or, without one, those that the order predicts.
+  /// Starts to unshard the units in this unit's own prefetch list or, if that is empty, the units that the recorded order predicts.
   void prefetch_after_use(Unit& unit, std::span<at::Tensor> operands);
   void prefetch(std::span<Unit* const> units, std::span<at::Tensor> operands);
-  /// Whether the unit's rule keeps it unsharded. Such units do not count for the bound.
+  /// Whether the settings, or a prefetch that was asked for, keep the unit unsharded for now. Such units do not count for the bound.
   bool stays(const Unit& unit) const;
   int64_t bounded() const;
   int64_t most() const { return settings_.max_live_units + (order().is_predicted() ? 1 : 0); }
-  /// Reshards the chosen ones among the units that are not pinned.
+  /// Reshards the units that are not pinned and for which `chosen` returns true.
   void reshard_where(c10::function_ref<bool(Unit&)> chosen);
 
   const ScheduleSettings settings_;
@@ -183,8 +185,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   Sweep sweep_;
   std::vector<WeakModule> watched_;
   uint64_t looked_at_ = 0;  // pass_number() at the last watched_once()
-  /// Of a backward pass that reduces in order: the units that have not been reduced yet, the next one last, and the reductions that are
-  /// ready.
+  /// For a backward pass that reduces in order: the units that have not been reduced yet (the next one at the end), and the reductions that
+  /// are ready to run.
   std::vector<Unit*> to_reduce_;
   std::map<const Unit*, std::vector<std::function<void()>>> ready_;
 };

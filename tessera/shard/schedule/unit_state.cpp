@@ -111,7 +111,7 @@ void expect_divisor(ReshardAfterForward rule, int all) {
   const int ranks = rule.ranks(all);
   if (ranks >= 1 && all % ranks == 0) return;
   throw UsageError(
-      "reshard_after_forward = {}: a shard group of {} ranks does not fall into groups of {}; give a divisor of {}, true or "
+      "reshard_after_forward = {}: a shard group of {} ranks can't be divided into groups of {}; give a divisor of {}, true or "
       "false",
       ranks, all, ranks, all);
 }
@@ -132,8 +132,8 @@ void UnitState::set_reshard_after_forward(ReshardAfterForward rule) {
 void UnitState::expect_own_values() const {
   if (!is_swapped) return;
   throw UsageError(
-      "unit '{}' has a moving average in place of its own parameters, so what is written to it now would be lost; write when "
-      "swapped() has ended, or if an exception ended it, after Average::restore()",
+      "unit '{}' has a moving average in place of its own parameters, so a write now would be lost; write after the guard of "
+      "Average::swapped() has ended or, if an exception ended it, after Average::restore()",
       unit_.name());
 }
 
@@ -176,7 +176,7 @@ void UnitState::show_stored() {
   auto& shows_stored = unit_.flags().shows_stored;
   if (shows_stored) return;
   const BelowPaging below;
-  // All that can fail comes before the first parameter changes: other guards may show the unit already.
+  // Everything that can fail comes before the first parameter changes, because other guards of full_params may already use the unit.
   const auto& shard = unit_.mesh().shard();
   std::vector<std::pair<const Unit::Group*, MemoryPtr>> gathered;
   for (const auto& group : unit_.groups()) {
@@ -248,7 +248,7 @@ void UnitState::expect_equal_start() {
   }
   if (const auto different = difference_on_ranks(world, lines, subject); !different.empty()) {
     if (unit_.options().start == Start::FromRank0) {
-      throw DisagreementError("what arrived of unit '{}' is not what rank 0 sent. {}", unit_.name(), different);
+      throw DisagreementError("the values that arrived for unit '{}' are not those that rank 0 sent. {}", unit_.name(), different);
     }
     throw UsageError(
         "the ranks brought different parameters for unit '{}'; give them the same seed or file before they make the model, "

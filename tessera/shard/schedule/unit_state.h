@@ -1,4 +1,4 @@
-// The part of a unit that changes while a model trains. It is reached by unit.state(held), which takes the lock of the unit's schedule.
+// The part of a unit that changes while a model trains. Accessed by unit.state(held), where `held` is the lock of the unit's schedule.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ class Casts {
   std::vector<Cast> known_;
 };
 
-/// A unit is in one of four states. reshard() ends each of them.
+/// A unit is in one of four states. From each of them, reshard() leads to `sharded`.
 ///
 ///      sharded  --unshard()-->  unsharding  --wait_for_unshard()-->  unsharded  --reshard()-->  sharded
 ///                                   ^                                    |
@@ -40,9 +40,10 @@ class Casts {
 ///                                   |                                    v
 ///                                   +-----------unshard()-------  partly resharded
 ///
-/// The last one exists with an integer reshard_after_forward only: a few ranks together keep the whole, and unshard it among themselves.
+/// Partly resharded exists only with an integer reshard_after_forward: a few ranks together keep the whole unit, and all-gather it among
+/// themselves.
 class UnitState : NoCopy {
-  Unit& unit_;  // before the members that are made of it
+  Unit& unit_;  // declared before the members that refer to it
 
  public:
   explicit UnitState(Unit& unit) : unit_(unit) {}
@@ -55,17 +56,18 @@ class UnitState : NoCopy {
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// Makes work that the caller queues next on its current stream run after the unit is whole, and before its memory has another use. The
+  /// Makes work that the caller queues next on its current stream run after the unit is whole and before the unit's memory is reused. The
   /// unit must be unsharded.
   void note_stream();
-  /// Reshards as the unit's rule says, because this forward pass has used it for the last time.
+  /// Reshards the unit as its reshard_after_forward says. Called when this forward pass has used the unit for the last time.
   void reshard_after_forward();
   bool is_partly_resharded() const { return state_ == State::PartlyResharded; }
   /// The memory that the unit takes now beyond its shards.
   uint64_t held_bytes() const { return held_bytes_; }
-  /// The unit must not be partly resharded. Collective. Throws UsageError if the ranks can't be divided so.
+  /// Sets reshard_after_forward. Throws UsageError if the shard group can't be divided as the rule says. The unit must not be partly
+  /// resharded. Collective.
   void set_reshard_after_forward(ReshardAfterForward rule);
-  /// Whether it stays unsharded between forward and backward.
+  /// Whether the unit stays unsharded between forward and backward.
   bool stays_after_forward() const { return settings.reshard_after_forward.keeps(is_root); }
 
   /// Why the unit was unsharded before an operator needed it.
@@ -74,42 +76,44 @@ class UnitState : NoCopy {
   void keep_for_next_use() {
     if (has_memory()) early_ = Early::Kept;
   }
-  /// Whether it stays unsharded until an operator has used it.
+  /// Whether the unit stays unsharded until an operator has used it.
   bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
-  /// Notes that the unit's gradients are complete in a pass, and uses in the same pass after that, which occur if the unit has frozen
-  /// parameters whose layers come before all trained ones.
+  /// note_gradients() notes that the unit's gradients are complete in a pass, and note_use() each use of the unit. A use after the
+  /// gradients, in the same pass, occurs if the unit has frozen parameters whose layers come before all trained ones.
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
 
-  /// All-gathers a flat tensor that has the layout of this rank's chunk, apart from the unit's own memory: a copy of parameters, gradients
-  /// or optimizer state. Collective.
+  /// All-gathers `own_flat`, which has the layout of this rank's chunk, into new memory, for copies of parameters, gradients or optimizer
+  /// state. Collective.
   at::Tensor gathered(const Unit::Group& group, const at::Tensor& own_flat);
   /// Gives the unsharded parameters the stored form: values and dtype of the shards, even if the unit computes in another dtype. The unit
   /// must be unsharded and pinned, and stays so. May be called several times. Collective.
   void show_stored();
-  /// The same, and operators may write the unsharded parameters, in memory of this rank, until end_unsharded_writes().
+  /// Calls show_stored() and moves the unsharded parameters to memory of this rank alone, where operators may write them until
+  /// end_unsharded_writes().
   void begin_unsharded_writes();
   void end_unsharded_writes() { unsharded_writers_--; }
   bool allows_unsharded_writes() const { return unsharded_writers_ > 0; }
   /// Whether the unsharded parameters of any unit of this process show the stored form.
   static bool some_show_stored() { return showing_stored_ > 0; }
-  /// Whether the shards hold values that are not the model's own, which come back later: what is written to them would be lost.
+  /// Whether the shards temporarily hold other values than the model's own (a moving average). A write to the shards would be lost when the
+  /// model's own values are restored.
   bool is_swapped = false;
-  /// Throws UsageError if it is.
+  /// Throws UsageError if is_swapped.
   void expect_own_values() const;
   /// Copies this rank's part of the unsharded parameters into the shards. The unit must be unsharded.
   void keep_own_part();
 
   /// Throws UsageError if the ranks did not start with the same parameters. Compares only once; that call is collective over the world.
   void expect_equal_start();
-  /// Makes the unit readable for other ranks, although this rank does not use it.
+  /// Makes this rank's shards readable for other ranks, although this rank does not use the unit.
   void make_readable();
   /// Makes expect_equal_start() compare nothing, because all ranks have been given the same values since.
   void trust_start() { start_checked_ = true; }
 
   UnitSettings settings = {};
-  /// The root of a model is the unit of the outermost module. A model has none if its modules leave no parameter for it.
+  /// Whether this is the root of its model: the unit of the outermost module. A model has no root if inner units have taken all parameters.
   bool is_root = false;
   /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
   Casts casts;
@@ -128,8 +132,8 @@ class UnitState : NoCopy {
   Early early_ = Early::No;
   Works unsharding_;
   Event whole_;                         // on the stream that was current when the unit became whole
-  c10::SmallVector<Event, 1> streams_;  // others on which it was used since
-  Work published_;                      // done when all ranks have published the version that this one unshards
+  c10::SmallVector<Event, 1> streams_;  // other streams on which it was used since
+  Work published_;                      // done when all ranks have published the version that this rank unshards
   std::optional<KeptPart> kept_;
   uint64_t held_bytes_ = 0;    // known even when the modules are gone
   uint64_t gradients_in_ = 0;  // the number of the last pass that had gradients

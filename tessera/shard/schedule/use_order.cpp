@@ -47,7 +47,8 @@ bool UseOrder::record(Unit* unit) {
   return trusted_;
 }
 
-/// Records the pass with which the uses so far end, if it occurs twice in a row there. Returns whether it did.
+/// Looks for a sequence of uses that occurs twice in a row at the end of `current_`, and records it as a complete pass. Returns whether it
+/// found one.
 bool UseOrder::learn_from_repetition() {
   const auto all = std::span(current_);
   for (size_t length = 1; 2 * length <= all.size(); length++) {

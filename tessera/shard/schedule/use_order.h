@@ -12,7 +12,8 @@ class Unit;
 /// The kinds of pass through a model. Forward passes are told apart by whether they build a graph.
 enum class Pass { None, Training, Evaluation, Backward };
 
-/// Compares units by address only and never dereferences them.
+/// Records the order in which one kind of pass uses units, and predicts the next pass from it. Compares units by address only and never
+/// dereferences them.
 class UseOrder {
  public:
   explicit UseOrder(Pass pass) : pass_(pass) {}
@@ -23,8 +24,8 @@ class UseOrder {
   /// Ends a complete pass. The next pass is predicted from it.
   void end();
 
-  /// Records a use. Returns false for the first use in a pass that differs from the prediction. Nothing tells where one evaluation ends and
-  /// the next begins, so there an order also counts as a pass once it has occurred twice in a row.
+  /// Records a use. Returns false for the first use in a pass that differs from the prediction. In evaluation, nothing marks where one pass
+  /// ends and the next begins, so a sequence of uses also counts as a complete pass once it has occurred twice in a row.
   bool record(Unit* unit);
 
   /// The predicted remaining uses of this pass; empty if there is no prediction.

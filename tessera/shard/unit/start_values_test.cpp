@@ -82,7 +82,7 @@ TEST(StartValues, ThatArriveChangedAreAnErrorOnAllRanks) {
     fully_shard(net, {.mesh = world, .start = Start::FromRank0});
     if (world.rank() == 2) const_cast<Unit::Group&>(units(*net).front()->groups().front()).fingerprint++;
     EXPECT_THAT(message_of<DisagreementError>([&] { net(input()); }),
-                AllOf(HasSubstr("is not what rank 0 sent. ranks 0 and 1: 'a.weight', 'a.bias', "), HasSubstr("; rank 2: 'a.weight'")));
+                AllOf(HasSubstr("not those that rank 0 sent. ranks 0 and 1: 'a.weight', 'a.bias', "), HasSubstr("; rank 2: 'a.weight'")));
   });
 }
 
