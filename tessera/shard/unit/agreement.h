@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// Throws DisagreementError on all ranks, with the first difference and who has what, before anything is changed. Collective over the world
-/// of the mesh, unless the other ranks are simulated or traced.
+/// Throws DisagreementError on all ranks, before anything is changed, if they make different units. The error names the first difference,
+/// and which ranks have which value. Collective over the world of the mesh, unless the other ranks are simulated or traced.
 void expect_same_unit(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                       const ShardOptions& options);
 

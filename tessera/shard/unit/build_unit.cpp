@@ -45,8 +45,8 @@ at::ScalarType gradient_dtype(at::ScalarType stored, const MixedPrecision& preci
 
 std::string freed_message(const std::string& unit) {
   return fmt::format(
-      "the parameters of unit '{}' are sharded and not in memory now; operators bring them in by themselves, "
-      "raw pointers need tessera::full_params(module)",
+      "the parameters of unit '{}' are sharded and not in memory now; operators unshard them by themselves, "
+      "but raw pointers need tessera::full_params(module)",
       unit);
 }
 
@@ -77,7 +77,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
         "Listing::Flat lists one vector of all parameters, which only Layout::Flat has; leave the layout out, or list by name");
   }
   if (traits.traces && wanted != Layout::Auto) {
-    throw UsageError("transport {} stands for all ranks, so it chooses how parameters are laid out; leave Layout::Auto", traits.name);
+    throw UsageError("transport {} represents all ranks, so it chooses the layout itself; leave ShardOptions::layout at Auto", traits.name);
   }
   auto layout = traits.packing == Packing::OneBuffer ? UnitLayout::Flat : UnitLayout::Rows;
   if (traits.traces) layout = UnitLayout::PaddedChunks;
@@ -99,7 +99,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
 CodecPtr chosen_codec(const ShardOptions& options) {
   if (!options.codec) return cast_codec(options.mixed_precision.param_dtype);
   if (options.mixed_precision.param_dtype) {
-    throw UsageError("ShardOptions::codec says in which dtype parameters are computed with, and so does param_dtype; give one of them");
+    throw UsageError("ShardOptions::codec and param_dtype both set the dtype that operators compute with; give only one of them");
   }
   return options.codec;
 }
@@ -109,8 +109,8 @@ void expect_consistent(const Codec& codec, at::ScalarType stored, int64_t numel)
   const auto sent = codec.sent(stored, numel);
   if (sent.numel < 0 || at::isFloatingType(codec.computed(stored)) != at::isFloatingType(stored)) {
     throw UsageError(
-        "the codec sends {} values for {}, and computes with {} for {}; there can't be fewer than none, and floating-point "
-        "values stay floating-point values",
+        "the codec sends {} values for {}, and computes with {} for {}; let sent() return at least 0 values, and computed() a "
+        "floating-point dtype for floating-point values only",
         sent.numel, numel, c10::toString(codec.computed(stored)), c10::toString(stored));
   }
   const auto refuse = [&](std::string_view verb, at::ScalarType other) {
@@ -179,11 +179,11 @@ std::vector<ValueRange> ranges_of(const Span& span, UnitLayout layout, const Mes
   return ranges;
 }
 
-/// The shard of a parameter. It has as many dimensions as that, so that programs can still tell matrices from biases by `dim() >= 2`.
+/// The shard of a parameter. It has the same number of dimensions, so that programs can still tell matrices from biases by `dim() >= 2`.
 at::Tensor shard_of(const TaggedStoragePtr& storage, at::ScalarType dtype, const Span& span, int64_t dim, bool trained, size_t index) {
   std::vector<int64_t> sizes(static_cast<size_t>(std::max<int64_t>(dim, 1)), 1), strides(sizes);
   sizes.front() = span.shard_numel;
-  // The place of an empty shard does not tell its parameter, so its stride, which has no other meaning, holds the index: see around().
+  // The offset of an empty shard does not identify its parameter, so its stride, which has no other meaning, holds the index: see around().
   if (span.shard_numel == 0) strides.front() = static_cast<int64_t>(index) + 1;
   return paged_view(c10::Storage(storage), dtype, sizes, strides, span.shard_offset).set_requires_grad(trained);
 }
@@ -197,7 +197,7 @@ c10::Device device_of_unit(const ManagedParameter& parameter, const ShardOptions
 }
 
 /// The options that a unit keeps: without the parameters that they name or that a function may have captured. Parameters own their unit, so
-/// the unit would never end.
+/// the unit would never be destroyed.
 ShardOptions without_parameters(ShardOptions options) {
   options.replicated = options.left_out = {};
   options.shard_dim = {};
@@ -230,7 +230,7 @@ std::shared_ptr<Unit> Unit::make(std::string name, std::vector<ManagedParameter>
   FormerMemory former(managed);
   auto groups = grouped(std::move(managed), unit_layout);
   const BelowPaging below;
-  const auto number = options.mesh.world().next_number();  // also where a rank fails: all ranks count alike
+  const auto number = options.mesh.world().next_number();  // even if this rank fails below, so that all ranks count alike
   // All memory is allocated and filled before the first parameter changes, so that the model stays as it was if that fails.
   std::shared_ptr<Unit> unit;
   std::vector<BufferLayout> layouts;
@@ -351,7 +351,7 @@ void Unit::rename(const std::string& name) {
   name_ = name;
   for (auto& group : groups_) {
     if (const auto unsharded = group.unsharded.lock()) unsharded->explain(freed_message(name_));
-    // With Listing::Flat no module lists the parameters, so fully_shard can't name them as it names others.
+    // With Listing::Flat, no module lists the single parameters, so fully_shard does not rename them; they are renamed here.
     if (!group.flat) continue;
     for (auto& parameter : group.parameters) parameter.name = name + "." + parameter.local_name;
   }

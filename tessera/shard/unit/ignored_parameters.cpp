@@ -63,8 +63,8 @@ std::string unknown(const std::string& list, const at::Tensor& tensor, std::span
   std::vector<std::string> classes;
   for (const auto* module : modules) classes.push_back(class_name(*module));
   return fmt::format(
-      "ShardOptions::{} has a tensor of {} [{}] that is no parameter of {}; name parameters in the call for a module that has them, and as "
-      "they are registered there",
+      "ShardOptions::{} has a tensor of {} [{}] that is no parameter of {}; name a parameter in the fully_shard call for a module in which "
+      "it is registered",
       list, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "), fmt::join(classes, "+"));
 }
 

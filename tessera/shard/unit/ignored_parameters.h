@@ -28,9 +28,9 @@ struct Ignored {
   std::weak_ptr<Schedule> model;
   bool averaged = false;  // all ranks have had the same gradient for it, so somebody averages them
 };
-/// Remembers an ignored parameter, or that it has become part of a larger model.
+/// Remembers an ignored parameter, or updates its name and model when it has become part of a larger model.
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model);
-/// Returns nothing for other tensors, and if the model is gone.
+/// Returns nothing if the tensor is not an ignored parameter, or if its model is gone.
 std::optional<Ignored> find_ignored(const at::Tensor& parameter);
 void note_averaged(const at::Tensor& parameter);
 

@@ -104,7 +104,7 @@ void expect_shardable(const ManagedParameter& parameter) {
   const auto& tensor = parameter.tensor;
   const auto refuse = [&](std::string_view why) { throw UsageError("parameter '{}' {}", parameter.name, why); };
   if (tensor.layout() != at::kStrided) refuse("is sparse or otherwise not strided; only strided parameters can be sharded");
-  if (overlaps_itself(tensor)) refuse("overlaps itself (it is expanded?); pass a copy of its own");
+  if (overlaps_itself(tensor)) refuse("overlaps itself (is it expanded?); register a clone() of it");
   if (!tensor.is_leaf()) refuse("is the result of an operation, not a leaf; register a detached copy");
   if (tensor.grad().defined()) {
     refuse("has a gradient already, which was not averaged over the ranks; step and zero_grad() before fully_shard, or shard earlier");
@@ -112,8 +112,8 @@ void expect_shardable(const ManagedParameter& parameter) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
   if (accumulator && (!accumulator->post_hooks().empty() || !accumulator->pre_hooks().empty())) {
     refuse(
-        "has hooks on its gradient accumulator, which a sharded parameter does not have; register them on the shard's, after "
-        "fully_shard, or hooks on the parameter itself");
+        "has hooks on its gradient accumulator, which a sharded parameter does not have; after fully_shard, register them on "
+        "the gradient accumulator of the shard, or register hooks on the parameter itself");
   }
 }
 
@@ -164,7 +164,7 @@ FormerMemory::~FormerMemory() {
     compat::guard_storage(
         *storage.unsafeGetStorageImpl(),
         fmt::format("this tensor looks into the memory that parameter '{}' had before fully_shard (by a view, detach() or set_data), and "
-                    "would see its old values for ever; make it after fully_shard, or clone() it before",
+                    "would see its old values for ever; make this tensor after fully_shard, or clone() it before",
                     extents.front().name));
     auto& [mutex, closed, sweep] = closed_memory();
     const std::lock_guard lock(mutex);

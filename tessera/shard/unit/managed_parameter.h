@@ -15,18 +15,18 @@ struct ManagedParameter {
   at::Tensor tensor;
   size_t index = 0;                           // a number of the caller's choice, passed on to Unit::Parameter
   std::vector<std::string> other_names = {};  // if it is tied
-  std::optional<int64_t> shard_dim = {};      // the dimension between whose rows it is divided, if that is not the outermost in memory
+  std::optional<int64_t> shard_dim = {};      // the dimension along which it is divided, if not the outermost in memory
 };
 
 /// Throws UsageError, with the names of the parameters, if one of them can't be sharded or if two of them share memory.
 void expect_shardable(std::span<const ManagedParameter> managed);
 
-/// The tensor itself if its values fill its memory without gaps, and in the order in which the unit has them, else a copy for which that
-/// holds. The order of the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
+/// Returns the tensor itself if its values lie in memory without gaps and in the order that the unit needs, else such a copy. The order of
+/// the dimensions in memory is kept, except that `shard_dim` becomes the outermost.
 at::Tensor dense(const ManagedParameter& parameter);
 
-/// The memory that managed parameters have before they become part of a unit. A tensor of the program that still refers to it afterwards would
-/// never see new values, so its use is made an error.
+/// The memory that managed parameters have before they become part of a unit. A tensor of the program that still refers to this memory
+/// afterwards would never see new values, so any use of such a tensor becomes an error.
 class FormerMemory {
  public:
   explicit FormerMemory(std::span<const ManagedParameter> managed);
@@ -34,7 +34,8 @@ class FormerMemory {
   FormerMemory& operator=(const FormerMemory&) = delete;
   ~FormerMemory();  // guards former memory that other tensors still refer to
 
-  /// Call it once they have their new memory. Without this call the destructor guards nothing new.
+  /// To be called once the parameters have their new memory. Without this call, the destructor does not guard the memory of these
+  /// parameters.
   void abandon() { abandoned_ = true; }
 
  private:

@@ -17,8 +17,8 @@ namespace {
   const auto which = found.parameter == nullptr ? std::string("a sharded parameter") : fmt::format("'{}'", found.parameter->name);
   throw UsageError(
       "{} was asked for its gradient, but its gradient is with its shard, which model->parameters() returns: take shard.grad(), or "
-      "tessera::full_grad(shard) for the whole, or full_params with WithGradients::Yes to change it. An optimizer that was made before "
-      "fully_shard has to be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+      "tessera::full_grad(shard) for the whole gradient, or full_params with WithGradients::Yes to change it. Make optimizers after "
+      "fully_shard; a torch::optim optimizer that was made before can be moved by tessera::rebind(optimizer, model)",
       which);
 }
 
@@ -132,12 +132,13 @@ at::Tensor& UnshardedMeta::mutable_grad() {
 
 at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
   if (whole_gradient)
-    throw UsageError("backward inside full_params with WithGradients::Yes would be lost when the gradients are written back; run it before");
+    throw UsageError(
+        "full_params with WithGradients::Yes would overwrite the gradients of a backward pass inside it; run backward before full_params");
   for (const auto& hook : *cpp_hooks_list_) {
     if (!hook) continue;  // it was removed
     at::Tensor result(hook(gradient));
     if (!result.defined()) continue;
-    if (result.sizes() != gradient.sizes()) throw UsageError("a hook on a whole parameter returned a gradient of another shape");
+    if (result.sizes() != gradient.sizes()) throw UsageError("a hook on a parameter returned a gradient of another shape");
     gradient = std::move(result);
   }
   return gradient;

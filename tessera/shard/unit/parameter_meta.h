@@ -1,5 +1,5 @@
-// The autograd records of a sharded parameter's two handles: the unsharded parameter in the module's own member, and the shard. They keep
-// requires_grad the same on both, and lead requests for the gradient of the unsharded parameter to the shard.
+// The autograd records (AutogradMeta) of a sharded parameter's two handles: the unsharded parameter in the module's own member, and the
+// shard. They keep requires_grad the same on both handles, and redirect requests for the gradient of the unsharded parameter to the shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,14 +19,14 @@
 
 namespace tessera {
 
-/// The autograd record of a parameter whose operators may be replaced, or that is held in another form, sharded or not. It replaces
-/// libtorch's own record, so a parameter that was a view when it was registered stops being one.
+/// The autograd record of a weight, sharded or not, whose operators may be replaced or that is held in another form. It replaces libtorch's
+/// own record, so a parameter that was a view when it was registered stops being one.
 class WeightMeta : public torch::autograd::AutogradMeta {
  public:
-  /// Returns the record of the tensor, which gets one if it has none.
+  /// Returns the record of the weight. Gives the weight a record if it has none.
   static WeightMeta& of(const at::Tensor& weight);
 
-  /// Throws UsageError if somebody would train a weight that is held in another form.
+  /// Throws UsageError if the program has set requires_grad on a weight that is held in another form.
   bool requires_grad() const override;
 
   std::shared_ptr<const WeightOperator> instead;  // null if its operators are not replaced
@@ -34,7 +34,7 @@ class WeightMeta : public torch::autograd::AutogradMeta {
   at::Tensor held;                                // the held tensor of such a weight
 };
 
-/// Null if the tensor has no such record; a view of one that has does not count.
+/// Null if the tensor has no such record, also for a view of a tensor that has one.
 WeightMeta* weight_meta(const at::Tensor& tensor);
 
 /// The autograd record of an unsharded parameter.
@@ -49,7 +49,8 @@ class UnshardedMeta final : public WeightMeta {
   bool requires_grad() const override { return agree(); }
   /// The whole gradient while a WholeGradients exists. Otherwise it throws UsageError, because only the shard has a gradient.
   const at::Tensor& grad() const override;
-  /// The same; otherwise the shard's gradient, so that code which clears gradients works on either handle.
+  /// The whole gradient while a WholeGradients exists. Otherwise the shard's gradient, so that code which clears gradients works on either
+  /// handle.
   at::Tensor& mutable_grad() override;
 
   const at::Tensor& shard() const { return shard_; }
@@ -83,7 +84,7 @@ class ShardedMeta final : public torch::autograd::AutogradMeta {
   const WeakTensor unsharded_;
 };
 
-/// Null if the tensor is not itself an unsharded parameter; a view of one does not count.
+/// Null if the tensor is not an unsharded parameter, also for a view of an unsharded parameter.
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
 
 /// Whether the parameter is trainable. It is not if its tensor is gone, as after its module was taken out of the model.
@@ -100,11 +101,12 @@ std::optional<at::Tensor> replaced_operator(const at::Tensor& weight, std::strin
 void note_transposed(const at::Tensor& weight, const at::Tensor& view);
 /// Whether operators of the weight are replaced, but it is neither sharded nor held in another form.
 bool is_only_replaced(const at::Tensor& weight);
-/// Lets paging see the operators of such a weight also with `values`, which set_data gives it.
+/// Gives `values`, which set_data is about to make the values of such a weight, the paging key, so that paging still sees the weight's
+/// operators.
 void keep_replaced(const at::Tensor& values);
 /// The values of a weight that is held in another form, or of a view that note_transposed has seen. Undefined for any other tensor.
 at::Tensor decoded(const at::Tensor& weight);
-/// Whether operators of this thread are not replaced.
+/// Whether this thread runs operators as they are, without replacing any.
 bool& runs_plainly();
 
 }  // namespace tessera

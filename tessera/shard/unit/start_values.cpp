@@ -92,7 +92,7 @@ StartValues Starts::of(const ManagedParameter& parameter, const Span& span) {
     making_.attempt([&] { result = made(parameter, span); });
   }
   if (sends) {
-    // Also if this rank has failed, because the others wait for it here.
+    // Rank 0 broadcasts even if it has failed to make its values, because the other ranks wait for it here.
     const auto options = tensor.options().device(world.traits().device);
     result.all = result.known() ? result.all.to(options) : at::empty({tensor.numel()}, options);
     world.broadcast(result.all, 0, {.unit = unit_}).wait();

@@ -1,4 +1,4 @@
-// The values with which the parameters of a unit start: those that they have, or that were recorded, initialised or sent by rank 0.
+// The values with which the parameters of a unit start: their own, those that a recording or param_init_fn makes, or those of rank 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,8 @@ class Starts {
   /// Throws UsageError on all ranks, with their names, if rank 0 is to send parameters for which it has no values. Collective with
   /// Start::FromRank0.
   void expect_sendable(std::span<const std::vector<ManagedParameter>> groups) const;
-  /// Takes memory for the values of this parameter only. Leaves errors in making them to expect_all(). Collective with Start::FromRank0.
+  /// Returns the start values of one parameter, so that the values of only one are in memory at a time. If making them fails, expect_all()
+  /// throws the error. Collective with Start::FromRank0.
   StartValues of(const ManagedParameter& parameter, const Span& span);
   /// Throws on all ranks if some rank could not make its values. Collective.
   void expect_all() const { making_.expect_all(options_.mesh.world(), {.unit = unit_}, "can't make its parameters"); }

@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// With a codec, it is the dtype that the codec computes with for float32, unless that is float32 again.
+/// With a codec, returns the dtype that operators compute with for float32 shards, or nothing if that is float32 as well.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options) {
   if (!options.codec) return options.mixed_precision.param_dtype;
   const auto computed = options.codec->computed(at::kFloat);

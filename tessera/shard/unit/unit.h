@@ -37,8 +37,8 @@ class Unit;
 class UnitState;
 class Starts;
 
-/// The lock of a schedule, which is the key to the state of its units: while it exists, no other thread uses them. One thread may hold
-/// several.
+/// The lock of a schedule, without which nobody gets the state of a unit: while it exists, no other thread uses the units of the schedule.
+/// One thread may hold several such locks.
 class [[nodiscard]] ScheduleLock {
  public:
   /// Throws std::logic_error if it is the lock of another schedule.
@@ -62,7 +62,7 @@ struct UnitCounters {
   uint64_t cancelled = 0;       // prefetches that were resharded before they were used
 };
 
-/// What can be changed about a unit after it was made.
+/// The settings of a unit that can be changed after it was made.
 struct UnitSettings {
   ReshardAfterForward reshard_after_forward = {};
   bool reshard_after_backward = true;
@@ -96,21 +96,22 @@ inline constexpr std::string_view kLayoutNames[] = {"flat", "rows", "whole param
 /// The dtype to which floating-point operands of a unit's operators are cast, if any.
 std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 
-/// A call of a module (of any of `modules`, for a unit of several) that operators need around them, because an option acts at that call:
-/// operators may use the parameters only while the forward of the module runs.
+/// A call of a module (of any of `modules`, if a unit was made of several) inside which operators have to run, because an option of the
+/// module acts at that call. Operators may use the parameters only while the forward of such a module runs.
 struct NeededCall {
-  std::vector<const torch::nn::Module*> modules;  // only compared, as are those below
+  std::vector<const torch::nn::Module*> modules;  // only compared, like those in `inner`
   std::vector<const torch::nn::Module*> inner =
-      {};  // modules inside: if one is called without the outer call, the option does nothing, which is said once
+      {};  // submodules: if one is called outside of the needed call, the option does nothing, and a warning says so once
   std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
-  std::string_view other_way = {};           // to get the effect of the option
+  std::string_view other_way = {};           // for the error: another way to the effect of the option
   bool with_graph_only = false;              // the option does nothing where no graph is built
-  std::vector<const void*> parameters = {};  // the Unit::Parameters that need it, only compared; all of them, if empty
+  std::vector<const void*> parameters = {};  // the Unit::Parameters that need the call, only compared; all if empty
 };
 
-/// Holds what stays the same while a model trains. The rest is in UnitState, which is reached with the lock of the unit's schedule.
+/// Holds the facts about a unit that stay the same while a model trains. UnitState, which can be accessed only with the lock of the unit's
+/// schedule, holds the rest.
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
@@ -127,9 +128,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
     WeakTensor unsharded = {};
     mutable bool unset = false;  // it had no values when it was sharded, and nobody has written any since
 
-    /// Its part of the unsharded form of its group, in its shape.
+    /// Its part of `whole`, the unsharded form of its group, in the parameter's shape.
     at::Tensor in(const at::Tensor& whole) const { return whole.as_strided(sizes, strides, span.offset); }
-    /// Its part of a flat tensor in the layout of a rank's chunk.
+    /// Its part of `own`, a flat tensor in the layout of a rank's chunk.
     at::Tensor in_chunk(const at::Tensor& own) const { return own.narrow(0, span.shard_offset, span.shard_numel); }
   };
 
@@ -141,10 +142,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
     at::Tensor own = {};                         // this rank's chunk, flat and without the paging key
     c10::weak_intrusive_ptr<TaggedStorage> unsharded{TaggedStoragePtr()};
     std::vector<Parameter> parameters = {};
-    std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all have its shard as theirs
+    std::optional<Parameter> flat = {};  // Listing::Flat only: listed in place of the parameters, which all share its shard
     uint64_t fingerprint = 0;            // of the full parameters from which this rank made the group
     bool converts = false;               // operators usually compute with another form of the values than the shards hold
-    bool optimizers_cast = false;        // our optimizers can write the cast copy of this group along with the shards
+    bool optimizers_cast = false;        // Tessera's optimizers can write the group's cast copy along with the shards
     size_t number = 0;                   // index in the unit
 
     /// The storage of this rank's chunk; the shards are views of it.
@@ -172,7 +173,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   c10::Device device() const { return device_; }
   /// Whether the shards and their gradients are in host memory while a device computes with the unit.
   bool is_offloaded() const { return options_.offload.parameters == OffloadTo::Host; }
-  /// The calls that operators need around them, by tessera::call or the class FullyShardedDataParallel.
+  /// The module calls inside which operators have to run. tessera::call and FullyShardedDataParallel make such calls.
   std::vector<NeededCall>& needed_calls() { return needed_calls_; }
   std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }
 
@@ -204,10 +205,11 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// The parameter in whose unsharded form, shard or gradient the view begins. The view must lie in memory of this unit.
   const Parameter* around(const at::Tensor& view) const;
   using Parameters = c10::SmallVector<const Parameter*, 2>;
-  /// The parameters that have values in a shard, in a view of one, or in a flat tensor over neighbours. Of an empty one, its parameter.
+  /// The parameters that have values in `view`: a shard, a view of a shard, or a flat tensor over neighbouring shards. For an empty shard,
+  /// its parameter.
   Parameters parameters_in(const at::Tensor& view) const;
-  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs: a shard, a view of one, or undefined for
-  /// all.
+  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs. `written`: a shard or a view of one; if
+  /// undefined, all parameters of the unit are meant.
   void outdate(const at::Tensor& written);
 
  private:
@@ -233,7 +235,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitCounters counters_;
   mutable UnitFlags flags_;
   std::shared_ptr<Schedule> schedule_;
-  std::shared_ptr<UnitState> state_;  // shared, so that this header need not know it
+  std::shared_ptr<UnitState> state_;  // a shared_ptr, because UnitState is incomplete here
   friend class Schedule;              // which uses the state under its own lock
 };
 
@@ -252,11 +254,13 @@ inline auto parameters_of(const Unit& unit) {
 inline const Unit::Parameter& parameter_of(const Unit& unit, const SourceParameter& source) {
   return unit.groups()[source.group].parameters[source.parameter];
 }
-/// To be called when a parameter that was on the meta device when its unit was made has been written.
+/// Notes that a parameter has values now. To be called when a parameter that was on the meta device when its unit was made has been
+/// written.
 void note_values(const Unit& unit, const Unit::Parameter& parameter);
 /// The same for a written shard, or a view of one.
 void note_values(const Unit& unit, const at::Tensor& shard);
-/// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since: `what` needs their values.
+/// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since. `what`: the operation that needs
+/// their values, for the error.
 void expect_values(const Unit& unit, std::string_view what);
 /// The same, but only if this shard, or view of one, belongs to such a parameter.
 void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what);

@@ -1,4 +1,4 @@
-// What is known of modules: the units that were made of them, the options that act at their calls, and their names.
+// Remembers for each module the units that were made of it, and the options that act at its calls. Names modules.
 #pragma once
 
 #include <memory>
@@ -27,10 +27,10 @@ std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
 /// The units that were made from this module itself: none, one, or a second one for its replicated parameters.
 std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
-/// Returns the first of them, or null if fully_shard was called for the module, but all of its parameters are in other units. Throws
-/// UsageError, which names the call `what`, if fully_shard was not called for it.
+/// Returns the first unit that was made from this module itself, or null if fully_shard was called for the module, but all of its
+/// parameters are in other units. Throws UsageError, which names the call `what`, if fully_shard was not called for it.
 std::shared_ptr<Unit> unit_for(const torch::nn::Module& module, std::string_view what);
-/// The units to which a setting applies.
+/// Returns the units to which a setting of the module applies: unit_for() with Recurse::No, else all units of its parameters.
 std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Recurse recurse, std::string_view what);
 
 /// The options that act at calls of a module.
@@ -46,12 +46,13 @@ struct Boundary {
 /// holders, have a shared_ptr.
 Boundary boundary_of(const torch::nn::Module& module);
 
-/// Remembers that the unit was made of the module. The unit refuses operators outside of calls of the segments that were set in the module
-/// before.
+/// Remembers that the unit was made of the module. If the module has checkpointed segments already (remember_segment), the unit refuses
+/// operators outside of calls of these segments.
 void remember_unit(const torch::nn::Module& module, Unit& unit);
 /// Remembers that fully_shard was called for the module. `unit`: its own unit, or null.
 void remember_sharded(const torch::nn::Module& module, const ShardOptions& options, const std::shared_ptr<Unit>& unit);
-/// Makes calls of the module checkpointed segments. Its units refuse operators outside of such calls: plain calls can't be seen.
+/// Makes calls of the module checkpointed segments. Its units refuse operators outside of such calls, because nothing tells of a plain
+/// call.
 void remember_segment(const torch::nn::Module& module, const activation::Options& options);
 
 /// For example "Linear" for a torch::nn::LinearImpl.

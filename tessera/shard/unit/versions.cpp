@@ -21,7 +21,7 @@ void Versions::done_reading() {
 }
 
 void Versions::wait_to_write(WriteKind how) {
-  // If waiting fails, one of our optimizers can repeat its step. Other operators may belong to a step that has already changed something.
+  // If waiting fails, an optimizer of Tessera can repeat its step. Other operators may belong to a step that has already changed something.
   const bool by_optimizer = is_update(how);
   if (!by_optimizer) write_broke_off_ = true;
   make_writable();
@@ -30,7 +30,7 @@ void Versions::wait_to_write(WriteKind how) {
   if (how != WriteKind::UpdateWithCopies || publishes_later_ || !all_casts_by_optimizers()) must_copy_ = true;
 }
 
-/// Whether our optimizers write all cast copies of the unit along with the shards.
+/// Whether Tessera's optimizers write all cast copies of the unit along with the shards.
 bool Versions::all_casts_by_optimizers() const {
   return std::ranges::none_of(
       unit_.groups(), [&](const Unit::Group& group) { return turns().published_copy(group.number).defined() && !group.optimizers_cast; });
@@ -99,8 +99,8 @@ void Versions::expect_untouched() {
   const auto now = fingerprint_of_shards();
   if (std::exchange(pointed_at_, now) == now) return;
   throw UsageError(
-      "shards of unit '{}' were changed through a pointer that was kept from before they were read last, which nobody could see; "
-      "ask for shard.data_ptr() anew before each time that you write, on every rank",
+      "shards of unit '{}' were changed through a pointer that was taken before they were last read, so the change went unnoticed; "
+      "call shard.data_ptr() again before each write, on every rank",
       unit_.name());
 }
 

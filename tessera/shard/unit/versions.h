@@ -28,17 +28,17 @@ class Versions {
 
   /// Tells the other ranks that this rank will not read the current version again.
   void done_reading();
-  /// Call it before shards change: waits until all ranks are done reading the current version.
+  /// Waits until all ranks are done reading the current version. To be called before shards change.
   void wait_to_write(WriteKind how);
   /// Counts a version without a change, because this rank skips a step that other ranks take.
   void skip();
-  /// Says what is about to write, for other ranks to compare: the optimizer with its options, if it is one of ours.
+  /// Sets the writer of the coming change, for other ranks to compare: the optimizer with its options, if it is one of Tessera's.
   void set_writer(WriteKind how, std::string_view writer);
-  /// Whether other ranks may still read the version before this rank's write. The new version then can't be published at the end of the
+  /// Whether other ranks may still read the version before this rank's write. If so, the new version is published not at the end of the
   /// update, but only when this rank reads the unit next.
   bool publishes_later() const { return publishes_later_; }
-  /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not ours may have changed its state
-  /// already.
+  /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not one of Tessera's may have changed its
+  /// state already.
   bool write_broke_off() const { return write_broke_off_; }
 
   /// The part of the cast copy that belongs to `flat`, a flat tensor over a part of the shards, for the optimizer to write. Undefined if
