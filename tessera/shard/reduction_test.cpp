@@ -204,7 +204,7 @@ TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
       loss_of(*model, 0).backward();
     }
     EXPECT_THAT([&] { loss_of(*model, 1).backward(); },
-                ThrowsMessage<CommError>(HasSubstr("with gradients of passes before that were not reduced")));
+                ThrowsMessage<CommError>(HasSubstr("with unreduced gradients of earlier passes")));
   });
 }
 

@@ -18,7 +18,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// A step in which rank 1 gets values that are not finite behind the layer `a`. Returns what was logged.
+/// Runs a step in which rank 1 gets values that are not finite behind the layer `b`. Returns the logged lines.
 std::vector<std::string> logged_in_a_bad_step() {
   std::vector<std::string> lines;
   std::mutex mutex;

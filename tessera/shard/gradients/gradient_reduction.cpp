@@ -30,7 +30,7 @@ at::ScalarType wire_dtype(const Unit::Group& group, const MixedPrecision& precis
   return is_narrower || order == SumOrder::Any ? wanted : own;
 }
 
-/// The memory of a tensor, which keeps the tensor.
+/// The memory of a tensor. It keeps the tensor alive.
 MemoryPtr memory_of(const at::Tensor& tensor) {
   return std::make_shared<at::DataPtr>(
       tensor.data_ptr(), new at::Tensor(tensor), [](void* kept) { delete static_cast<at::Tensor*>(kept); }, tensor.device());
@@ -41,7 +41,7 @@ bool detects_anomaly() {
   return wanted;
 }
 
-/// Logs that values of this rank's own gradient are not finite. After the reduction, nobody could tell the rank.
+/// Logs that values of this rank's own gradient are not finite. After the reduction, nobody could tell from which rank they came.
 void say_anomaly(const Unit& unit, const Unit::Parameter& parameter, const at::Tensor& gradient) {
   const auto nans = gradient.isnan().sum().item<int64_t>(), infs = gradient.isinf().sum().item<int64_t>();
   if (nans + infs == 0) return;
@@ -130,8 +130,8 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   const auto& mesh = unit.mesh();
   const auto& hook = reduction_.settings_.reduction_hook;
   const auto& ranks = mesh.shard().local_ranks();
-  // A mean that shards get as their gradient, or that is finished later, must be computed whole. (And a process that stands for several
-  // ranks has no place of its own in the buffers.)
+  // The sink can take the mean in parts, as it is computed, only if no shard gets it as its gradient and nothing remains to be done to it.
+  // (A process that represents several ranks has no part of its own in the buffers.)
   const bool in_parts =
       pass_.share.sink && pass_.after.is_plain() && !hook && ranks.size() == 1 && std::ranges::none_of(keeps_, std::identity());
   c10::SmallVector<Piece, 2> pieces;
@@ -159,7 +159,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
   auto subject = reduction.versions_.subject();
   std::string described(name);
   if (const auto& divide = reduction_.settings_.divide) described += fmt::format(", divided by {} and {}", divide->pre, divide->post);
-  if (widens_) described += ", with gradients of passes before that were not reduced";
+  if (widens_) described += ", with unreduced gradients of earlier passes";
   if (reduction.unsynced.forget_drops()) described += fmt::format(", after {} were dropped", kEarlierGradients);
   described += reduction.watch_->earlier.note_reduction(unit);
   if (pass_.share.sink) {
@@ -178,7 +178,7 @@ void GradientReduction::Packing::start(std::string_view name, uint64_t members) 
     pass.writer = beside.empty() ? subject.writer : beside;  // not both: a rank may not know the writer
     subject.writer = pass.writer;
   }
-  if (pass.after.all_reduces) pass.subject = subject;  // for finish_mean(), where replicas have to agree about it
+  if (pass.after.all_reduces) pass.subject = subject;  // for the all-reduce in finish_mean(), where the replicas compare it
   if (hook) {
     mesh.world().barrier(subject);  // ranks that have used different parameters get an error here
     run_hook(hook, pieces);
@@ -212,8 +212,8 @@ void GradientReduction::expect_takeable(const Unit::Parameter& parameter) const 
   };
   if (taken_) {
     refuse(
-        "and has done so since its last step(): call step() after every backward pass. To accumulate gradients over several, call "
-        "step_after_backward() first");
+        "and has already done so since its last step(): call step() after every backward pass. To accumulate gradients over several "
+        "passes, call step_after_backward() first");
   }
   if (parameter.shard.grad().defined()) {
     refuse(
@@ -258,8 +258,8 @@ GradientMemory GradientReduction::make_memory(const Unit::Group& group, const at
       memory.storage->allocate(unit_.name());
     }
     memory.storage->explain(
-        fmt::format("the gradients of unit '{}' are on their way to the sum over all ranks; operators wait for that by themselves, "
-                    "raw pointers can be had when backward() has returned",
+        fmt::format("the gradients of unit '{}' are still being reduced over the ranks; operators wait for that by themselves, "
+                    "but ask for raw pointers only after backward() has returned",
                     unit_.name()));
     memory.values = memory.storage->memory_view(group.gradient_dtype);
     memory.group = number;
@@ -315,7 +315,7 @@ void GradientReduction::expect_synced() {
   };
   if (std::ranges::any_of(lost_, is_here)) {
     throw UsageError(
-        "what full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
+        "the value that full_params was to write to the gradients of unit '{}' is lost, because {}; call zero_grad() and run "
         "the pass again",
         unit_.name(), lost_why_);
   }
@@ -412,7 +412,8 @@ void GradientReduction::abandon() {
 at::Tensor UnsyncedGradients::sum_of(const Unit::Parameter& parameter) const {
   if (in_parts_.contains(&parameter)) {
     throw UsageError(
-        "what is kept of the gradient of '{}' is a sum over its shard group (set_requires_all_reduce), which is divided among the ranks",
+        "the unsynced gradient of '{}' is a sum over its shard group (set_requires_all_reduce), of which each rank has only its part; "
+        "let a backward pass all-reduce it, and then take tessera::full_grad(shard)",
         parameter.name);
   }
   const auto sum = sums_.find(&parameter);
@@ -448,8 +449,8 @@ void UnsyncedGradients::add_to(std::span<const Unit::Parameter* const> parameter
   for (const auto& [parameter, sum] : sums_) {
     if (std::ranges::find(parameters, parameter) != parameters.end()) continue;
     throw UsageError(
-        "'{}' was frozen while its gradient waited for a reduction, which would be lost; call tessera::sync_gradients(model) before "
-        "parameters are frozen, or zero_grad() of an optimizer of Tessera to drop it",
+        "'{}' was frozen while its gradient waited for a reduction, so the gradient would be lost; call tessera::sync_gradients(model) "
+        "before you freeze parameters, or drop the gradient by zero_grad() of a Tessera optimizer",
         parameter->name);
   }
   for (size_t i = 0; i < parameters.size(); i++) {

@@ -1,4 +1,4 @@
-// Turns the gradients of a unit into their mean over all ranks: they are packed, reduced while backward continues, and finished later.
+// Takes the mean of a unit's gradients over all ranks: packs them, starts their reduction while backward continues, and finishes it later.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +22,8 @@
 namespace tessera {
 
 /// The memory of a group's sharded gradient. The `.grad` of each shard is a view of `storage`; the reduction writes to `values`, which is
-/// the same memory without the paging key, or, if the gradients of a unit on a device are in host memory, device memory that is copied to
-/// `arrival`.
+/// the same memory without the paging key. But if the gradients of a unit on a device are kept in host memory, `values` is device memory,
+/// and its contents are then copied to `arrival`.
 struct GradientMemory {
   TaggedStoragePtr storage;
   at::Tensor values;
@@ -41,7 +41,7 @@ struct SinkShare {
   c10::SmallVector<size_t, 2> groups = {};  // the numbers of all groups that are reduced
 };
 
-/// What happens to the sums of a reduction when they are complete.
+/// The operations on the sums of a reduction once they are complete.
 struct AfterSum {
   bool all_reduces = false;  // over the replicas
   bool is_part = false;      // the sums are kept until a later pass takes the mean over the replicas
@@ -54,9 +54,9 @@ struct AfterSum {
 struct PassReduction {
   SinkShare share = {};
   AfterSum after = {};
-  std::set<const Unit::Parameter*> packed = {};  // only known if their sums are kept
-  std::string described = {}, writer = {};       // the texts in `subject`
-  Subject subject = {};                          // about which replicas have to agree
+  std::set<const Unit::Parameter*> packed = {};  // only filled if `after.is_part`
+  std::string described = {}, writer = {};       // own the texts to which `subject` refers
+  Subject subject = {};                          // compared by the replicas in their all-reduce
   Works works = {};
   c10::SmallVector<GradientMemory, 2> reduced = {};  // where `works` write their results
 };
@@ -65,7 +65,7 @@ struct PassReduction {
 class UnsyncedGradients {
  public:
   bool empty() const { return sums_.empty() && parts_.empty(); }
-  /// All ranks call it after passes that reduce nothing, also those that have used no parameter of the unit in them.
+  /// Notes a pass that reduced nothing. All ranks call it, also ranks that have used no parameter of the unit in that pass.
   void expect() { expected_ = true; }
   /// Whether any rank may have unsynced gradients.
   bool may_exist() const { return expected_ || !empty(); }
@@ -87,14 +87,14 @@ class UnsyncedGradients {
 
   /// Adds gradients of whole parameters on this rank, in at least float32.
   void add(std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
-  /// Adds the sums to gradients that are about to be reduced, and forgets the sums. Throws UsageError if one belongs to a parameter that
+  /// Adds the sums to gradients that are about to be reduced, and forgets the sums. Throws UsageError if a sum belongs to a parameter that
   /// has been frozen since. Parameters whose sums over this rank's shard group wait for the all-reduce get a gradient of zeros if they have
   /// none.
   void add_to(std::span<const Unit::Parameter* const> parameters, std::span<at::Tensor> gradients);
 
   /// Keeps a sum over this rank's shard group that was not all-reduced over the replicas.
   void add_part(size_t group, const at::Tensor& sum, const std::set<const Unit::Parameter*>& parameters);
-  /// Adds the kept sums of a group to another one, and forgets them.
+  /// Adds the kept sum of a group to `sum`, and forgets it.
   void add_part_to(size_t group, const at::Tensor& sum);
 
  private:
@@ -117,7 +117,7 @@ class GradientReduction {
   class Packing {
    public:
     /// Copies the gradients of a group to their places in the buffer. Parameters without a gradient get zeros. Throws UsageError if a sink
-    /// takes one that the program expects to find elsewhere.
+    /// takes a gradient that the program expects to find elsewhere.
     void pack(size_t group, std::span<const Unit::Parameter* const> parameters, std::span<const at::Tensor> gradients);
     /// Starts the reduction, which writes this rank's part of the mean to the groups' gradient memory. Errors call the unit `name`.
     /// `members` is a hash over the parameters that have a gradient; ranks that differ in it get an error.
@@ -148,12 +148,13 @@ class GradientReduction {
   UnsyncedGradients unsynced;
   /// Throws UsageError if there are unsynced gradients, or if gradients were lost: see lose().
   void expect_synced();
-  /// Notes that gradients which the program has written are lost: expect_synced() throws until the shards have others than these.
+  /// Notes that values which the program has written to these gradients are lost: expect_synced() throws until the shards have other
+  /// gradients.
   void lose(const std::vector<at::Tensor>& gradients, std::string why);
 
   /// The storage to which the last reduction of a group writes. Null if a sink takes all of it.
   TaggedStorage* target(const Unit::Group& group) const { return memories_[group.number].storage.get(); }
-  /// Makes the next reductions use new memory, which knows the new name of the unit.
+  /// Makes the next reductions use new memory, whose errors give the new name of the unit.
   void forget_memory() { memories_.clear(); }
 
   /// The sink that takes gradients of the unit; null if all shards get theirs.
@@ -193,9 +194,9 @@ class GradientReduction {
   std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
   PassReduction pass_;                                // the one in flight
-  c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are on their way to host memory,
-  Event arrived_;                                     // until then
-  std::vector<std::pair<at::Tensor, int64_t>> lost_;  // with their versions
+  c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are being copied to host memory
+  Event arrived_;                                     // when all of `arriving_` have arrived
+  std::vector<std::pair<at::Tensor, int64_t>> lost_;  // gradients with their versions; see lose()
   std::string lost_why_;
   bool taken_ = false;  // whether the sink has taken gradients in this step
   bool wants_squares_ = false;

@@ -1,4 +1,4 @@
-// How gradients become a mean, on a unit whose memory only notes what it is asked for.
+// How gradients become a mean. Tested on a unit with a fake memory that only records the calls to it.
 #include "tessera/shard/gradients/gradient_reduction.h"
 
 #include <gmock/gmock.h>
@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// Copies what was packed to its place when somebody waits for it, unless it is told to fail.
+/// Records its calls. Waiting for a reduction copies the packed gradients to the piece's `own`, or fails if `fails` is set.
 class NotingPacking final : public GradientPacking {
  public:
   explicit NotingPacking(Notes& notes) : notes_(notes) {}

@@ -50,8 +50,8 @@ void EqualBatches::compare(const Unit& unit, const at::Tensor& mean) {
   if (!at::allclose(all, own, kRounding, 0)) return close();
   if (++seen.times < kEnough) return;
   log(LogLevel::Warning,
-      fmt::format("all {} ranks have had the same gradients in {} backward passes, so each gets the same batches, and together they learn "
-                  "no more than one: give each rank a part of its own, as tessera::data::Sampler does",
+      fmt::format("all {} ranks have had the same gradients in {} backward passes, so each gets the same batches, and all ranks together "
+                  "learn no more than one: give each rank its own part of the data, as tessera::data::Sampler does",
                   unit.mesh().world().size(), kEnough));
   close();
 }
@@ -136,7 +136,7 @@ void TrainedBeside::look_at_graph() {
 std::string TrainedBeside::describe_changes() {
   at::Tensor largest;
   int found = 0;
-  uint64_t hash = 0;  // does not depend on the order, because a graph has its nodes in none
+  uint64_t hash = 0;  // does not depend on the order of leaves, because the nodes of a graph are unordered
   for (auto& leaf : leaves_) {
     const auto tensor = leaf.tensor.lock();
     if (!tensor.defined() || !std::has_single_bit(leaf.passes++)) continue;

@@ -16,8 +16,7 @@ namespace tessera {
 
 class Unit;
 
-/// Whether the backward pass of this thread was asked for the gradients of chosen tensors (autograd::grad, or backward with inputs), which
-/// are accumulated nowhere.
+/// Whether the backward pass of this thread computes only the gradients of chosen tensors (autograd::grad, or backward with inputs).
 bool asks_for_chosen_gradients();
 
 /// Notices that all ranks of a model learn from the same batches, as they do under a sampler that does not know ranks.
@@ -34,7 +33,7 @@ class EqualBatches {
   }
   /// To be called when a unit leaves the model, because units are known by address.
   void forget(const Unit& unit) { seen_.erase(&unit); }
-  /// Takes the mean over all ranks of those values.
+  /// Takes the mean over all ranks of the values that note_own() took.
   void note_mean(const Unit& unit, const at::Tensor& mean) {
     if (is_open_) compare(unit, mean);
   }
@@ -54,7 +53,7 @@ class EqualBatches {
   std::map<const Unit*, Seen> seen_;
 };
 
-/// Which shards a reduction adds to, because they have kept their gradients since an earlier backward pass.
+/// Tracks which shards have kept their gradients since an earlier backward pass, so that a reduction adds to these gradients.
 /// If only some ranks clear gradients between two passes, the others step with the sum of both, unnoticed. A gradient that the program has
 /// written since its pass does not count as kept: it may be zeros, which are as good as none.
 class EarlierGradients {
@@ -67,7 +66,8 @@ class EarlierGradients {
   void forget(const Unit& unit) { known_.erase(&unit); }
 
  private:
-  /// Undefined if there is none. Weak, because another gradient could come to lie at the address of one that is gone.
+  /// The gradient that a pass left in a shard; undefined if there is none. Weak, because a new gradient may have the address of a destroyed
+  /// one.
   struct Left {
     WeakTensor gradient;
     int64_t version = 0;

@@ -123,7 +123,7 @@ TEST(TrainedBeside, MayBeAveragedByTheProgram) {
       run.step();
     }
     loss_of(run.net, world).backward();
-    // From then on it is forgotten: the eighth change is looked at.
+    // From here on the program forgets to average. The watch notices that at the eighth change, the next one that it reads.
     EXPECT_THAT(message_of<DisagreementError>([&] {
                   for (int step = 0; step < 10; step++) {
                     run.step();
@@ -141,7 +141,7 @@ TEST(TrainedBeside, DoesNotMeanInputs) {
     const auto shards = parameters(*net);
     const auto x = input(world.rank()).requires_grad_();
     for (int pass = 0; pass < 4; pass++) {
-      const auto by_itself = input(world.rank() + pass).requires_grad_();  // another one in each pass
+      const auto by_itself = input(world.rank() + pass).requires_grad_();  // another tensor in each pass
       net(by_itself).sum().backward();
       const auto uphill = torch::autograd::grad({net(x).sum()}, {x})[0];
       const torch::NoGradGuard no_grad;
@@ -160,7 +160,7 @@ TEST(Evaluations, OfAPartOfTheRanksAreRemarkedOnceWhereTheyWork) {
     for (int pass = 0; pass < 4; pass++) {
       {
         const torch::NoGradGuard no_grad;
-        for (int batch = 0; batch <= world.rank(); batch++) net(input(batch));  // on all ranks, but of another length
+        for (int batch = 0; batch <= world.rank(); batch++) net(input(batch));  // all ranks evaluate, but over different numbers of batches
       }
       loss_of(net, world).backward();
     }

@@ -52,7 +52,7 @@ class Decoding final : public Work::State {
   const int ranks_;
 };
 
-/// A reduction whose result the thread that waits for it hands on to `take`.
+/// A reduction. The thread that waits for it gives the result to `take`.
 class Handing final : public Work::State {
  public:
   Handing(Works reductions, std::span<const Piece> pieces, TakeMean take)
@@ -70,7 +70,7 @@ class Handing final : public Work::State {
   TakeMean take_;
 };
 
-/// The only reader of a chunk in host memory is the device that copies it, some time after the copy was queued.
+/// Turns for chunks in host memory. The only reader of such a chunk is the device, which copies it some time after the copy was queued.
 class DeviceReads final : public Turns {
  public:
   explicit DeviceReads(c10::Device device) : device_(device) {}
@@ -128,7 +128,7 @@ class GatheredChunks final : public Chunks {
     if (disk_) {
       for (const auto& buffer : buffers) read_pages_ahead(buffer.own.const_data_ptr(), buffer.own.nbytes());
     }
-    // All before the first collective, which can't be cancelled.
+    // All memory is allocated before the first collective, because a collective can't be cancelled.
     for (const auto& buffer : buffers) buffer.unsharded->allocate(subject.unit);
     c10::SmallVector<Piece, 2> all;
     for (const auto& buffer : buffers) all.push_back({.whole = arrival(buffer), .own = buffer.own});
@@ -187,7 +187,8 @@ class ScatteredGradients final : public GradientPacking {
   }
 
   void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const override {
-    // A GPU copies gradients with the strides of their places in one kernel. One with other strides would make it one kernel for each.
+    // A GPU copies all gradients that have the strides of their places in one kernel. With a single gradient of other strides among them,
+    // it would run one kernel for each.
     c10::SmallVector<at::Tensor, 32> alike, values;
     for (size_t i = 0; i < places.size(); i++) {
       if (places[i].is_cuda() && places[i].strides() == gradients[i].strides()) {
@@ -210,7 +211,8 @@ class ScatteredGradients final : public GradientPacking {
   }
 
  private:
-  // The sum has at least float32. If that is the dtype of a piece's `own`, it lies there, in the buffer.
+  // The sum is computed in at least float32. It is stored in the piece's `own`, a part of the buffer, if that has this dtype, else in new
+  // memory.
   std::shared_ptr<Handing> reduce_and_hand(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) {
     c10::SmallVector<Piece, 2> sums(pieces.begin(), pieces.end());
     for (auto& piece : sums) {

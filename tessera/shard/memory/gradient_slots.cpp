@@ -61,7 +61,7 @@ struct GradientSlots::Turn final : Work::State {
       slots->finish_through(number, this);
     }
     if (error) std::rethrow_exception(error);
-    // Another turn has needed the slot before this thread waited, so the mean is complete.
+    // If another turn needed the slot before this thread waited, the mean is complete, but not taken yet.
     if (const auto own_take = std::exchange(take, {})) give_mean(std::exchange(pieces, {}), own_take);
   }
   bool done() const override { return is_done; }
@@ -87,7 +87,7 @@ std::shared_ptr<GradientSlots::Turn> GradientSlots::make_turn() {
 
 void GradientSlots::reserve(size_t bytes) {
   const std::lock_guard lock(mutex_);
-  announced_ = std::max(announced_, aligned(kHead + bytes + kSpareBytes));  // the second slot begins behind the first
+  announced_ = std::max(announced_, aligned(kHead + bytes + kSpareBytes));  // aligned, because the second slot begins right after the first
   expected_ = std::max(expected_, announced_);
 }
 
@@ -103,7 +103,7 @@ bool GradientSlots::packs_after_sum() {
 void GradientSlots::reset() {
   const std::lock_guard lock(mutex_);
   for (const auto& turn : open_) {
-    turn->error = std::make_exception_ptr(CommError("the sum of gradients was given up, to bring the ranks back in step"));
+    turn->error = std::make_exception_ptr(CommError("the sum of gradients was abandoned by tessera::recover; run the pass again"));
     turn->pieces.clear();
     turn->take = {};
     turn->is_done = true;
@@ -122,7 +122,7 @@ void GradientSlots::make_area(std::chrono::milliseconds limit) {
   auto attempt = group_.with_limit(limit).share({.bytes_per_rank = bytes, .counters = kSlotCounters}, {.unit = kGradientMemory});
   if (!attempt.area) {
     throw IoError(
-        "no shared memory for gradients, {} bytes a rank: {}; shard smaller units, or with .residence = "
+        "no shared memory for gradients, {} bytes per rank: {}; shard smaller units, or with .residence = "
         "tessera::Residence::Gathered",
         bytes, attempt.why_not);
   }

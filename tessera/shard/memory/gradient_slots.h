@@ -21,8 +21,8 @@ class SharedArea;
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
 /// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
 /// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
-/// and it need not wait. Of slots larger than kLargeSlot, whose memory is worth more than this overlap, each rank has one: turn k is then
-/// added up before turn k + 1 is packed.
+/// and it need not wait. If slots are larger than kLargeSlot, each rank has only one, because the memory of a second slot is worth more
+/// than this overlap: turn k is then added up before turn k + 1 is packed.
 class GradientSlots {
  public:
   static constexpr size_t kLargeSlot = size_t{32} << 20;  // bytes
@@ -33,14 +33,14 @@ class GradientSlots {
 
   /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
   void reserve(size_t bytes);
-  /// Whether each rank has one slot, so that buffers() has to finish the sum of the turn before. The owner of that sum should take it
-  /// first, because buffers() would put it into private memory.
+  /// Whether each rank has one slot, so that buffers() has to finish the sum of the previous turn. The unit of that turn should take its
+  /// sum first, because otherwise buffers() stores the sum in private memory.
   bool packs_after_sum();
   /// Returns buffers in this rank's next slot. Waits until all ranks have added up the turn that was in that slot before. Collective if the
   /// slots have to grow.
   GradientBuffers buffers(std::span<const GradientPlan> plans, std::chrono::milliseconds limit);
-  /// Sets how many evaluations this rank has begun, for the next reduction. If some ranks have begun more than others, one of them warns,
-  /// once: without shared memory, that is an error.
+  /// Sets how many evaluations this rank has begun, for the next reduction. If some ranks have begun more than others, one of these ranks
+  /// logs a warning, once, because without shared memory this would be an error.
   void note_evaluations(uint64_t number) {
     const std::lock_guard lock(mutex_);
     evaluations_ = number;

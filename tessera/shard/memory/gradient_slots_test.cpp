@@ -51,8 +51,8 @@ TEST(GradientSlots, GiveTheMeanOfEachTurn) {
 }
 
 struct TwoTurns {
-  const void *first, *second;  // where their buffers lie
-  bool added_up;               // whether the first was when the second could be packed
+  const void *first, *second;  // the addresses of the two turns' buffers
+  bool added_up;               // whether the first turn was added up by the time the second could be packed
 };
 
 /// Packs `size` values, and then as many again without waiting for the mean of the first.

@@ -1,8 +1,8 @@
 // Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
 //
-// No rank may write what another still reads, or read what another has not written yet. For every unit, each rank counts which version it
-// has published and which version it is done reading, and waits for the counters of the others. A rank that has resharded a unit may read
-// it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
+// No rank may write a chunk that another rank still reads, or read a chunk before its owner has written it. For every unit, each rank
+// counts which version it has published and which version it is done reading, and waits for the counters of the others. A rank that has
+// resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
@@ -34,7 +34,7 @@ struct Shared {
   };
 
   const Communicator shard;
-  const std::shared_ptr<SharedArea> control;  // has the counters of versions
+  const std::shared_ptr<SharedArea> control;  // holds the version counters of all ranks
   const std::shared_ptr<GradientSlots> slots = GradientSlots::of(shard);
   std::vector<Place> places = {};  // one for each buffer
 };
@@ -83,7 +83,7 @@ class SharedChunks final : public Chunks {
   size_t trained_bytes_ = 0;
 };
 
-/// Work that is done when all ranks have published a version. A unit waits for one version at a time, so it can use the object again.
+/// Work that is done when all ranks have published a version. A unit waits for one version at a time, so it reuses one object.
 struct Publication final : Work::State {
   explicit Publication(SharedPtr shared) : shared(std::move(shared)) {}
 

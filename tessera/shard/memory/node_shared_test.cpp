@@ -32,7 +32,7 @@ Net net_in(Residence residence, const Communicator& world, MixedPrecision precis
   return net;
 }
 
-/// Makes ranks fast and slow at every turn, each in its own way.
+/// Delays each rank at random, so that ranks interleave in many ways.
 class Haste {
  public:
   Haste(int rank, bool on) : on_(on), random_(static_cast<unsigned>(rank) * 77 + 5) {}
@@ -57,7 +57,7 @@ at::Tensor loss_of(Net& net, int rank, int round) {
 
 enum class By { OurOptimizer, TorchOptimizer };
 
-/// One rank's training, which a script takes a round further.
+/// The training of one rank. A script runs one round of it.
 struct Run {
   Net net;
   std::function<void()> step, skip_step, zero_grad;
@@ -97,7 +97,7 @@ struct Script {
   friend std::ostream& operator<<(std::ostream& out, const Script& script) { return out << script.name; }
 };
 
-/// In each round another rank leaves out the step.
+/// In each round, another rank skips the step.
 void learn_but_skip_in_turn(Run& run) {
   run.learn(run.round);
   if (run.rank != run.round % 2) {
@@ -127,7 +127,8 @@ const Script kScripts[] = {
        run.step();
        run.zero_grad();
        const torch::NoGradGuard no_grad;
-       // Every run.rank evaluates as much as it likes. Where parameters are gathered, all have to take part.
+       // With haste, each rank evaluates another number of batches. Where parameters are gathered, all ranks evaluate all three, but record
+       // only as many.
        const int wanted = 1 + (run.rank + run.round) % 3;
        for (int batch = 0; batch < (run.haste.on() ? wanted : 3); batch++) {
          const auto loss = run.loss(batch).item<double>();

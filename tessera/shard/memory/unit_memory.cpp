@@ -28,14 +28,14 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
   if (to == OffloadTo::Nowhere) return;
   if (to == OffloadTo::Host) {
     if (device.is_cpu())
-      throw ConfigError("{} lie in host memory already, so OffloadTo::Host would change nothing; OffloadTo::Disk keeps them in files",
+      throw ConfigError("OffloadTo::Host has no effect on {}, already in host memory; leave it out, or set OffloadTo::Disk to use files",
                         what);
     throw ConfigError(
-        "{} can't go to host memory while the parameters stay on {}, because the host updates what it has; set "
-        "OffloadOptions::parameters to OffloadTo::Host, which takes gradients and the state of optimizers along",
+        "{} can't go to host memory while the parameters stay on {}, because all tensors of an update must be in the same memory; set "
+        "OffloadOptions::parameters to OffloadTo::Host, which moves gradients and the state of optimizers as well",
         what, device.str());
   }
-  if (!device.is_cpu()) throw ConfigError("{} are on {}; only what lies in host memory can be offloaded to disk", what, device.str());
+  if (!device.is_cpu()) throw ConfigError("can't offload {} from {} to disk; OffloadTo::Disk is for host memory only", what, device.str());
   expect_sensible(disk);
 }
 
@@ -49,10 +49,10 @@ UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
                       shard.traits().name);
   }
   if (options.offload.gradients == OffloadTo::Disk) {
-    throw ConfigError("the gradients are where the parameters are, in host memory, and not on disk; leave OffloadOptions::gradients out");
+    throw ConfigError("gradients of parameters in host memory are there as well and can't be on disk; leave OffloadOptions::gradients out");
   }
   if (options.residence == Residence::NodeShared) {
-    throw ConfigError("parameters that ranks share in memory can't be those of a device; leave ShardOptions::residence at Auto");
+    throw ConfigError("ranks can't share parameters in memory if a device computes with them; leave ShardOptions::residence at Auto");
   }
   return gathered_memory(shard, {}, device);
 }
@@ -115,7 +115,7 @@ UnitMemory make_unit_memory(const ShardOptions& options, bool decodes, at::Devic
   if (!device.is_cpu()) {
     why_not = fmt::format("the parameters are on {}, not in host memory", device.str());
   } else if (decodes) {
-    why_not = "their codec decodes what was sent, which every rank does for itself";
+    why_not = "their codec decodes the values that were sent, which every rank does in memory of its own";
   } else if (auto shared = node_shared_memory(shard, why_not)) {
     return std::move(*shared);
   }

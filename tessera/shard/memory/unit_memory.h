@@ -1,5 +1,5 @@
-// The memory of a unit, in three parts: where the chunks of all ranks lie, how readers and writers of them take turns, and where gradients
-// are packed. A residence composes them.
+// The memory of a unit, in three parts: Chunks (where the chunks of all ranks lie), Turns (how readers and writers of chunks take turns)
+// and GradientPacking (where gradients are packed). Each residence combines an implementation of each part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -76,8 +76,9 @@ class Chunks {
   virtual bool in_place(const Buffer& buffer) const = 0;
 };
 
-/// How ranks take turns where others, or a device, read this rank's chunk in place: nobody may write what another still reads, or read what
-/// another has not written yet. This class is for chunks that nobody else reads.
+/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: nobody may write a chunk that another still reads,
+/// or read a chunk before its owner has written it. This base class is for chunks that nobody else reads, so its functions wait for
+/// nothing.
 class Turns {
  public:
   virtual ~Turns() = default;
@@ -87,16 +88,17 @@ class Turns {
   /// Says that this rank will not read this version again.
   virtual void done_reading(const Subject& /*subject*/) {}
   /// Waits until all ranks are done reading this version, so that this rank's chunk may change. Returns false if all ranks are waiting to
-  /// write, each for another unit. The chunk may then only change in memory that other ranks do not read (see keep_copy).
+  /// write, each for another unit. In that case the chunk may change only in memory that other ranks do not read (see keep_copy).
   virtual bool wait_for_readers(const Subject& /*subject*/) { return true; }
   /// Makes other ranks read a copy of a buffer's own chunk, which done_writing() makes. Returns false if they already do.
   virtual bool keep_copy(size_t /*buffer*/, const at::Tensor& /*own*/) { return false; }
-  /// Makes this version of the own chunks readable by other ranks. `make_copy` says that the copies which they read have yet to be made.
+  /// Makes this version of the own chunks readable by other ranks. `make_copy`: whether this call has to make the copies that other ranks
+  /// read.
   virtual void done_writing(std::span<const Buffer> /*buffers*/, const Subject& /*subject*/, bool /*make_copy*/) {}
   /// The copy of a buffer's own chunk that other ranks read. Undefined if they read the chunk itself.
   virtual at::Tensor published_copy(size_t /*buffer*/) const { return {}; }
-  /// Abandons what was in progress. All ranks call it, inside tessera::recover. `again` takes back this rank's done_reading() for this
-  /// version.
+  /// Abandons reads and writes in progress. All ranks call it, inside tessera::recover. `again`: whether this rank is going to read this
+  /// version again, which takes back its done_reading().
   virtual void reset(const Subject& /*subject*/, bool /*again*/) {}
 };
 
@@ -148,16 +150,16 @@ class GradientPacking {
  public:
   virtual ~GradientPacking() = default;
 
-  /// Whether buffers() waits for the sum of what was packed before, because there is no other memory to pack into.
+  /// Whether buffers() waits for the sum of the gradients that were packed before, because there is no other memory to pack into.
   virtual bool packs_after_sum() = 0;
   /// Buffers to pack gradients into, not initialized.
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies gradients to their places in a buffer.
   virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
   /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. With `take`, the
-  /// thread that waits for the work gives it to `take` instead, and the pieces' `own` are this rank's places in the buffers.
+  /// thread that waits for the work gives this rank's part to `take` instead, and the pieces' `own` are this rank's places in the buffers.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
-  /// Sets how many evaluations this rank has begun, for a warning if only some ranks evaluate where that happens to work.
+  /// Sets how many evaluations this rank has begun, for a warning if only some ranks evaluate, which works only with shared memory.
   virtual void note_evaluations(uint64_t /*number*/) {}
 };
 

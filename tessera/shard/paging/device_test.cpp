@@ -1,5 +1,5 @@
 // The demands of a lazily traced device on the core, as numbered in docs/mechanism.md. They are tested on the silent device, whose
-// memory can't be read and whose tensors stand for all ranks at once.
+// memory can't be read and whose tensors have the values of all ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
@@ -65,14 +65,14 @@ class Device : public ::testing::Test {
 };
 
 using Step = std::function<void()>;
-using MakeStep = std::function<Step(const std::vector<at::Tensor>& parameters)>;  // an optimizer's
+using MakeStep = std::function<Step(const std::vector<at::Tensor>& parameters)>;  // makes an optimizer
 
 struct Run {
   std::vector<std::vector<double>> losses;  // of each step, of each rank
   std::vector<at::Tensor> parameters;       // whole, as rank 0 has them
 };
 
-/// One program for all ranks, or for one of several: the same source.
+/// Trains. The same source serves as one program for all ranks, and as the program of one rank.
 void train(Net net, const at::Tensor& batch, const MakeStep& make_step, double max_norm, std::vector<at::Tensor>& losses) {
   const auto shards = parameters(*net);
   const auto step = make_step(shards);
@@ -162,7 +162,7 @@ TEST_F(Device, TrainsToTheBitAsThreadsDo) {
 }
 
 TEST_F(Device, TrainsWithFusedOptimizers) {
-  // The fused kernels round the end of a tensor otherwise than its middle, and shards end elsewhere here.
+  // The fused kernels round the end of a tensor differently from its middle, and shards end at other values here.
   for (const auto& make :
        {steps_of<optim::SGD>(optim::SgdOptions{.lr = 0.1, .momentum = 0.9}), steps_of<optim::AdamW>(optim::AdamWOptions{.lr = 0.01})}) {
     expect_same(train_on_device(world_, batch_, make, 0), train_on_threads(make, 0), 1e-5);
@@ -300,13 +300,13 @@ TEST_F(Device, BackwardIsTiedToTheGradientsOfTheUnitBeforeTheLast) {
     auto net = net_on_device({.mesh = world_, .schedule = {.tracing = tracing}});
     const auto input = batch_.clone().set_requires_grad(true);
     net(input).sum().backward();
-    net->zero_grad();  // sums of gradients over passes would be needed at once
+    net->zero_grad();  // so that no pass adds to these gradients, which would need them at once
     set_tie(input.device().type(), [](std::vector<at::Tensor> values, std::span<const at::Tensor> after) {
       for (const auto& value : values) ties_of_a_step().push_back({value.sizes().vec(), after.size()});
       return values;
     });
     net(input).sum().backward();
-    net->zero_grad();  // sums of gradients over passes would be needed at once
+    net->zero_grad();  // so that no pass adds to these gradients, which would need them at once
     set_tie(input.device().type(), nullptr);
     return std::exchange(ties_of_a_step(), {});
   };
@@ -393,12 +393,12 @@ TEST_F(Device, UnitsAreFreedInEvaluation) {
 
 TEST_F(Device, HearsOfTheEndOfAStep) {
   auto net = net_on_device(world_);
-  trace_.steps_done = 0;  // each unit that was made has ended one
+  trace_.steps_done = 0;  // making each unit has ended a step
   optim::SGD optimizer(parameters(*net), {.lr = 0.1});
   for (int step = 1; step <= 2; step++) {
     net(batch_).sum().backward();
     optimizer.step();
-    EXPECT_EQ(trace_.steps_done, step - 1) << "gradients would be results of the program";
+    EXPECT_EQ(trace_.steps_done, step - 1) << "if the step ended here, gradients would be results of the program";
     optimizer.zero_grad();
     EXPECT_EQ(trace_.steps_done, step);
     optimizer.zero_grad();

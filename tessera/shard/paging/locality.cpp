@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr auto kToLocal = "tessera::to_local(tensor) gives this rank's values, for programs that mean these";
+constexpr auto kToLocal = "If you mean this rank's values alone, take tessera::to_local(tensor)";
 
 std::string name_of(const SourceParameter& source) {
   const auto unit = source.unit.lock();
@@ -24,12 +24,12 @@ void mark(const at::Tensor& result, const SourceParameterPtr& source) {
 
 [[noreturn]] void refuse_random(const OperatorFacts& op, const SourceParameter& source) {
   throw UsageError(
-      "{} would draw numbers for this rank's part of {} alone, the same ones on all ranks or others than for the whole; draw inside "
-      "tessera::full_params(module, Access::Write), or before fully_shard",
+      "{} would draw numbers for this rank's part of {} alone: they would repeat on all ranks, or differ from those for the whole "
+      "parameter; draw inside tessera::full_params(module, Access::Write), or before fully_shard",
       op.name(), name_of(source));
 }
 
-/// The hook by which libtorch asks for more to write of each tensor that it saves.
+/// The hook that libtorch calls for each tensor that it saves, to ask for additional data to write.
 void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool>& /*more*/) {
   if (!is_paged(tensor)) return;
   const auto* const tag = tag_of(tensor);
@@ -41,7 +41,7 @@ void expect_whole(const at::Tensor& tensor, std::unordered_map<std::string, bool
   const bool is_whole = unit->mesh().shard().size() == 1 && tensor.sizes() == at::IntArrayRef(parameter.sizes);
   if (is_whole) return;  // a lone rank has all values, but its shard may be flat
   throw UsageError(
-      "torch::save would write this rank's part of {} alone, and whoever reads the file would take it for all of it; write "
+      "torch::save would write this rank's part of {} alone, and whoever reads the file would take it for the whole; write "
       "instead, on every rank, tessera::checkpoint::save(folder, {{.model = model.get(), .optimizer = &optimizer}}, world), "
       "which load() and load_weights() read, or save tessera::full_state(*model). {}",
       name_of(parameter, *unit), kToLocal);
@@ -65,8 +65,8 @@ void mark_results(const Stack& stack, size_t base, const SourceParameterPtr& sou
 
 void refuse_places(const OperatorFacts& op, const SourceParameter& source) {
   throw UsageError(
-      "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins elsewhere on every "
-      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or look at tessera::full_parameter(shard). {}",
+      "{} picks values by their places, but the shard of {} has only this rank's part of them, which begins at another place on every "
+      "rank; write whole parameters inside tessera::full_params(module, Access::Write), or read tessera::full_parameter(shard). {}",
       op.name(), name_of(source), kToLocal);
 }
 
@@ -88,8 +88,8 @@ void expect_same_places(const OperatorFacts& op, const Stack& stack, size_t base
     if (tensor.numel() > 1 && tensor.numel() != shard->numel()) refuse_places(op, source);
     if (!is_paged(tensor) && op.writes[argument] && tensor.storage().use_count() > 1) {
       throw UsageError(
-          "{} would write values of the shard of {} into a view of an ordinary tensor, which would not know that it has only this "
-          "rank's; write tessera::to_local(tensor) there, if you mean these",
+          "{} would write values of the shard of {} into a view of an ordinary tensor, which can't be marked as this rank's "
+          "part; if you mean this rank's values alone, write tessera::to_local(tensor) there",
           op.name(), name_of(source));
     }
   });
@@ -99,9 +99,9 @@ void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const SourcePa
   if (op.random) refuse_random(op, source);
   if (kind != OperatorKind::Other) return;
   throw UsageError(
-      "{} over the shard of {}, its gradient, or what was computed from them would be the result of this rank alone. For norms and "
-      "clipping there is tessera::clip_grad_norm; a penalty on weights is computed from the modules' own members; "
-      "{}. Optimizers that look at whole parameters, like LBFGS or Muon, can't work on shards",
+      "{} over the shard of {}, its gradient, or a tensor computed from them would be the result of this rank alone. For norms and "
+      "clipping, use tessera::clip_grad_norm; compute a penalty on weights from the modules' own members. "
+      "{}. Optimizers that need whole parameters, like LBFGS or Muon, can't work on shards",
       op.name(), name_of(source), kToLocal);
 }
 

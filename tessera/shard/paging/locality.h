@@ -1,5 +1,5 @@
-// Local values: tensors computed from shards. Finds the parameter from which they come, and refuses operators that would give a wrong
-// result because each rank has only its part of the values.
+// Local values: tensors computed from shards. Finds the parameter from whose shard a local value was computed, and refuses operators that
+// would give a wrong result because each rank has only its part of the values.
 #pragma once
 
 #include "tessera/shard/dispatch/operators.h"
@@ -20,7 +20,7 @@ void mark_results(const Stack& stack, size_t base, const SourceParameterPtr& sou
 void expect_no_mixing(const OperatorFacts& op, OperatorKind kind, const SourceParameter& source);
 /// Throws UsageError: the operator picks values by their positions, and those differ between a shard and the full parameter.
 [[noreturn]] void refuse_places(const OperatorFacts& op, const SourceParameter& source);
-/// Throws UsageError if a view on the stack, from `base` on, has fewer than `numel` values, those of the local value.
+/// Throws UsageError if a view on the stack, from `base` on, has fewer than `numel` values, the number that the viewed local value has.
 void expect_all_values(const OperatorFacts& op, int64_t numel, const Stack& views, size_t base, const SourceParameter& source);
 /// Throws UsageError if an elementwise operator, whose arguments begin at `base`, would combine a local value with a tensor of another
 /// size, or write it into a view of an ordinary tensor, which can't be marked as a local value.

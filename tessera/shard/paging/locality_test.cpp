@@ -1,4 +1,4 @@
-// Values that come from a shard, on a unit whose memory only notes what it is asked for.
+// Local values, which are computed from shards. Tested on a unit with a fake memory that only records the calls to it.
 #include "tessera/shard/paging/locality.h"
 
 #include <gmock/gmock.h>

@@ -36,9 +36,9 @@ struct PagedOperand {
   const at::Tensor* tensor;  // on the stack
   StorageTag* tag;           // null for a local value, and for a weight whose operators are replaced
 };
-using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // as many as nearly all operators have, so without an allocation
+using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // nearly no operator has more, so nearly none needs an allocation
 
-/// The one walk over the operands of an operator. Nearly all of them are of no interest to paging.
+/// Finds the paged operands of an operator. This is the only loop over all operands, nearly none of which is paged.
 PagedOperands paged_operands(const OperatorFacts& op, const Stack& stack) {
   PagedOperands result;
   for_each_operand(stack, stack.size() - op.arguments, [&](size_t argument, size_t element, const at::Tensor& tensor) {
@@ -85,13 +85,13 @@ void expect_calls(Unit& unit, const at::Tensor& used, const OperatorFacts& op) {
       continue;
     }
     throw UsageError(
-        "{} uses unit '{}', but the {} of {} acts where that module is called, and modules have no hooks that would tell; call "
+        "{} uses unit '{}', but the {} of {} acts where that module is called, and Tessera does not see a plain call; call "
         "it as tessera::call(module, x...), make it a tessera::FullyShardedDataParallel,{} or leave the option out",
         op.name(), unit.name(), call.option, call.name, call.other_way);
   }
 }
 
-/// Throws UsageError if a view of an unsharded parameter was made while the parameter had another dtype than now, for other memory.
+/// Throws UsageError if a view of an unsharded parameter was made while the parameter had another dtype, and so other memory, than now.
 void expect_current(const at::Tensor& tensor, const StorageTag& tag, const OperatorFacts& op) {
   const auto& unit = *tag.owner;
   const auto& group = unit.groups()[tag.group];
@@ -118,9 +118,9 @@ void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& 
     expect_current(tensor, *tag, op);
     if (writes && !may_write_unsharded(*unit)) {
       throw UsageError(
-          "{} would write {} while it is unsharded for a moment, and the change would be lost; write inside "
-          "tessera::full_params(module, Access::Write), or write the shards. An optimizer that was made before fully_shard has to "
-          "be made after it; one of torch::optim can be moved instead, with tessera::rebind(optimizer, model)",
+          "{} would write {}, which is unsharded only temporarily, so the change would be lost; write "
+          "inside tessera::full_params(module, Access::Write), or write the shards. Make optimizers after fully_shard; a torch::optim "
+          "optimizer that was made before can be moved by tessera::rebind(optimizer, model)",
           op.name(), name_of(*unit->around(tensor), *unit));
     }
     expect_calls(*unit, tensor, op);
@@ -132,7 +132,7 @@ void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& 
   if (op.recurrent) {
     throw UsageError(
         "{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
-        "call it before",
+        "call to() before",
         op.name());
   }
   const auto unit = tag->unit.lock();
@@ -171,7 +171,7 @@ bool loads_shard(Stack& stack) {
   return true;
 }
 
-/// Throws UsageError if Module::clone() copies a shard. It is recognized by gradients being disabled.
+/// Throws UsageError if Module::clone() copies a shard. Such a copy is recognized by gradients being disabled.
 void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   if (c10::GradMode::is_enabled()) return;
   const auto& self = stack[stack.size() - op.arguments].toTensor();
@@ -272,14 +272,15 @@ bool ran_replacement(const OperatorFacts& op, Stack& stack) {
   return true;
 }
 
-/// Puts values in the place of weights that are held in another form. Returns false if there are none among the operands.
+/// Replaces operands that are weights held in another form by their values. Returns false if there is no such operand.
 bool decode_operands(const OperatorFacts& op, Stack& stack, const PagedOperands& paged) {
   c10::SmallVector<std::pair<const PagedOperand*, at::Tensor>, 1> found;
   for (const auto& operand : paged) {
     auto values = operand.tag == nullptr ? decoded(*operand.tensor) : at::Tensor();
     if (!values.defined()) continue;
     if (op.writes[operand.argument]) {
-      throw UsageError("{} would write a weight that is held in another form and frozen; write it before, or load weights", op.name());
+      throw UsageError("{} would write a weight that is held in another form and frozen; write it before it is quantised, or load weights",
+                       op.name());
     }
     found.emplace_back(&operand, std::move(values));
   }

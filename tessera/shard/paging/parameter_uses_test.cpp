@@ -62,7 +62,7 @@ at::Tensor first_of(Impl& layer, const at::Tensor& x) {
   return std::get<0>(layer.forward(x));
 }
 
-/// A unit of the form's parameters and another one, of which only one is ever whole.
+/// A unit of the form's parameters, and another unit. Only one of the two is unsharded at a time.
 struct Sharded : nn::Module {
   std::shared_ptr<nn::Module> subject;
   std::shared_ptr<Bag> other;
@@ -74,7 +74,7 @@ struct Sharded : nn::Module {
     fully_shard(*other, {.mesh = options.mesh});
     fully_shard(*this, {.mesh = options.mesh, .schedule = {.max_live_units = 1}});
   }
-  /// The form's unit is freed meanwhile.
+  /// Uses the other unit, so that the form's unit is resharded.
   at::Tensor nothing() { return (other->own[0] * 0).sum(); }
 };
 
@@ -269,7 +269,7 @@ TEST(MixedPrecision, CastsWhatIsReadAndNothingThatIsWritten) {
     x.mul_(norm->weight).add_(norm->bias);  // ones and zeros
     EXPECT_EQ(x.scalar_type(), at::kFloat);
     EXPECT_TRUE(at::equal(x, expected)) << "the written operand went through bfloat16";
-    // Backward operators get from forward ones what they need: a wide gradient stays wide.
+    // Operands of backward operators are not cast: a wide gradient stays wide.
     EXPECT_EQ(at::sigmoid_backward(x[0], norm->weight).scalar_type(), at::kFloat);
   });
 }

@@ -19,7 +19,7 @@ namespace {
 namespace nn = torch::nn;
 using ::testing::HasSubstr;
 
-// --- Things that are refused, in words ---
+// --- Refused uses and their errors ---
 
 TEST(Refused, AreWritesToWholeParameters) {
   with_ranks(2, [](const Communicator& world) {
@@ -74,7 +74,7 @@ TEST(Refused, IsToSaveOneRanksPartOfAModel) {
     std::stringstream file;
     EXPECT_THAT(message_of<UsageError>([&] { torch::save(net, file); }),
                 ::testing::AllOf(HasSubstr("this rank's part of 'weight' of unit"), HasSubstr("tessera::checkpoint::save(folder, {.model")));
-    net(input()).sum().backward();  // it is as it was
+    net(input()).sum().backward();  // the model is unchanged
 
     std::stringstream whole;
     torch::save(seeded_net(), whole);
@@ -84,7 +84,7 @@ TEST(Refused, IsToSaveOneRanksPartOfAModel) {
   with_ranks(1, [](const Communicator& world) {
     auto net = sharded_net(world);
     std::stringstream file;
-    EXPECT_THAT(message_of<UsageError>([&] { torch::save(net, file); }), HasSubstr("this rank's part of"));  // it has all, but flat
+    EXPECT_THAT(message_of<UsageError>([&] { torch::save(net, file); }), HasSubstr("this rank's part of"));  // all values, but flat
     const auto whole = full_tensor(*net, "a.weight");
     std::stringstream other;
     torch::save(whole, other);
@@ -239,7 +239,7 @@ TEST(Refused, AreTrainableParametersInNoUnit) {
   });
 }
 
-// --- Optimizers from before ---
+// --- Optimizers that were made before fully_shard ---
 
 TEST(OldOptimizers, AreFoundOrMoved) {
   with_ranks(2, [](const Communicator& world) {

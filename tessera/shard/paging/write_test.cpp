@@ -1,4 +1,4 @@
-// Every way to change a parameter or to replace its memory. Unsharded parameters refuse it with an error; shards take the change, and the
+// Every way to change a parameter or to replace its memory. Unsharded parameters refuse the change with an error. Shards accept it, and the
 // next pass uses it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +28,7 @@ struct Write {
 
 class Writes : public ::testing::TestWithParam<Write> {};
 
-// All of them double the values, and serve any shape.
+// All of these writes double the values, and work for any shape.
 INSTANTIATE_TEST_SUITE_P(Ways, Writes,
                          ::testing::Values(Write{"in_place", [](at::Tensor t) { t.mul_(2); }},
                                            Write{"detached", [](at::Tensor t) { t.detach().mul_(2); }},
@@ -36,7 +36,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, Writes,
                                            Write{"variable_data", [](at::Tensor t) { t.variable_data().mul_(2); }},
                                            Write{"view", [](at::Tensor t) { t.view({-1}).mul_(2); }},
                                            Write{"by_rank",
-                                                 [](at::Tensor t) {  // more operators on a rank that has more
+                                                 [](at::Tensor t) {  // runs more operators on a rank that has more rows
                                                    for (auto i = t.size(0); i > 0; i--) t.mul_(1);
                                                    t.mul_(2);
                                                  }},
@@ -109,7 +109,7 @@ TEST(Rebinding, IsRefusedInEveryForm) {
     for (const auto& tensor : {weight, shard}) {
       EXPECT_THAT(message_of<UsageError>([&] { tensor.set_data(at::zeros({10, 6})); }), HasSubstr("cut it off"));
     }
-    // Past all operators: found at the next use.
+    // No operator does this, so paging finds it at the next use.
     weight.unsafeGetTensorImpl()->set_storage_keep_dtype(at::zeros({10, 6}).storage());
     EXPECT_THAT(message_of<UsageError>([&] { net(input()); }), HasSubstr("belongs to no unit"));
   });

@@ -17,7 +17,7 @@ namespace {
 
 namespace nn = torch::nn;
 
-/// Each of the four blocks becomes a unit, and the rest another, the root, which is used at both ends of a pass.
+/// Each of the four blocks becomes a unit. The rest becomes the root unit, which is used at both ends of a pass.
 struct Model : nn::Module {
   nn::Linear embed{nullptr}, head{nullptr};
   std::shared_ptr<Blocks> blocks;
@@ -57,7 +57,7 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
   const auto& [numbers_are, residence] = GetParam();
   for (const int ranks : {1, 2, 3, 4, 7}) {
     SCOPED_TRACE(std::to_string(ranks) + " ranks");
-    // Units that lie in memory as they are computed with count gathers, but move no bytes.
+    // Units whose unsharded form lies in memory all the time count gathers, but move no bytes.
     const bool shared = residence == Residence::NodeShared || (ranks == 1 && !on_cpu());
     with_ranks(ranks, [&, &numbers_are = numbers_are, &residence = residence](const Communicator& world) {
       Model model;
@@ -96,8 +96,8 @@ TEST_P(Formula, HoldsForGathersReductionsAndBytes) {
         reset_counters(model);
         world.reset_traffic();
         model.forward(numbers({6, 5}, pass));
-        world.barrier();  // what was begun for the next pass has arrived
-        EXPECT_LE(counters(model).gathers, 6) << "one for each unit, and the root's head when nothing is known of its embedding";
+        world.barrier();  // until all gathers that were started for the next pass have arrived
+        EXPECT_LE(counters(model).gathers, 6) << "one for each unit, and a second one of the root, for its head";
         EXPECT_EQ(world.traffic(Operation::AllGather).bytes, counters(model).gathered_bytes);
         EXPECT_EQ(world.traffic(Operation::ReduceScatter).calls, 0);
       }
@@ -141,7 +141,7 @@ TEST(FirstLayer, IsNotGatheredInBackward) {
   }
 }
 
-/// Frozen layers in front of trained ones are needed when all gradients of their unit are complete already.
+/// Backward needs frozen layers in front of trained ones even after all gradients of their unit are complete.
 TEST(FrozenLayers, AreNotGatheredAgainWhenGradientsAreComplete) {
   with_ranks(2, [&](const Communicator& world) {
     Blocks blocks;
@@ -152,7 +152,7 @@ TEST(FrozenLayers, AreNotGatheredAgainWhenGradientsAreComplete) {
     for (int step = 0; step < 4; step++) {
       reset_counters(blocks);
       blocks.forward(numbers({6, 8}, step).set_requires_grad(true)).pow(2).mean().backward();
-      if (step == 0) continue;  // it is not known yet that they are needed
+      if (step == 0) continue;  // the schedule does not know yet that the frozen layers are needed
       for (size_t i = 0; i < 4; i++) {
         EXPECT_EQ(units(blocks)[i]->counters().gathers, i == 3 ? 1 : 2) << "block " << i << ", step " << step;
       }

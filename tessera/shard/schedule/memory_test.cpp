@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kRanks = 8, kBlocks = 10;
 constexpr int64_t kWidth = 4096;
-constexpr double kBlock = 4.0 * kWidth * kWidth / 1e6;  // MB; so large that it goes back to the kernel at once
+constexpr double kBlock = 4.0 * kWidth * kWidth / 1e6;  // MB; so large that the allocator returns it to the kernel at once
 constexpr double kMargin = 30;                          // for the allocator
 
 /// MB, from /proc/self/status: "VmRSS" now, "VmHWM" the peak.
@@ -107,7 +107,7 @@ TEST(WholeUnits, AreFreedBeforeFullyShardReturns) {
     const c10::weak_intrusive_ptr<c10::StorageImpl> before(layer->weight.storage().getWeakStorageImpl());
     fully_shard(layer, {.mesh = world, .start = Start::FromRank0});
     EXPECT_TRUE(before.expired());
-    // And nothing of it outlives the module.
+    // The unit does not outlive the module either.
     const std::weak_ptr<Unit> unit = units(*layer).front();
     layer(at::ones({1, 64})).sum().backward();
     layer = nullptr;

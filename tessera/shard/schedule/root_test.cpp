@@ -1,4 +1,5 @@
-// The root of a model is found structurally: what may be run and trained by itself, before and after there is a root.
+// The root of a model is found by its structure. Tests which modules may be run and trained by themselves, before and after there is a
+// root.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,7 +53,7 @@ TEST(Root, IsTheOutermostUnit) {
     const auto without = std::make_shared<Blocks>();
     for (const auto& each : without->block) fully_shard(each, {.mesh = world});
     fully_shard(without, {.mesh = world});
-    EXPECT_EQ(root_of(*without), nullptr) << "no parameter is left for it";
+    EXPECT_EQ(root_of(*without), nullptr) << "no parameter is left for a root";
   });
 }
 

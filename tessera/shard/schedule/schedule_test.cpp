@@ -1,4 +1,4 @@
-// When units are unsharded and resharded, on units whose memory only notes what it is asked for.
+// When units are unsharded and resharded. Tested on units with a fake memory that only records the calls to it.
 #include "tessera/shard/schedule/schedule.h"
 
 #include <gmock/gmock.h>

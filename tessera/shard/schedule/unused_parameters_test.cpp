@@ -18,7 +18,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// The last rank uses everything. Others use parts of the first and third block, and of the others what `whole` says.
+/// The last rank uses all parameters. The other ranks use only layer `a` of every second block. Without `whole`, they do not use the blocks
+/// in between, and rank 0 does not use the head.
 at::Tensor loss_of_some(RootedBlocks& model, int rank, int ranks, int batch, bool whole = true) {
   auto x = numbers({3, 8}, batch);
   for (size_t i = 0; i < model.block.size(); i++) {

@@ -31,12 +31,12 @@ TaggedStoragePtr unit_storage(c10::Device device = delayed_device()) {
   return c10::make_intrusive<TaggedStorage>(StorageTag{}, kBytes, device);
 }
 
-/// The memory itself, past whatever guards the storage.
+/// The memory of a storage, also while the storage is guarded.
 std::span<float> values(const TaggedStorage& storage) {
   return {static_cast<float*>(storage.memory_view(at::kFloat).data_ptr()), kNumel};
 }
 
-/// A kernel that knows addresses alone: it appends what it finds there to `seen`.
+/// Queues a kernel that knows only addresses: it appends the values that it finds there to `seen`.
 void enqueue_read(std::span<const float> source, std::vector<float>& seen) {
   enqueue([source, &seen] { seen.insert(seen.end(), source.begin(), source.end()); });
 }
@@ -124,7 +124,7 @@ TEST_F(DelayedWork, ReadsTheValuesOfMemoryThatHasBeenReleased) {
     second->allocate("unit");
     enqueue_fill(values(*second), 2);
   }
-  EXPECT_EQ(bytes_in_use(), kBytes) << "it is used again";
+  EXPECT_EQ(bytes_in_use(), kBytes) << "the memory is reused";
   run(other_);
   run(compute_);
   EXPECT_THAT(seen_, AllOf(SizeIs(kNumel), Each(1.0F))) << "the write should have waited";
@@ -231,7 +231,7 @@ TEST_F(DelayedGather, KeepsTheMemoryOfAUnitThatIsReshardedBeforeItIsThere) {
   memory_.release(buffers_, memory_.chunks->fill(buffers_, {}, {}));
   const auto next = unit_storage();
   next->allocate("unit");
-  EXPECT_EQ(bytes_in_use(), kBytes / 2 + kBytes) << "the unit's own part, and its memory, which the next one has";
+  EXPECT_EQ(bytes_in_use(), kBytes / 2 + kBytes) << "the unit's own part, and its unsharded memory, which `next` reuses";
   enqueue_fill(values(*next), 9);
   enqueue_read(values(*next), seen_);
   run(compute_);

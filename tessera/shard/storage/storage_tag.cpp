@@ -85,8 +85,8 @@ at::DataPtr allocate_or_explain(size_t bytes, c10::Device device, std::string_vi
     return c10::GetAllocator(device.type())->allocate(bytes);
   } catch (const c10::OutOfMemoryError& error) {
     throw IoError(
-        "{} has no room for {} bytes of unit '{}', while {} bytes of unsharded parameters are there. Smaller batches, segments "
-        "(tessera::checkpoint_modules), more and smaller units, and max_live_units = 1 take less. libtorch says: {}",
+        "{} has no room for {} bytes of unit '{}', while {} bytes of unsharded parameters are there. To need less, use smaller "
+        "batches, segments (tessera::checkpoint_modules), more and smaller units, or max_live_units = 1. libtorch says: {}",
         device.str(), bytes, unit, unsharded_bytes.load(), error.what_without_backtrace());
   }
 }

@@ -1,5 +1,5 @@
-// The storages of a unit and the tag that they carry: it says to which unit and group the memory belongs. An operator's operand leads to
-// its tag without a lock or a map.
+// The storages of a unit, and the tag that each carries: the unit and group to which the memory belongs. The tag of an operator's operand
+// is found without a lock or a map.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +25,8 @@ struct StorageTag {
   std::weak_ptr<Unit> unit;
   size_t group = 0;             // index in the unit
   std::shared_ptr<Unit> owner;  // Role::Unsharded only: the unsharded parameters own the unit
-  // Role::Gradient only: the sum of squares of all values, until a value may have changed, and the sum of the place_hash of all gradients
-  // that it covers.
+  // Role::Gradient only. `squares`: the sum of squares of all values; unset once a value may have changed. `members`: the sum of the
+  // place_hash of all gradients that `squares` covers.
   std::optional<double> squares = {};
   uint64_t members = 0;
 };
@@ -36,11 +36,11 @@ using MemoryPtr = std::shared_ptr<at::DataPtr>;
 /// Throws IoError if a device has no room; the message names the unit, and says how many bytes of units are unsharded.
 MemoryPtr allocate_memory(size_t bytes, c10::Device device, std::string_view unit);
 
-/// Released memory of a device that queued work may still read is kept until that work has ended, or is used again in the order of the
-/// queue. Frees the memory for which it has ended. Returns how many pieces of memory are still kept.
+/// Frees released device memory whose queued readers have finished. Until then such memory is kept, unless work that is queued after these
+/// readers reuses it. Returns how many pieces of memory are still kept.
 size_t free_retired();
 
-/// A storage of a unit. A request for its data pointer while it has no memory is an exception.
+/// A storage of a unit. A request for its data pointer throws while it has no memory.
 ///
 /// The tag is a member of the storage and not in the context of its data pointer, so that other threads may read it while memory is
 /// attached or released.
@@ -51,7 +51,7 @@ class TaggedStorage final : public c10::StorageImpl {
 
   /// Allocates memory that only this storage uses, like allocate_memory.
   void allocate(std::string_view unit);
-  /// Drops the memory, and sets the size of the next one.
+  /// Drops the memory, and sets the size of the memory that the storage gets next.
   void resize(size_t bytes);
   /// Attaches memory that nobody else uses.
   void adopt(MemoryPtr memory);
@@ -61,7 +61,7 @@ class TaggedStorage final : public c10::StorageImpl {
   /// Drops the memory. Memory that only this storage uses is reused only after the work that is queued on the device so far.
   void release();
 
-  /// Keeps the memory, but makes requests for the data pointer an exception until unguard() is called.
+  /// Keeps the memory, but makes requests for the data pointer throw until unguard() is called.
   void guard();
   void unguard();
   /// Sets the message of that exception.

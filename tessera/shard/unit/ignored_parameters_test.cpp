@@ -1,4 +1,5 @@
-// Parameters that are treated apart: ignored, replicated, left for a unit further out, in a unit on a part of the ranks.
+// Parameters that are not sharded with the rest of their module: ignored, replicated, left for an outer unit, or in a unit on a part of the
+// ranks.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -166,7 +167,8 @@ TEST(Ties, AcrossUnitsNameBothPlacesAndTheWayOut) {
   });
 }
 
-/// Layers that all ranks share, and an expert for each half of the ranks. A rank has its own only, and a plain model has both.
+/// Layers that all ranks share, and an expert for each half of the ranks. A rank has only the expert of its half; an unsharded model has
+/// both experts.
 struct Experts : torch::nn::Module {
   torch::nn::Linear first{nullptr}, last{nullptr};
   torch::nn::Linear expert[2] = {nullptr, nullptr};
@@ -393,7 +395,7 @@ TEST(Ignored, TrainAsOthersIfTheirGradientsAreAveraged) {
     optim::SGD optimizer(parameters(*net), {.lr = 0.1});
     optimizer.step();
     optimizer.zero_grad();
-    // A rank that has no gradient of one counts as zero; a parameter of which no rank has one gets none.
+    // A rank without a gradient for a parameter counts as zero. A parameter for which no rank has a gradient gets none.
     if (world.rank() == 1) net->c->bias.mutable_grad() = at::full({4}, 3.0);
     average_gradients(parameters(*net), world);
     EXPECT_TRUE(at::equal(net->c->bias.grad(), at::ones({4})));

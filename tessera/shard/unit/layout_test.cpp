@@ -60,7 +60,7 @@ TEST(Layout, OfFlatBuffersHasChunksOfAMultiple) {
   const auto chunk = [](int64_t multiple) { return flat_layout(kNumels, 16, {.rank = 0, .ranks = 3}, multiple).chunk; };
   EXPECT_EQ(chunk(1), 64);  // 151 values and 32 of padding between them
   EXPECT_EQ(chunk(128), 128);
-  EXPECT_EQ(chunk(24), 96);  // of 16 and of 24
+  EXPECT_EQ(chunk(24), 96);  // the next multiple of both 16 and 24
   for (const int ranks : {1, 2, 3, 7}) expect_complete([](RankPlace place) { return flat_layout(kNumels, 16, place, 100); }, ranks);
 }
 

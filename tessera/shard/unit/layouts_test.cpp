@@ -164,7 +164,7 @@ TEST(ShardDim, DividesParametersBetweenRowsOfThatDimension) {
 }
 
 TEST(ShardDim, TrainsAsReplicated) {
-  for (const int ranks : {1, 2, 3, 4}) {  // of a convolution with three channels the last of four ranks has none
+  for (const int ranks : {1, 2, 3, 4}) {  // of four ranks, the last one has no channel of a convolution with three
     for (const auto residence : residences()) {
       with_ranks(ranks, [&](const Communicator& world) {
         const auto make = [] { return std::make_shared<Mixed>(); };
@@ -231,7 +231,7 @@ TEST(ShardSizeMultiple, TrainsToTheBitAsReplicated) {
   }
 }
 
-/// Parameters that have nothing to divide, or no order: a scalar, two without values, a complex one; and buffers that are no floats.
+/// Unusual parameters and buffers: a scalar, two parameters without values, a complex one, and buffers that are not floats.
 struct Odd : TrainedModel {
   at::Tensor scale, none, no_rows, complex;
   torch::nn::Linear head{nullptr};
@@ -262,7 +262,7 @@ TEST(AnyLayout, HoldsScalarsAndEmptyAndComplexParameters) {
         const auto expected = train(world, make, optimizer, 3);
         const auto actual = train(world, make, optimizer, 3, [&](const auto& model, const Communicator&) {
           fully_shard(*model, {.mesh = world, .residence = residence, .layout = layout});
-          // Buffers stay what they were, of their own dtype.
+          // Buffers that are not floats keep their values and their dtype.
           sync_buffers(*model, world, BufferSync::Mean);
           EXPECT_TRUE(at::equal(model->named_buffers()["steps"], torch::full({3}, 7, torch::kLong)));
           EXPECT_TRUE(at::equal(model->named_buffers()["phase"], torch::full({2}, c10::complex<float>(1, 2))));

@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::nn::Module;
 
-/// Moves a module as libraries do that make models from files.
+/// Moves a module to the meta device, as libraries do that load models from files.
 void move_to_meta(const Module& module) {
   const auto move = [](const at::Tensor& tensor) {
     tensor.unsafeGetTensorImpl()->shallow_copy_from(at::empty_like(tensor.detach(), at::kMeta).getIntrusivePtr());

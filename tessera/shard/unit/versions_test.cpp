@@ -1,4 +1,4 @@
-// When shards may be written and when others see it, on memory that only notes what it is asked for.
+// When shards may be written, and when other ranks see the write. Tested on a fake memory that only records the calls to it.
 #include "tessera/shard/unit/versions.h"
 
 #include <gmock/gmock.h>
@@ -58,14 +58,14 @@ TEST_F(VersionsOfAUnit, MoveTheShardsAwayWhereAllRanksWaitForEachOther) {
   EXPECT_TRUE(at::equal(fake_.unit->groups().front().own.narrow(0, 0, 4), at::ones({4})));
   versions_.publish();
   notes_.clear();
-  versions_.wait_to_write(WriteKind::Update);  // for good: from now on a write waits for nobody
+  versions_.wait_to_write(WriteKind::Update);  // the shards have moved for good, so a write waits for nobody from now on
   EXPECT_THAT(notes_, ElementsAre("done a 1"));
 }
 
 TEST_F(VersionsOfAUnit, KnowThatAStepBrokeOff) {
   fake_.turns->readers = []() -> bool { throw TimeoutError("late"); };
   EXPECT_THROW(versions_.wait_to_write(WriteKind::Update), TimeoutError);
-  EXPECT_FALSE(versions_.write_broke_off());  // our optimizers take it again
+  EXPECT_FALSE(versions_.write_broke_off());  // Tessera's optimizers can repeat the step
   EXPECT_THROW(versions_.wait_to_write(WriteKind::Operators), TimeoutError);
   EXPECT_TRUE(versions_.write_broke_off());
   EXPECT_EQ(versions_.next_version(), 0);
