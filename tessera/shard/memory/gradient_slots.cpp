@@ -33,7 +33,8 @@ constexpr uint32_t slots_of(size_t bytes) {
 }
 
 constexpr size_t kSpareBytes = 1024;  // for padding between buffers
-/// The beginning of a slot, by which ranks notice that they would add up different things. They read envelopes only if the digests differ.
+/// The beginning of a slot, by which ranks notice that they have packed gradients of different reductions. They read envelopes only if the
+/// digests differ.
 struct Head {
   Head(const Envelope& envelope, uint64_t evaluations) : digest(envelope.digest()), evaluations(evaluations), envelope(envelope) {}
 

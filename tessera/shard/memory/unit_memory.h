@@ -62,7 +62,7 @@ struct BufferPlan {
   bool trained = true;
 };
 
-/// Where the chunks of all ranks lie.
+/// The memory where the chunks of all ranks lie.
 class Chunks {
  public:
   virtual ~Chunks() = default;
@@ -145,7 +145,7 @@ using TakeMean = std::function<void(const PartOfMean& mean)>;
 /// Gives `take` a mean that is complete in the pieces' `own`.
 void give_mean(std::span<const Piece> pieces, const TakeMean& take);
 
-/// Where gradients are packed, and added up over the ranks.
+/// The memory where gradients are packed, and added up over the ranks.
 class GradientPacking {
  public:
   virtual ~GradientPacking() = default;

@@ -342,8 +342,8 @@ void expect_no_unshard_in_write(const OperatorFacts& op, const Operands& operand
   }
 }
 
-/// The operator's other tensors, for a transport that traces: it ties the all-gather to them, and may replace them by tensors with equal
-/// values.
+/// The operator's other tensors, for a transport that traces. The transport ties the all-gather to them, and may replace them by tensors
+/// with equal values.
 class TracedOperands {
  public:
   static bool are_needed(std::span<Unit* const> units) {

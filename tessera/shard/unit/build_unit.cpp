@@ -99,7 +99,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
 CodecPtr chosen_codec(const ShardOptions& options) {
   if (!options.codec) return cast_codec(options.mixed_precision.param_dtype);
   if (options.mixed_precision.param_dtype) {
-    throw UsageError("ShardOptions::codec and param_dtype both set the dtype that operators compute with; give only one of them");
+    throw UsageError("ShardOptions::codec and param_dtype both set the dtype that operators compute with; give one of them");
   }
   return options.codec;
 }

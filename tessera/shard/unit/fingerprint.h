@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// A hash of the bits of a flat tensor, at the speed of memory. Values on a device are copied to the host.
+/// Returns a hash of the bits of a flat tensor, as fast as memory can be read. Values on a device are copied to the host.
 uint64_t fingerprint(const at::Tensor& values);
 /// The same for bytes in host memory.
 uint64_t fingerprint(std::span<const std::byte> bytes);

@@ -65,7 +65,7 @@ at::Tensor held_values(const at::Tensor& weight) {
 UnshardedMeta::UnshardedMeta(at::Tensor shard, bool has_own_shard)
     : shard_(std::move(shard)), has_own_shard_(has_own_shard), trains_(shard_.requires_grad()) {
   requires_grad_ = trains_;
-  // register_hook() adds to this list. If there were none, libtorch would make one that belongs to the present autograd node only.
+  // register_hook() adds to this list. Without a list, libtorch would make one that belongs only to the current autograd node.
   cpp_hooks_list_ = std::make_shared<torch::autograd::hooks_list>();
 }
 
@@ -133,7 +133,7 @@ at::Tensor& UnshardedMeta::mutable_grad() {
 at::Tensor UnshardedMeta::run_hooks(at::Tensor gradient) const {
   if (whole_gradient)
     throw UsageError(
-        "full_params with WithGradients::Yes would overwrite the gradients of a backward pass inside it; run backward before full_params");
+        "backward inside full_params with WithGradients::Yes would be lost when full_params writes its gradients back; run it before");
   for (const auto& hook : *cpp_hooks_list_) {
     if (!hook) continue;  // it was removed
     at::Tensor result(hook(gradient));

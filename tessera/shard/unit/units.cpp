@@ -120,8 +120,8 @@ std::shared_ptr<Unit> unit_for(const Module& module, std::string_view what) {
   if (boundary_of(module).is_sharded) return nullptr;
   const auto all = units(module);
   if (all.empty()) refuse_unsharded(module, what);
-  throw UsageError("{}: no unit was made from module {} itself; its parameters belong to unit '{}'", what, class_name(module),
-                   all.front()->name());
+  throw UsageError("{}: no unit was made from module {} itself; its parameters belong to unit '{}'; call it for the module of that unit",
+                   what, class_name(module), all.front()->name());
 }
 
 std::vector<std::shared_ptr<Unit>> units_for(const Module& module, Recurse recurse, std::string_view what) {

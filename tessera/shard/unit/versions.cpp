@@ -99,7 +99,7 @@ void Versions::expect_untouched() {
   const auto now = fingerprint_of_shards();
   if (std::exchange(pointed_at_, now) == now) return;
   throw UsageError(
-      "shards of unit '{}' were changed through a pointer that was taken before they were last read, so the change went unnoticed; "
+      "shards of unit '{}' were changed through a pointer kept from before they were last read, so the change went unnoticed; "
       "call shard.data_ptr() again before each write, on every rank",
       unit_.name());
 }
