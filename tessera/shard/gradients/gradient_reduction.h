@@ -142,7 +142,7 @@ class GradientReduction {
   /// Whether the reduction in flight gives the shards their gradients.
   bool gives_gradients() const { return !pass_.after.is_part; }
 
-  /// Where the reduction in flight writes.
+  /// The tensors to which the reduction in flight writes.
   std::vector<at::Tensor> results() const;
 
   UnsyncedGradients unsynced;

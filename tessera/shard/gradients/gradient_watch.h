@@ -20,8 +20,9 @@ class Unit;
 bool asks_for_chosen_gradients();
 
 /// Notices that all ranks of a model learn from the same batches, as they do under a sampler that does not know ranks.
-/// Equal batches give equal gradients, and then a rank's own gradients are their mean over all ranks. Rank 0 compares a few values of the
-/// two, without any exchange, until they differ for the first time. It warns once if they are equal in many passes in a row.
+/// Equal batches give equal gradients, and then a rank's own gradients are their mean over all ranks. Rank 0 compares a few values of its
+/// own gradients and of the mean, without any exchange, until they differ for the first time. It warns once if they are equal in many
+/// passes in a row.
 class EqualBatches {
  public:
   /// `world`: the ranks of the model.

@@ -1,4 +1,4 @@
-// Shared memory into which the ranks of one host pack gradients, so that each rank can add up its own part of all of them.
+// Shared memory into which the ranks of one host pack gradients, so that each rank can add up its own part of the gradients of all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

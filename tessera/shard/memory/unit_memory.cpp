@@ -41,7 +41,7 @@ void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOption
 
 namespace {
 
-/// Shards in host memory, of units that a device computes with.
+/// The memory of a unit that a device computes with, while its shards are in host memory.
 UnitMemory pinned_memory(const ShardOptions& options, c10::Device device) {
   const auto& shard = options.mesh.shard();
   if (shard.traits().traces) {

@@ -1,5 +1,5 @@
-// Paging: a dispatcher fallback for all operators with a paged operand (an unsharded parameter, a shard, a gradient or a local value). It
-// unshards what the operator reads.
+// Paging: a dispatcher fallback for all operators with a paged operand (an unsharded parameter, a shard, a gradient or a local value). The
+// fallback unshards the units whose parameters the operator reads.
 #pragma once
 
 namespace tessera {

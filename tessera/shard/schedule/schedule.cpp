@@ -79,7 +79,7 @@ void Schedule::end_backward(uint64_t number, bool complete) {
   ready_.clear();
   enter(Pass::None);
   settings_.world.enter({});
-  // Units whose rule keeps them unsharded after backward stay.
+  // Units with reshard_after_backward = false stay unsharded.
   reshard_where([](Unit& unit) {
     auto& state = state_of(unit);
     if (!state.settings.reshard_after_backward) state.keep_for_next_use();

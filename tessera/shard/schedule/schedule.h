@@ -93,7 +93,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void expect_synced();
   /// Throws UsageError if the unit is pinned.
   void expect_writable(const Unit& unit) const;
-  /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards it unless it is pinned.
+  /// Tells the other ranks that this rank will not read the unit again before its shards change. Reshards the unit unless it is pinned.
   void done_reading(Unit& unit);
   /// Remembers that the unit was written. Its new version is published before any unit of the schedule is used next.
   void note_written(Unit& unit);

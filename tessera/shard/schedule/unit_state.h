@@ -141,7 +141,7 @@ class UnitState : NoCopy {
   bool start_checked_ = false;
   int unsharded_writers_ = 0;
   std::vector<at::Tensor> read_elsewhere_;  // memory to which other guards have given pointers, while the stored form is shown
-  static std::atomic<int> showing_stored_;  // how many units show it
+  static std::atomic<int> showing_stored_;  // how many units show the stored form
 };
 
 /// Throws UsageError if `ranks` ranks can't be divided as the rule says.

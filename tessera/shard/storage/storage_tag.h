@@ -64,7 +64,7 @@ class TaggedStorage final : public c10::StorageImpl {
   /// Keeps the memory, but makes requests for the data pointer throw until unguard() is called.
   void guard();
   void unguard();
-  /// Sets the message of that exception.
+  /// Sets the message of the exception that requests for the data pointer throw.
   void explain(std::string why_no_memory);
 
   /// Makes requests for a writable data pointer outside of operators count as writes to the shards: `on_raw_write` is called. Has no effect
@@ -91,7 +91,7 @@ class TaggedStorage final : public c10::StorageImpl {
 };
 using TaggedStoragePtr = c10::intrusive_ptr<TaggedStorage>;
 
-/// Null for a tensor that has none, such as a sparse one.
+/// The storage of a tensor. Null if the tensor has none, such as a sparse tensor.
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
@@ -102,7 +102,7 @@ Storage* storage_as(const at::Tensor& tensor) {
   return storage != nullptr && typeid(*storage) == typeid(Storage) ? static_cast<Storage*>(storage) : nullptr;
 }
 
-/// Both return null if the tensor's storage belongs to no unit.
+/// tagged_storage() and tag_of() return null if the tensor's storage belongs to no unit.
 inline TaggedStorage* tagged_storage(const at::Tensor& tensor) {
   return storage_as<TaggedStorage>(tensor);
 }

@@ -26,7 +26,7 @@ void expect_named_once(std::span<torch::nn::Module* const> modules, const ShardO
 struct Ignored {
   std::string name;  // in the largest module that fully_shard has seen so far
   std::weak_ptr<Schedule> model;
-  bool averaged = false;  // all ranks have had the same gradient for it, so somebody averages them
+  bool averaged = false;  // all ranks have had the same gradient for it, so the program averages it
 };
 /// Remembers an ignored parameter, or updates its name and model when it has become part of a larger model.
 void remember_ignored(const at::Tensor& parameter, const std::string& name, const std::shared_ptr<Schedule>& model);

@@ -87,7 +87,7 @@ class ShardedMeta final : public torch::autograd::AutogradMeta {
 /// Null if the tensor is not an unsharded parameter, also for a view of an unsharded parameter.
 UnshardedMeta* unsharded_meta(const at::Tensor& tensor);
 
-/// Whether the parameter is trainable. It is not if its tensor is gone, as after its module was taken out of the model.
+/// Whether the parameter is trainable. It is not if its tensor is gone, for example because its module was taken out of the model.
 bool trains(const Unit::Parameter& parameter);
 /// Whether some of the unit's parameters are trained at the moment.
 bool is_trained(const Unit& unit);

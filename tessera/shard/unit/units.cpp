@@ -41,7 +41,7 @@ KnownModules& known_modules() {
   return instance;
 }
 
-std::atomic<bool> some_checkpointed = false;  // whether any module of this process ever was
+std::atomic<bool> some_checkpointed = false;  // whether any module of this process ever was a segment
 
 void change(const Module& module, c10::function_ref<void(Known&)> change) {
   auto& [mutex, all, sweep] = known_modules();

@@ -74,7 +74,7 @@ class Versions {
   bool publishes_later_ = false;  // see publishes_later()
   bool detached_ = false;         // the shards have moved into private memory for good
   bool write_broke_off_ = false;
-  std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them is out
+  std::optional<uint64_t> pointed_at_;  // the shards' fingerprint at the last publication, if a raw pointer to them was handed out
 };
 
 }  // namespace tessera
