@@ -203,8 +203,7 @@ TEST(NoSync, OfLowPrecisionOnSomeRanksIsNamed) {
       const auto guard = no_sync(*model);
       loss_of(*model, 0).backward();
     }
-    EXPECT_THAT([&] { loss_of(*model, 1).backward(); },
-                ThrowsMessage<CommError>(HasSubstr("with unreduced gradients of earlier passes")));
+    EXPECT_THAT([&] { loss_of(*model, 1).backward(); }, ThrowsMessage<CommError>(HasSubstr("with unreduced gradients of earlier passes")));
   });
 }
 
