@@ -360,7 +360,7 @@ TEST(DeferredInit, RefusesWhatNeedsValues) {
                     return inner;
                   });
                 }),
-                HasSubstr("call it with what deferred_init returns"));
+                HasSubstr("call it with the module that deferred_init returns"));
   });
   EXPECT_EQ(Net()->forward(input()).sizes(), at::IntArrayRef({3, 4}));  // nothing is left of a recording that broke off
 }

@@ -178,7 +178,7 @@ TEST(Members, StandForTheirShards) {
         EXPECT_TRUE(at::equal(to_local(net->a->weight), to_local(parameters(*net)[0])));
       }
       EXPECT_THAT(message_of<UsageError>([&] { (void)to_local(net->a->weight.t()); }), HasSubstr("whole parameter"));
-      EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(net->a->weight.t()); }), HasSubstr("no sharded parameter"));
+      EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(net->a->weight.t()); }), HasSubstr("not a sharded parameter"));
     });
   }
 }

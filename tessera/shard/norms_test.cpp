@@ -298,7 +298,7 @@ TEST(ClipGradNorm, RefusesWhatIsNoBound) {
     fully_shard(model, {.mesh = world});
     for (const double bound : {-1.0, std::nan("")}) {
       EXPECT_THAT([&] { clip_grad_norm(parameters(*model), bound); },
-                  ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("give a number from 0 on")));
+                  ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("give a number of at least 0")));
     }
   });
 }
@@ -313,7 +313,7 @@ TEST(ClipGradValue, LimitsEachValue) {
       EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[i]), expected.parameters()[i].grad().clamp(-0.01, 0.01), 1e-6, 1e-6));
     }
     EXPECT_THAT([&] { clip_grad_value(parameters(*model), -1); },
-                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("-1 is no bound")));
+                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("-1 is not a bound")));
   });
 }
 

@@ -166,7 +166,7 @@ void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view 
 }
 
 void expect_max_norm(double max_norm) {
-  if (!(max_norm >= 0)) throw UsageError("gradients can't be clipped to a norm of {}; give a number from 0 on", max_norm);
+  if (!(max_norm >= 0)) throw UsageError("gradients can't be clipped to a norm of {}; give a number of at least 0", max_norm);
 }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {
