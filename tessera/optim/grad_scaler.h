@@ -36,9 +36,9 @@ class GradScaler {
   /// Divides the gradients by the scale, so that they can be clipped. Collective.
   void unscale_(Optimizer& optimizer);
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales the gradients first, if the program has not;
-  /// Tessera's optimizers do so without another pass over memory. An optimizer that steps in backward can't be scaled. Returns whether the step was taken, which is
-  /// the same on all ranks. Collective.
+  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales the gradients first, if the program has not; Tessera's
+  /// optimizers do so without another pass over memory. An optimizer that steps in backward can't be scaled. Returns whether the step was
+  /// taken, which is the same on all ranks. Collective.
   bool step(Optimizer& optimizer);
   bool step(torch::optim::Optimizer& optimizer);
   /// Changes the scale for the next iteration.

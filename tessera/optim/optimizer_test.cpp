@@ -1,4 +1,4 @@
-// Our optimizers take the same steps as torch's, on shards and on unsharded parameters.
+// Tessera's optimizers take the same steps as torch's, on shards and on unsharded parameters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -39,7 +39,8 @@ void rebind(torch::optim::Optimizer& optimizer, ConstModuleRef module) {
       any = true;
     }
   }
-  if (!any) throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded; pass the model that the optimizer was made for");
+  if (!any)
+    throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded; pass the model that the optimizer was made for");
   for (size_t i = 0; i < now.size(); i++) optimizer.param_groups()[i].params() = std::move(now[i]);
 }
 

@@ -55,7 +55,8 @@ void wait_for_all(std::span<const Work> works) {
   if (error) std::rethrow_exception(error);
 }
 
-/// Returns why the ranks can't continue together: they have taken different numbers of steps with a unit, or an error ended a step in the middle. Empty if they can continue. Collective over the world of the units.
+/// Returns why the ranks can't continue together: they have taken different numbers of steps with a unit, or an error ended a step in the
+/// middle. Empty if they can continue. Collective over the world of the units.
 std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::string steps;
   uint64_t first_broken = all.size();
