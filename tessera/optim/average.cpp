@@ -171,7 +171,7 @@ void Average::expect_same() const {
   if (!world || world->traits().simulated || world->traits().traces) return;
   if (same_on_all(*world, std::hash<std::string>()(which), {.unit = "Average"})) return;
   throw DisagreementError(
-      "ranks have different moving averages of the model, this rank one with {}; make the Average with the same options on all ranks, and "
+      "ranks have different moving averages of the model, this rank has one with {}; make the Average with the same options on all ranks, and "
       "call update() equally often on each",
       which);
 }

@@ -21,8 +21,8 @@ struct AverageOptions {
 };
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is sharded like the
-/// parameters, in at least float32. Make it after fully_shard. It starts as a copy of the parameters when it is made or, if they
-/// have no values then (Start::Loaded) and no average is loaded, at its first use. A model may have several averages, of which one at a time can be
+/// parameters, in at least float32. Make it after fully_shard. It starts as a copy of the parameters when it is made or, if they have no
+/// values then (Start::Loaded) and no average is loaded, at its first use. A model may have several averages, of which one at a time can be
 /// swapped in.
 class Average {
  public:

@@ -152,7 +152,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  if (progress_.empty()) 
+  if (progress_.empty())
     throw UsageError("GradScaler::update was called, but no gradients were checked since the last update; call step(optimizer) first");
   bool finite = true;
   for (const auto& [optimizer, progress] : progress_) finite = finite && progress.finite;
@@ -179,7 +179,7 @@ GradScaler GradScaler::load(const std::string& text) {
   int64_t tracker = 0;
   in >> format >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >> tracker >>
       options.enabled;
-  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more) 
+  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more)
     throw UsageError("'{}' does not describe a GradScaler; pass a text that GradScaler::save has returned", text);
   return GradScaler(options, tracker);
 }

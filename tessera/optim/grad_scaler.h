@@ -24,9 +24,9 @@ struct GradScalerOptions {
   bool enabled = true;             // if not, it changes nothing, and step() always takes the step
 };
 
-/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, for example
-/// for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To clip
-/// gradients, call unscale_(optimizer) before.
+/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, for
+/// example for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To
+/// clip gradients, call unscale_(optimizer) before.
 class GradScaler {
  public:
   /// `growth_tracker` is how many updates in a row had neither inf nor NaN. Throws UsageError if the options make no sense.

@@ -23,7 +23,7 @@ void expect_sense(const LearningRate& rate) {
   if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Linear) {
     throw UsageError("a learning rate has no shape number {}; give one of LearningRate::Shape", static_cast<int>(rate.shape));
   }
-  if (rate.warmup < 0 || rate.every < 1) 
+  if (rate.warmup < 0 || rate.every < 1)
     throw UsageError("a learning rate has a warmup of {} steps, which must be at least 0, and changes every {} steps, which must be at least 1",
                      rate.warmup, rate.every);
   const bool goes_down = rate.shape == LearningRate::Shape::Cosine || rate.shape == LearningRate::Shape::Linear;
@@ -65,7 +65,7 @@ LearningRate LearningRate::load(const std::string& text) {
   LearningRate rate;
   int shape = 0;
   in >> format >> rate.base >> shape >> rate.warmup >> rate.factor >> rate.every >> rate.steps >> rate.last;
-  if (std::string more; !in || format != kFormat || in >> more) 
+  if (std::string more; !in || format != kFormat || in >> more)
     throw UsageError("'{}' does not describe a learning rate; pass a text that LearningRate::save has returned", text);
   rate.shape = static_cast<Shape>(shape);
   expect_sense(rate);

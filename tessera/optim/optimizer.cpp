@@ -250,8 +250,8 @@ bool Optimizer::has_gradient(const Section& section) {
   return std::ranges::any_of(section.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-/// Throws UsageError if a step would leave out gradients that have not been reduced. Checks all units, because shards with such gradients need
-/// not have a `.grad`.
+/// Throws UsageError if a step would leave out gradients that have not been reduced. Checks all units, because shards with such gradients
+/// need not have a `.grad`.
 void Optimizer::expect_all_synced() const {
   const Unit* last = nullptr;
   for (const auto& group : groups_) {

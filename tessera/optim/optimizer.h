@@ -63,8 +63,8 @@ class Optimizer {
   at::Tensor grad_norm(double p = 2);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
-  /// Drops the gradients, also those that wait for a reduction (no_sync). After a step, it marks the end of that step, where a tracing engine ends its
-  /// program.
+  /// Drops the gradients, also those that wait for a reduction (no_sync). After a step, it marks the end of that step, where a tracing
+  /// engine ends its program.
   void zero_grad();
 
   /// The parameters of all groups.
@@ -101,8 +101,8 @@ class Optimizer {
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
-  /// value for each `block` values of the parameter. Names of kinds with one value for each block, and no others, end in
-  /// _scales, by which files tell them apart.
+  /// value for each `block` values of the parameter. Names of kinds with one value for each block, and no others, end in _scales, by which
+  /// files tell them apart.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};

@@ -32,7 +32,7 @@ at::Tensor placeholder();
 /// Always throws UsageError: a segment has to copy its inputs, because backward runs it again with them.
 [[noreturn]] void refuse_inputs();
 
-/// The type as which a segment that runs again passes the copy of an input: an lvalue or an rvalue, as the caller passed the original.
+/// The type with which a segment that runs again passes on the copy of an input: an lvalue or an rvalue, as the caller passed the original.
 template <class T>
 using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
 
@@ -62,7 +62,7 @@ class RunningSegment : NoCopy {
  public:
   RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module);
   ~RunningSegment();
-  /// Called for each tensor that the segment returns, which it may replace.
+  /// Called for each tensor that the segment returns; may replace the tensor.
   void result(at::Tensor& tensor) const;
 
  private:
@@ -71,18 +71,18 @@ class RunningSegment : NoCopy {
 
 }  // namespace detail
 
-/// Returns whether this thread runs a checkpointed segment again, in backward. With it, a module can limit side effects outside of libtorch to
-/// the forward pass: `if (!activation::is_recompute()) calls++`.
+/// Returns whether this thread runs a checkpointed segment again, in backward. With it, a module can limit side effects outside of libtorch
+/// to the forward pass: `if (!activation::is_recompute()) calls++`.
 bool is_recompute();
 
 /// A module holder, or a shared_ptr to a module.
 template <class T>
 concept IsModule = requires(const std::remove_cvref_t<T>& module) { module->named_parameters(); };
 
-/// Calls run(inputs...) without keeping its activations; backward calls it again to recompute them. Copies `run` and the inputs that are not
-/// tensors. Results and gradients equal those of a plain call to the bit, except for random numbers that cuDNN draws in recurrent modules.
-/// Finds tensors in inputs and results as for_each_tensor_in does. Segments may nest, contain parts of a sharded unit or several units, and
-/// be differentiated twice. If gradients are disabled, this is a plain call.
+/// Calls run(inputs...) without keeping its activations; backward calls it again to recompute them. Copies `run` and the inputs that are
+/// not tensors. Results and gradients equal those of a plain call to the bit, except for random numbers that cuDNN draws in recurrent
+/// modules. Finds tensors in inputs and results as for_each_tensor_in does. Segments may nest, contain parts of a sharded unit or several
+/// units, and be differentiated twice. If gradients are disabled, this is a plain call.
 template <class Run, class... Inputs>
   requires(!IsModule<Run>)
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {

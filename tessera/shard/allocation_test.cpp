@@ -1,6 +1,6 @@
-// In the steady state Tessera allocates no memory in a training step, because it reuses the memory of the step before. The test counts all calls
-// of `new` in the process; a call counts as Tessera's if its nearest caller outside of the C++ library and fmt is Tessera's. It also counts
-// the allocations of tensor memory: a sharded step must make no more of them than the same step of an unsharded model.
+// In the steady state Tessera allocates no memory in a training step, because it reuses the memory of the step before. The test counts all
+// calls of `new` in the process; a call counts as Tessera's if its nearest caller outside of the C++ library and fmt is Tessera's. It also
+// counts the allocations of tensor memory: a sharded step must make no more of them than the same step of an unsharded model.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -71,7 +71,7 @@ at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl
                                  const Options& options) {
   const auto size = static_cast<int64_t>(sequential->size());
   if (segments < 1 || segments > size) {
-    throw UsageError("a Sequential of {} modules can't be divided into {} segments; give at least 1 and at most one for each module", size, segments);
+    throw UsageError("a Sequential of {} modules can't be divided into {} segments; give a number from 1 to {}", size, segments, size);
   }
   for (int64_t i = 0; i < segments; i++) {
     const auto run = [sequential, first = i * size / segments, end = (i + 1) * size / segments](at::Tensor value) {

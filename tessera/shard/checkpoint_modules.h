@@ -37,8 +37,8 @@ void checkpoint_module(const Holder& holder, const Options& options = {}) {
 /// Calls checkpoint_module for all modules in the model that the policy chooses.
 void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options = {});
 
-/// Runs sequential->forward(x) in `segments` segments of about equal numbers of modules. Checkpoints all segments but
-/// the last, whose activations backward needs at once.
+/// Runs sequential->forward(x) in `segments` segments of about equal numbers of modules. Checkpoints all segments but the last, whose
+/// activations backward needs at once.
 at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, int64_t segments, at::Tensor x,
                                  const Options& options = {});
 template <class Holder>

@@ -10,8 +10,8 @@
 
 namespace tessera {
 
-/// The numbers by which a reduction divides gradients: by `pre` before it sends them, in the dtype in which they are sent, and by `post` after
-/// the sum.
+/// The numbers by which a reduction divides gradients: by `pre` before it sends them, in the dtype in which they are sent, and by `post`
+/// after the sum.
 struct DivideFactors {
   double pre = 1, post = 1;
 };

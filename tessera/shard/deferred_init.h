@@ -22,8 +22,8 @@ class Recording;
 
 struct DeferredInitOptions {
   /// With a seed, each random number depends only on the seed, the name of its tensor and its position in the tensor: not on the order in
-  /// which a module makes its parameters, nor on the number of ranks. libtorch's generator is not used, and each rank draws only its own part
-  /// of the numbers of uniform_ and normal_. Without a seed, values and the generator's state are the same as without deferred_init.
+  /// which a module makes its parameters, nor on the number of ranks. libtorch's generator is not used, and each rank draws only its own
+  /// part of the numbers of uniform_ and normal_. Without a seed, values and the generator's state are the same as without deferred_init.
   std::optional<uint64_t> seed = {};
 };
 

@@ -86,8 +86,8 @@ void let_go(Unit& unit) {
   if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
 }
 
-/// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, because a
-/// gather needs all ranks.
+/// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, because a gather needs all
+/// ranks.
 void expect_synced_everywhere(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
   const auto world = world_of(module);
   if (!world) return;

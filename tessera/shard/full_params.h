@@ -31,7 +31,8 @@ enum class WithGradients { No, Yes };
 ///
 /// With WithGradients::Yes the members also have their whole gradients: `member.grad()`. With Access::Write, the destructor writes
 /// `member.mutable_grad()` back to the gradients of the shards, and is collective. An undefined gradient removes the gradients of the
-/// shards. If a gradient can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an error.
+/// shards. If a gradient can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an
+/// error.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;

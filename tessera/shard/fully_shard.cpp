@@ -43,8 +43,8 @@ bool reads_table_in_forward(const Module& module) {
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-/// Returns the schedule that all units of a world share as long as they belong to no model. Thus the bound on unsharded units also holds for
-/// units that never become part of a model.
+/// Returns the schedule that all units of a world share as long as they belong to no model. Thus the bound on unsharded units also holds
+/// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
   return all.get(options.mesh.world(),
@@ -248,8 +248,8 @@ ShardOptions replicated(const ShardOptions& options) {
 }
 
 /// If an option acts where the modules are called, makes their units refuse operators outside of such calls. If all parameters are in inner
-/// units, these refuse them. Inside a call of an inner module they only warn: a program may intend that call, and it looks the same as inside
-/// a plain call of the outer module.
+/// units, these refuse them. Inside a call of an inner module they only warn: a program may intend that call, and it looks the same as
+/// inside a plain call of the outer module.
 void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
   if (!precision.output_dtype && !precision.cast_forward_inputs) return;
   NeededCall call{

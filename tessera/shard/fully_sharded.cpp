@@ -115,7 +115,8 @@ void expect_options(const Communicator& world, const FullyShardedOptions& option
   }
 }
 
-/// Throws UsageError if the program has given a sharding_rank or sharding_world_size other than this rank's place in its group and its size.
+/// Throws UsageError if the program has given a sharding_rank or sharding_world_size other than this rank's place in its group and its
+/// size.
 void expect_place(const FullyShardedOptions& options, const Communicator& group) {
   const int own_rank = group.local_ranks().front();
   const int rank = options.sharding_rank.value_or(own_rank), size = options.sharding_world_size.value_or(group.size());

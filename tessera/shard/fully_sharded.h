@@ -24,7 +24,8 @@ struct FullyShardedOptions {
   bool reshard_after_forward = true;
   /// Whether the root stays unsharded nevertheless, because backward needs it at once.
   bool disable_reshard_on_root = true;
-  /// Whether all trainable parameters have one shard, and all frozen ones another (Listing::Flat), in place of one shard for each parameter.
+  /// Whether all trainable parameters have one shard, and all frozen ones another (Listing::Flat), in place of one shard for each
+  /// parameter.
   bool flatten_parameters = false;
   /// Whether each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
   bool shard_param_on_dim_0 = false, on_neuron = false;
@@ -36,15 +37,15 @@ struct FullyShardedOptions {
   /// Parameters that are not sharded; see ShardOptions::ignored.
   std::vector<at::Tensor> ignored_parameters = {};
 
-  /// The dtypes of unsharded parameters and inputs, and of buffers (unless given, compute_dtype): float32, float16 or bfloat16. Shards stay in
-  /// float32.
+  /// The dtypes of unsharded parameters and inputs, and of buffers (unless given, compute_dtype): float32, float16 or bfloat16. Shards stay
+  /// in float32.
   std::optional<at::ScalarType> compute_dtype = {}, buffer_dtype = {};
   /// Whether gradients in a lower compute_dtype are reduced in float32. Matters only on engines that add in the dtype in which they
   /// send, those of c10d and XLA. All other engines send gradients in their own dtype and add in float32, which gives the same bits.
   bool fp32_reduce_scatter = false;
 
-  /// All ranks of the world, divided into groups that shard independently. Requires sharding_rank and sharding_world_size, which must be this
-  /// rank's place in its group and the size of the group.
+  /// All ranks of the world, divided into groups that shard independently. Requires sharding_rank and sharding_world_size, which must be
+  /// this rank's place in its group and the size of the group.
   std::vector<std::vector<int>> sharding_groups = {};
   std::optional<int> sharding_rank = {}, sharding_world_size = {};
 
@@ -53,7 +54,8 @@ struct FullyShardedOptions {
   /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are on unless set to false, and a
   /// program ends after backward only if mark_step_on_finalization is true. The outermost instance decides for a model.
   std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
-  /// Must not be true, because all ranks run one program, so layouts need not be pinned. On engines that do not trace, any value is an error.
+  /// Must not be true, because all ranks run one program, so layouts need not be pinned. On engines that do not trace, any value is an
+  /// error.
   std::optional<bool> pin_layout_in_all_reduce = {}, pin_layout_in_all_gather = {}, pin_layout_in_reduce_scatter = {};
 
   /// Whether calls return only the sum of the means of all inputs and full parameters, which shows how much memory the parameters take.

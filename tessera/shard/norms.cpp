@@ -114,8 +114,8 @@ bool is_finite(const at::Tensor& gradient) {
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
 }
 
-/// Logs the names of the parameters whose gradients have inf or NaN in this rank's part. Does so only a few times, because a GradScaler makes
-/// such gradients on purpose.
+/// Logs the names of the parameters whose gradients have inf or NaN in this rank's part. Does so only a few times, because a GradScaler
+/// makes such gradients on purpose.
 void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Tensor& norm) {
   constexpr int kMostTimes = 3;
   static std::atomic<int> said = 0;

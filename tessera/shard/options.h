@@ -21,13 +21,13 @@ class Codec;
 /// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent; not used if it is wider than theirs and the engine adds in float32
+  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent; ignored if it is wider than the gradients, unless the engine adds in it
   /// The dtype of the gradients of shards, if it is wider than the shards: float32 gradients of bfloat16 parameters, so that sums over
   /// passes, norms and clipping are not rounded.
   std::optional<at::ScalarType> grad_dtype = {};
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
-  /// The next two options act where Tessera sees calls of the module: at tessera::call and at the class FullyShardedDataParallel. In a plain
-  /// call each operator casts its operands; a module for which one of the two is set refuses plain calls.
+  /// The next two options act where Tessera sees calls of the module: at tessera::call and at the class FullyShardedDataParallel. In a
+  /// plain call each operator casts its operands; a module for which one of the two is set refuses plain calls.
   std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };
@@ -39,8 +39,8 @@ class ReshardAfterForward {
   constexpr ReshardAfterForward() = default;
   /// true: the unit is resharded. false: it stays unsharded until backward, which takes more memory and saves one all-gather.
   constexpr ReshardAfterForward(bool reshards) : ranks_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
-  /// The unit is resharded to groups of `ranks` consecutive ranks of the shard group: each group keeps one copy, which its ranks all-gather in
-  /// backward.
+  /// The unit is resharded to groups of `ranks` consecutive ranks of the shard group: each group keeps one copy, which its ranks all-gather
+  /// in backward.
   constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
   /// Whether the unit stays unsharded.
@@ -119,8 +119,8 @@ struct ScheduleOptions {
   int max_live_units = 2;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
-  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if this is given. It
-  /// then ties the all-gather of a unit to the operands of an earlier unit, which overlaps more on GPUs, and takes the memory of that many more
+  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if this is given. It then
+  /// ties the all-gather of a unit to the operands of the unit before, which overlaps more on GPUs, and takes the memory of that many more
   /// units.
   std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.

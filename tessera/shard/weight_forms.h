@@ -1,5 +1,5 @@
-// Replacements for a weight of a layer: a function that runs in place of its operators (WeightOperator), and another form in which the weight
-// is stored (HeldForm).
+// Replacements for a weight of a layer: a function that runs in place of its operators (WeightOperator), and another form in which the
+// weight is stored (HeldForm).
 #pragma once
 
 #include <ATen/core/Tensor.h>

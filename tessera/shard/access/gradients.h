@@ -42,8 +42,8 @@ void expect_gradients(std::span<const at::Tensor> parameters);
 /// gradients.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 
-/// From the unit's next backward pass on, `sink` takes the gradients of some shards (GradientSink::takes), once in every step. The unit does not keep it alive.
-/// Throws UsageError if the unit has another sink.
+/// From the unit's next backward pass on, `sink` takes the gradients of some shards (GradientSink::takes), once in every step. The unit
+/// does not keep it alive. Throws UsageError if the unit has another sink.
 void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink);
 /// Ends a step: the sink may take gradients of the unit again. Returns whether it has taken any since the last call.
 bool end_step(Unit& unit);

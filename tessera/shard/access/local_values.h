@@ -67,8 +67,8 @@ void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPa
 bool has_values(const LocalValues& values);
 /// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
 void expect_values(const LocalValues& values, std::string_view what);
-/// Gives a tensor on the meta device memory on the device for its values, or else on `otherwise`, so that it can be loaded. Does nothing for
-/// other tensors.
+/// Gives a tensor on the meta device memory on the device for its values, or else on `otherwise`, so that it can be loaded. Does nothing
+/// for other tensors.
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
 /// Returns the values of a model, or those in a part of a model. Throws UsageError if the module has a shard whose unit no longer exists.
@@ -86,8 +86,8 @@ void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const Lo
 /// Returns the names of parameters and buffers that other ranks have and this rank does not, because units are on a part of the ranks.
 std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world);
 /// Throws on all ranks unless each name stands for the same values on all of them: UsageError if several parts of the ranks have parameters
-/// of their own under one name, DisagreementError if parameters in no unit differ. `what` names the operation that
-/// would keep one of them, such as "a save".
+/// of their own under one name, DisagreementError if parameters in no unit differ. `what` names the operation that would keep one of them,
+/// such as "a save".
 void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what);
 /// The same. Also throws UsageError on all ranks if a rank lacks a name that another rank has, because the operation would leave it out.
 void expect_all_on_each(const LocalValues& model, const Communicator& world, std::string_view what);

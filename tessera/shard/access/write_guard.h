@@ -1,5 +1,5 @@
-// WriteGuard: the guard that all code takes before it changes shards (our optimizers, skipped steps, loading, full_params, other operators).
-// The code holds it until the write has finished, except for operators that also read unsharded parameters.
+// WriteGuard: the guard that all code takes before it changes shards (our optimizers, skipped steps, loading, full_params, other
+// operators). The code holds it until the write has finished, except for operators that also read unsharded parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,7 +44,8 @@ class WriteGuard : NoCopy {
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
-/// Throws UsageError if one of the units is pinned, as a WriteGuard for them would. Lets ranks agree on that before any of them takes a guard.
+/// Throws UsageError if one of the units is pinned, as a WriteGuard for them would. Lets ranks agree on that before any of them takes a
+/// guard.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
 
 /// Marks whether the shards hold other values in place of the model's own (see optim::Average): writing the shards is an error meanwhile.

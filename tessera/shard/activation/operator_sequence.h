@@ -34,8 +34,8 @@ class OperatorSequence {
   friend class SequenceCheck;
 
   struct Foreign {
-    /// Whether a recomputation may read `operand` in place of this tensor: in host memory if it has the same values, on a device if it has the
-    /// same storage.
+    /// Whether a recomputation may read `operand` in place of this tensor: in host memory if it has the same values, on a device if it has
+    /// the same storage.
     bool allows(const at::Tensor& operand) const;
 
     WeakStorage storage;

@@ -130,8 +130,8 @@ class UnitBackward {
     return text;
   }
 
-  /// A hash of the parameters and of which of them this pass used. The name alone is not enough: messages may truncate it, and it does not say
-  /// which parameters are frozen.
+  /// A hash of the parameters and of which of them this pass used. The name alone is not enough: messages may truncate it, and it does not
+  /// say which parameters are frozen.
   uint64_t used(std::span<const at::Tensor> gradients) const {
     uint64_t hash = 0;
     for (size_t i = 0; i < gradients.size(); i++)

@@ -85,7 +85,8 @@ std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Ten
   }
 }
 
-/// Whether the operator checks its arguments. Operators for libtorch itself (aten::_...), and those with many arguments, trust their callers.
+/// Whether the operator checks its arguments. Operators for libtorch itself (aten::_...), and those with many arguments, trust their
+/// callers.
 bool is_public(const c10::OperatorHandle& handle) {
   const auto& name = handle.schema().name();
   if (!name.starts_with("aten::") || name.starts_with("aten::_")) return false;
