@@ -114,8 +114,8 @@ class UnitBackward {
     for (size_t i = 0; i < parameters.size(); i++) {
       if (gradients[i].defined()) continue;
       throw UsageError(
-          "unit '{}' has Listing::Flat, and this backward pass did not use '{}', which an optimizer would change nevertheless; shard "
-          "with tessera::Listing::ByName",
+          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over the one vector would change "
+          "nevertheless; shard with tessera::Listing::ByName",
           unit_->name(), parameters[i]->name);
     }
   }
