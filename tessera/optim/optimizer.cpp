@@ -456,7 +456,7 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     Section* section = nullptr;
     const auto known = parameters.find(name);
     if (known == parameters.end() || find(known->second, section) == nullptr) {
-      throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
+      throw UsageError("the state is of a parameter '{}', which this optimizer does not have", name);
     }
     const auto kinds = kinds_of(*section);
     const auto* const hint = in_blocks_.empty()
