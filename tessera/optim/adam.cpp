@@ -78,7 +78,7 @@ Adam::Adam(std::vector<ParameterGroup> groups, AdamOptions options, WeightDecay 
   expect_option("eps", options.eps);
 }
 
-/// A tensor with the number of the step, which nearly all items of a step have in common.
+/// Returns a tensor with the number of the step, and keeps it for the other items of the step, which nearly all have the same number.
 const at::Tensor& Adam::number_of_step(int64_t step, at::Device device) {
   if (!step_.defined() || step_value_ != step || step_.device() != device) {
     step_ = at::full({}, step, at::TensorOptions(device).dtype(at::kFloat));
@@ -148,7 +148,7 @@ AdamW8bit::AdamW8bit(std::vector<ParameterGroup> groups, AdamWOptions options)
             {.name = "exp_avg_sq_scales", .dtype = at::kFloat, .block = kBlock}}) {
   for (const auto& parameter : this->parameters()) {
     if (!parameter.is_cpu() && !parameter.is_meta())
-      throw UsageError("AdamW8bit works in host memory, and a parameter is on {}; use AdamW", parameter.device().str());
+      throw UsageError("AdamW8bit works in host memory only, but a parameter is on {}; use AdamW", parameter.device().str());
   }
 }
 

@@ -33,8 +33,8 @@ class Adam : public Optimizer {
  private:
   void end_step() final { step_ = at::Tensor(); }
   bool writes_cast_copies() const final { return true; }
-  /// Used where libtorch has no fused kernel, and for float64 on CPUs, whose fused kernel rounds the last values of a tensor differently
-  /// from the others, so that results would depend on how a parameter is sharded.
+  /// Applies the rule with plain operators, where libtorch has no fused kernel, and for float64 on CPUs, whose fused kernel rounds the last
+  /// values of a tensor differently from the others, so that results would depend on how a parameter is sharded.
   void apply_by_operators(const Settings& settings, int64_t step, const Item& item) const;
   const at::Tensor& number_of_step(int64_t step, at::Device device);
 

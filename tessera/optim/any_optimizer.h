@@ -16,7 +16,7 @@ class Optimizer;
 
 using AnyOptimizer = std::variant<Optimizer*, torch::optim::Optimizer*>;
 
-/// The parameters of all its groups.
+/// Returns the parameters of all groups of the optimizer.
 std::vector<at::Tensor> parameters_of(const AnyOptimizer& optimizer);
 
 }  // namespace tessera::optim

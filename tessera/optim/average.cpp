@@ -25,7 +25,7 @@
 namespace tessera::optim {
 namespace {
 
-/// The averages of all models that are swapped in.
+/// The averages that are swapped in, of all models.
 struct InPlace {
   std::mutex mutex;
   std::vector<Average*> averages;
@@ -75,7 +75,7 @@ void Average::begin(const char* what) {
 
 void Average::expect_shards() const {
   if (std::ranges::none_of(members_, [](const Member& member) { return is_unsharded_form(member.parameter); })) return;
-  throw UsageError("an Average was made before fully_shard, and follows parameters that are in shards now; make it after fully_shard");
+  throw UsageError("an Average was made before fully_shard, so it follows parameters that shards have replaced since; make it after fully_shard");
 }
 
 void Average::expect_alone(const char* what) const {
@@ -93,15 +93,20 @@ void Average::expect_alone(const char* what) const {
   }
   if (other == nullptr || !other->is_swapped()) return;
   throw UsageError(
-      "{} was called while the model has another Average in place of its own parameters; call it when swapped() of that one has "
-      "ended, or if an exception ended it, after its restore()",
+      "{} was called while the model has another Average in place of its own parameters; call it after the swapped() of the "
+      "other Average has ended or, if an exception ended that, after its restore()",
       what);
 }
 
 void Average::expect_usable(const char* what) {
   expect_idle(what);
   expect_shards();
-  if (is_swapped()) throw UsageError("{} was called while the model has the average in place of its own parameters", what);
+  if (is_swapped()) {
+    throw UsageError(
+        "{} was called while the model has the average in place of its own parameters; call it after swapped() has ended or, if an exception "
+        "ended it, after restore()",
+        what);
+  }
   expect_alone(what);
   begin(what);
 }
@@ -111,8 +116,8 @@ void Average::expect_savable() {
   expect_alone("save (with Contents::average)");
   if (is_swapped()) {
     throw UsageError(
-        "a run was to be saved while its model has the average in place of its own parameters; save after swapped() has ended, or leave "
-        "Contents::average out to save the average as a model");
+        "a save with Contents::average was called while the model has the average in place of its own parameters; save after swapped() "
+        "has ended, or leave Contents::average out to save the average as a model");
   }
   begin("a checkpoint of an average");
 }
@@ -159,15 +164,15 @@ void Average::forget_own() {
   leave_place(*this);
 }
 
-/// Ranks that update their shards differently would mix two averages, and no other check would notice.
+/// Throws DisagreementError if ranks have updated their shards of the average differently: no other check would notice that.
 void Average::expect_same() const {
   const auto world = world_of(*model_);
   const auto which = fmt::format("decay {} after {} updates", options_.decay, updates_);
   if (!world || world->traits().simulated || world->traits().traces) return;
   if (same_on_all(*world, std::hash<std::string>()(which), {.unit = "Average"})) return;
   throw DisagreementError(
-      "ranks have different moving averages of the model, this one with {}; make it with the same options on all ranks, and call update() "
-      "as often on each",
+      "ranks have different moving averages of the model, this rank has one with {}; make the Average with the same options on all ranks, and "
+      "call update() equally often on each",
       which);
 }
 
@@ -201,7 +206,7 @@ void Average::restore() {
   forget_own();
 }
 
-/// Loading the model ends a swap: the model has its own parameters again.
+/// Whether the average is in place of the parameters. Loading the model ends a swap, because the model then has its own parameters again.
 bool Average::is_swapped() {
   if (is_swapped_ && !are_swapped(local_values(*model_).units)) forget_own();
   return is_swapped_;
@@ -216,7 +221,7 @@ Average::Swapped::Swapped(Average& average) : average_(average), exceptions_(std
 Average::Swapped::~Swapped() noexcept(false) {
   if (std::uncaught_exceptions() > exceptions_) {
     log(LogLevel::Warning,
-        "an exception left the average of a model's weights in place of its own; call recover() and Average::restore(), or load a "
+        "an exception left a model with its average in place of its own parameters; call recover() and Average::restore(), or load a "
         "checkpoint");
     return;
   }

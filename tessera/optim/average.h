@@ -21,8 +21,8 @@ struct AverageOptions {
 };
 
 /// A copy of a model's weights that follows them slowly: for evaluation, or as the teacher of a student. The copy is sharded like the
-/// parameters, in at least float32. Make it after fully_shard. It starts as a copy of the parameters when it is made, or at its first use
-/// if they have no values before (Start::Loaded) and no average is loaded. A model may have several averages, of which one at a time can be
+/// parameters, in at least float32. Make it after fully_shard. It starts as a copy of the parameters when it is made or, if they have no
+/// values then (Start::Loaded) and no average is loaded, at its first use. A model may have several averages, of which one at a time can be
 /// swapped in.
 class Average {
  public:
@@ -38,12 +38,12 @@ class Average {
   /// Returns this rank's shards of the average by the names of the parameters in `model`, which may contain the averaged model. For
   /// checkpoints (Contents::average).
   std::map<std::string, at::Tensor> state(ConstModuleRef model) const;
-  /// Throws UsageError if the average can't be saved beside the model, for example during a swap.
+  /// Throws UsageError if the average can't be saved together with the model, for example during a swap.
   void expect_savable();
-  /// To be called when the model and the average have been loaded: ends a swap that an exception left.
+  /// To be called when the model and the average have been loaded: ends a swap that an exception left open.
   void was_loaded();
 
-  /// While it exists, the model has the average in place of its own parameters; the destructor gives them back. Meanwhile update(),
+  /// While it exists, the model has the average in place of its own parameters; the destructor restores them. Meanwhile update(),
   /// assign(), another average of these parameters, a second swap, and writes to sharded parameters are errors; loading the model is
   /// allowed and ends the swap. Saving the model saves the average. Construction and destruction are collective. If an exception destroys
   /// it, the model keeps the average, because the other ranks may not take part: see restore().

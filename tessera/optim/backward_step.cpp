@@ -19,7 +19,7 @@
 namespace tessera::optim {
 namespace {
 
-/// `count` values of a dense tensor from `begin` on, in memory order.
+/// Returns a view of `count` values of a dense tensor from `begin` on, in memory order.
 at::Tensor in_memory_order(const at::Tensor& dense, int64_t begin, int64_t count) {
   return dense.as_strided({count}, {1}, dense.storage_offset() + begin);
 }
@@ -62,7 +62,7 @@ Optimizer::BackwardStep::BackwardStep(Optimizer& optimizer) : optimizer_(&optimi
 }
 
 Optimizer& Optimizer::BackwardStep::optimizer() const {
-  if (optimizer_ == nullptr) throw UsageError("an optimizer that steps in backward was destroyed while backward ran");
+  if (optimizer_ == nullptr) throw UsageError("an optimizer that steps in backward was destroyed while backward ran; keep it until backward() has returned");
   return *optimizer_;
 }
 

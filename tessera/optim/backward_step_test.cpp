@@ -170,7 +170,7 @@ TEST(Steps, InBackwardKeepNoSumsOfUnitsWithOneGradientSlot) {
     auto net = sharded_odd(options, Units::EachLayer, width);
     const auto optimizer = adamw(parameters(*net));
     optimizer->step_in_backward();
-    take_steps(net, *optimizer, world, 0, 1);  // which makes the optimizer's state
+    take_steps(net, *optimizer, world, 0, 1);  // allocates the optimizer's state
     const Allocations allocations;
     take_steps(net, *optimizer, world, 3, 4);
     EXPECT_GE(allocations.bytes(), bytes) << "this rank's gradient of the large layer";
@@ -223,7 +223,7 @@ TEST(Steps, InBackwardKeepNoGradients) {
     for (const auto& parameter : parameters(*net)) EXPECT_FALSE(parameter.grad().defined());
     EXPECT_FALSE(has_memory());
     optimizer->step();
-    // And back again.
+    // Steps after backward again.
     optimizer->step_after_backward();
     take_steps(net, *optimizer, world, 2, 4);
     EXPECT_EQ(has_memory(), on_cpu()) << "on a device only until the gradients are there";

@@ -28,8 +28,8 @@ void expect_sense(const GradScalerOptions& options) {
       options.backoff_factor <= 1 && options.growth_interval >= 1)
     return;
   throw UsageError(
-      "a GradScaler with init_scale {}, growth_factor {}, backoff_factor {} and growth_interval {}: scales are positive, growth makes them "
-      "larger, backoff smaller, and the interval is at least 1",
+      "a GradScaler with init_scale {}, growth_factor {}, backoff_factor {} and growth_interval {} makes no sense; give an "
+      "init_scale above 0, a growth_factor of at least 1, a backoff_factor above 0 and at most 1, and a growth_interval of at least 1",
       options.init_scale, options.growth_factor, options.backoff_factor, options.growth_interval);
 }
 
@@ -42,8 +42,8 @@ void multiply_gradients_now(const std::vector<at::Tensor>& parameters, double fa
     if (!gradient.defined()) continue;
     if (gradient.scalar_type() == at::kHalf) {
       throw UsageError(
-          "a gradient in float16 can't be unscaled, because it would become zero again; train float32 parameters with param_dtype, or take "
-          "an optimizer of Tessera");
+          "a gradient in float16 can't be unscaled, because small values would become zero again; train float32 parameters with a "
+          "param_dtype, or use an optimizer of Tessera");
     }
     gradient.mul_(factor);
   }
@@ -152,7 +152,8 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
 
 void GradScaler::update() {
   if (!options_.enabled) return;
-  if (progress_.empty()) throw UsageError("GradScaler::update was called, but no gradients were looked at; call step(optimizer) before");
+  if (progress_.empty())
+    throw UsageError("GradScaler::update was called, but no gradients were checked since the last update; call step(optimizer) first");
   bool finite = true;
   for (const auto& [optimizer, progress] : progress_) finite = finite && progress.finite;
   progress_.clear();
@@ -178,7 +179,8 @@ GradScaler GradScaler::load(const std::string& text) {
   int64_t tracker = 0;
   in >> format >> options.init_scale >> options.growth_factor >> options.backoff_factor >> options.growth_interval >> tracker >>
       options.enabled;
-  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more) throw UsageError("'{}' describes no GradScaler", text);
+  if (std::string more; !in || format != kScalerFormat || tracker < 0 || in >> more)
+    throw UsageError("'{}' does not describe a GradScaler; pass a text that GradScaler::save has returned", text);
   return GradScaler(options, tracker);
 }
 

@@ -1,4 +1,4 @@
-// GradScaler: trains in float16, whose small gradients would become zero, by scaling the loss. It has the semantics and the names of
+// GradScaler: scales the loss for training in float16, where small gradients would become zero. It has the semantics and the names of
 // torch.amp.GradScaler.
 #pragma once
 
@@ -24,9 +24,9 @@ struct GradScalerOptions {
   bool enabled = true;             // if not, it changes nothing, and step() always takes the step
 };
 
-/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, such as
-/// for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To clip
-/// gradients, call unscale_(optimizer) before.
+/// All ranks scale by the same factor, and skip a step if any rank has found inf or NaN. It is a value: save() writes it as text, for
+/// example for the notes of a checkpoint. After scale(loss).backward(), call step(optimizer) for each optimizer, and then update() once. To
+/// clip gradients, call unscale_(optimizer) before.
 class GradScaler {
  public:
   /// `growth_tracker` is how many updates in a row had neither inf nor NaN. Throws UsageError if the options make no sense.
@@ -36,9 +36,9 @@ class GradScaler {
   /// Divides the gradients by the scale, so that they can be clipped. Collective.
   void unscale_(Optimizer& optimizer);
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales before, if the program has not; Tessera's optimizers do
-  /// so without another pass over memory. An optimizer that steps in backward can't be scaled. Returns whether the step was taken, which is
-  /// the same on all ranks. Collective.
+  /// Takes the step, or skips it if a gradient is inf or NaN on any rank. Unscales the gradients first, if the program has not; Tessera's
+  /// optimizers do so without another pass over memory. An optimizer that steps in backward can't be scaled. Returns whether the step was
+  /// taken, which is the same on all ranks. Collective.
   bool step(Optimizer& optimizer);
   bool step(torch::optim::Optimizer& optimizer);
   /// Changes the scale for the next iteration.

@@ -181,7 +181,7 @@ TEST(GradScaler, IsANoteOfACheckpoint) {
   checkpoint::Notes notes{{"scaler", scaler}};
   auto loaded = notes.at("scaler").as<GradScaler>();
   EXPECT_EQ(iterate(loaded), 13);  // the second one in a row
-  EXPECT_THAT(message_of<UsageError>([] { GradScaler::load("grad-scaler-1 4 2"); }), HasSubstr("describes no GradScaler"));
+  EXPECT_THAT(message_of<UsageError>([] { GradScaler::load("grad-scaler-1 4 2"); }), HasSubstr("does not describe a GradScaler"));
 }
 
 TEST(GradScaler, DoesNothingIfItIsNotEnabled) {
@@ -201,7 +201,7 @@ TEST(GradScaler, SaysWhatIsCalledInTheWrongOrder) {
   optim::SGD optimizer({parameter}, {.lr = 0.1});
   torch::optim::SGD plain({at::ones({2}, at::kHalf).set_requires_grad(true)}, 0.1);
   GradScaler scaler;
-  EXPECT_THAT(message_of<UsageError>([&] { scaler.update(); }), HasSubstr("no gradients were looked at"));
+  EXPECT_THAT(message_of<UsageError>([&] { scaler.update(); }), HasSubstr("no gradients were checked"));
   parameter.mutable_grad() = at::ones({2});
   scaler.unscale_(optimizer);
   EXPECT_THAT(message_of<UsageError>([&] { scaler.unscale_(optimizer); }), HasSubstr("was called twice"));

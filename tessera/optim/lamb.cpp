@@ -50,12 +50,12 @@ Lamb::Lamb(std::vector<ParameterGroup> groups, LambOptions options)
 }
 
 void Lamb::apply(const Settings& settings, int64_t step, const Item& item) {
-  // For a parameter with gaps in memory, `item` has a dense copy, which is gone at the end of the step.
+  // For a parameter with gaps in memory, `item` has a dense copy, which no longer exists when the end of the step updates parameters.
   const bool has_gaps = item.members.size() == 1 && !item.members.front().parameter.is_non_overlapping_and_dense();
-  if (has_gaps) throw UsageError("Lamb works on dense parameters");
+  if (has_gaps) throw UsageError("Lamb takes dense parameters only, but one has gaps in memory; make it contiguous");
   const auto place = place_of(item.members.front().parameter);
   if (place && place.listing() == Listing::Flat) {
-    throw UsageError("Lamb takes steps as long as each parameter is, so it has to know them; shard with tessera::Listing::ByName");
+    throw UsageError("Lamb scales each update to the norm of its parameter, so each needs a shard of its own; shard with tessera::Listing::ByName");
   }
   const auto group = place ? std::optional(find_or_add(groups_, place.mesh().shard())) : std::nullopt;
   if (!has_loops(item.parameter, item.gradient, item.state)) return apply_by_operators(settings, step, item, group);

@@ -17,17 +17,19 @@ constexpr const char* kFormat = "learning-rate-1";
 void expect_sense(const LearningRate& rate) {
   const auto is_one = [](double value) { return std::isfinite(value) && value >= 0; };
   if (!is_one(rate.base) || !is_one(rate.last) || !is_one(rate.factor)) {
-    throw UsageError("a learning rate of {} (last {}, factor {}) is none: give finite numbers that are not negative", rate.base, rate.last,
+    throw UsageError("a learning rate of {} (last {}, factor {}) makes no sense; give finite numbers of at least 0", rate.base, rate.last,
                      rate.factor);
   }
   if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Linear) {
-    throw UsageError("a learning rate has no shape number {}", static_cast<int>(rate.shape));
+    throw UsageError("a learning rate has no shape number {}; give one of LearningRate::Shape", static_cast<int>(rate.shape));
   }
-  if (rate.warmup < 0 || rate.every < 1) throw UsageError("a warm-up of {} and a change every {} steps", rate.warmup, rate.every);
+  if (rate.warmup < 0 || rate.every < 1)
+    throw UsageError("a learning rate has a warmup of {} steps, which must be at least 0, and changes every {} steps, which must be at least 1",
+                     rate.warmup, rate.every);
   const bool goes_down = rate.shape == LearningRate::Shape::Cosine || rate.shape == LearningRate::Shape::Linear;
   if (goes_down && rate.steps <= rate.warmup) {
     throw UsageError(
-        "a {} over {} steps, of which {} are warm-up, has no end to go down to; give .steps, the length of the run, "
+        "a {} over {} steps, of which {} are warm-up, has no steps left to go down; give .steps, the length of the run, "
         "including the warm-up",
         rate.shape == LearningRate::Shape::Cosine ? "cosine" : "line", rate.steps, rate.warmup);
   }
@@ -63,7 +65,8 @@ LearningRate LearningRate::load(const std::string& text) {
   LearningRate rate;
   int shape = 0;
   in >> format >> rate.base >> shape >> rate.warmup >> rate.factor >> rate.every >> rate.steps >> rate.last;
-  if (std::string more; !in || format != kFormat || in >> more) throw UsageError("'{}' describes no learning rate", text);
+  if (std::string more; !in || format != kFormat || in >> more)
+    throw UsageError("'{}' does not describe a learning rate; pass a text that LearningRate::save has returned", text);
   rate.shape = static_cast<Shape>(shape);
   expect_sense(rate);
   return rate;

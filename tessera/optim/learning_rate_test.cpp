@@ -40,7 +40,7 @@ TEST(LearningRate, SurvivesBeingSaved) {
   EXPECT_EQ(LearningRate::load(cosine.save()), cosine);
   const LearningRate linear{.shape = Shape::Linear, .steps = 110};
   EXPECT_EQ(LearningRate::load(linear.save()), linear);
-  EXPECT_THAT(testing::message_of<UsageError>([] { LearningRate::load("learning-rate-1 0.1"); }), ::testing::HasSubstr("no learning rate"));
+  EXPECT_THAT(testing::message_of<UsageError>([] { LearningRate::load("learning-rate-1 0.1"); }), ::testing::HasSubstr("not describe a learning rate"));
 }
 
 TEST(LearningRate, RefusesNonsense) {

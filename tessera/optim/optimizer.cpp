@@ -34,11 +34,11 @@ constexpr auto kSteps = "step";
 void expect_leaf(const at::Tensor& parameter) {
   if (!parameter.defined() || !parameter.is_leaf()) {
     throw UsageError(
-        "an optimizer was given something that is no parameter of its own (undefined, the result of an operation, or an unsharded "
-        "parameter of a sharded model); pass tessera::parameters(model)");
+        "an optimizer was given a tensor that is not a leaf (it is undefined, the result of an operation, or an unsharded parameter "
+        "of a sharded model); pass tessera::parameters(model)");
   }
   if (parameter.is_complex()) {
-    throw UsageError("an optimizer of Tessera was given a complex parameter; those of torch::optim take them, sharded too");
+    throw UsageError("an optimizer of Tessera was given a complex parameter; use one of torch::optim, which takes complex shards, too");
   }
 }
 
@@ -90,7 +90,7 @@ void Optimizer::expect_rate(double lr) {
 
 void Optimizer::expect_option(std::string_view name, double value, double below) {
   if (std::isfinite(value) && value >= 0 && value < below) return;
-  const auto range = std::isinf(below) ? std::string("a number from 0 on") : fmt::format("at least 0 and below {}", below);
+  const auto range = std::isinf(below) ? std::string("a number of at least 0") : fmt::format("at least 0 and below {}", below);
   throw UsageError("the option {} of an optimizer is {}; it must be {}", name, value, range);
 }
 
@@ -104,7 +104,7 @@ Optimizer::Optimizer(std::vector<ParameterGroup> groups, Settings settings, std:
   for (const auto* kinds : {&state_kinds_, &in_blocks_}) {
     for (const auto& kind : *kinds) {
       if (kind.name.ends_with("_scales") != (kind.block > 1))
-        throw UsageError("state '{}': names of what has one value for each block end in _scales, and no others do", kind.name);
+        throw UsageError("state '{}': the name must end in _scales if the state has one value for each block, and only then", kind.name);
     }
   }
   std::set<c10::TensorImpl*> seen;
@@ -186,7 +186,7 @@ void Optimizer::make_state(Section& section) const {
   }
 }
 
-/// Has no effect on memory that is not disk-backed.
+/// Removes state and gradients from memory. Has no effect on tensors that are not disk-backed.
 void Optimizer::evict(const Section& section) {
   for (const auto& state : section.state) evict_pages(state.const_data_ptr(), state.nbytes());
   for (const auto& member : section.members) {
@@ -250,7 +250,8 @@ bool Optimizer::has_gradient(const Section& section) {
   return std::ranges::any_of(section.members, [](const Member& member) { return member.parameter.grad().defined(); });
 }
 
-/// Throws UsageError if a step would leave out gradients that have not been reduced. Their shards need not have a `.grad`.
+/// Throws UsageError if a step would leave out gradients that have not been reduced. Checks all units, because shards with such gradients
+/// need not have a `.grad`.
 void Optimizer::expect_all_synced() const {
   const Unit* last = nullptr;
   for (const auto& group : groups_) {
@@ -339,7 +340,7 @@ void Optimizer::skip_step() {
   expect_all_synced();
   expect_ignored_alike(parameters_);
   if (end_backward_step()) {
-    throw UsageError("skip_step: the optimizer has stepped in backward already; what it shall not take must not reach backward()");
+    throw UsageError("skip_step: the optimizer has stepped in backward already; to leave a step out, don't call backward() for it");
   }
   const Releases after{units_};
   WriteGuard(units_with_gradients(), WriteKind::Skip, description()).commit();
@@ -349,7 +350,7 @@ void Optimizer::skip_step() {
 
 void Optimizer::scale_gradients(const at::Tensor& factor) {
   refuse_in_backward("scale_gradients");
-  if (!factor.defined() || factor.numel() != 1) throw UsageError("scale_gradients takes a scalar: one factor for all gradients");
+  if (!factor.defined() || factor.numel() != 1) throw UsageError("scale_gradients takes a scalar; give one factor for all gradients");
   forget_stale_factor();
   factor_ = factor_.defined() ? factor_ * factor : factor;
   recoveries_ = recoveries_of(parameters_);
@@ -386,7 +387,7 @@ void Optimizer::zero_grad() {
       }
     }
   }
-  // Not in step(), where gradients still exist: they would become results of the program that a tracing engine ends here.
+  // Here and not in step(), because gradients that still exist would become results of the program that a tracing engine ends.
   if (!std::exchange(ends_step_, false)) return;
   for (const auto& world : worlds_) world.step_done();
 }
@@ -395,8 +396,8 @@ void Optimizer::set_lr(double lr) {
   expect_rate(lr);
   if (std::ranges::any_of(groups_, [](const Group& group) { return std::isinf(group.ratio); })) {
     throw UsageError(
-        "set_lr: the first group began with a rate of 0 and another with more, so there is no ratio to keep; begin with a group that has a "
-        "rate");
+        "set_lr: the first group began with a rate of 0 and another with more, so there is no ratio to keep; put a group with a "
+        "positive rate first");
   }
   for (auto& group : groups_) group.settings.lr = lr * group.ratio;
   description_.clear();
@@ -455,12 +456,12 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
     Section* section = nullptr;
     const auto known = parameters.find(name);
     if (known == parameters.end() || find(known->second, section) == nullptr) {
-      throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
+      throw UsageError("the state is of a parameter '{}', which this optimizer does not have", name);
     }
     const auto kinds = kinds_of(*section);
     const auto* const hint = in_blocks_.empty()
                                  ? "was it saved with other options?"
-                                 : "was it saved with other options, or with a layout (tessera_layout) that cuts blocks otherwise?";
+                                 : "was it saved with other options, or with a layout (tessera_layout) that cuts blocks differently?";
     for (const auto& kind : kinds) {
       const auto tensor = saved.find(kind.name);
       if (tensor == saved.end()) {
@@ -468,12 +469,12 @@ void Optimizer::expect_state(ConstModuleRef model, const std::map<std::string, P
       }
       const auto expected = (known->second.numel() + kind.block - 1) / kind.block;
       if (tensor->second.numel() != expected || (kind.block == 1 && tensor->second.sizes() != known->second.sizes())) {
-        throw UsageError("the state '{}' of '{}' has {} values, its shard here has {}; it was saved by another number of ranks", kind.name,
+        throw UsageError("the state '{}' of '{}' has {} values, but its shard here has {}; it was saved by another number of ranks", kind.name,
                          name, tensor->second.numel(), expected);
       }
     }
     const auto steps = saved.find(kSteps);
-    if (steps == saved.end()) throw UsageError("the state of '{}' has no '{}'", name, kSteps);
+    if (steps == saved.end()) throw UsageError("the state of '{}' has no '{}', which this optimizer needs", name, kSteps);
     if (steps->second.numel() != 1 || steps->second.is_meta()) throw UsageError("'{}' of '{}' is not a number", kSteps, name);
     for (const auto& [key, tensor] : saved) {
       if (key == kSteps || std::ranges::any_of(kinds, [&](const StateKind& kind) { return kind.name == key; })) continue;

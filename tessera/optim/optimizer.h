@@ -45,7 +45,7 @@ class Optimizer {
   /// From the next backward pass on, each unit is updated as soon as all ranks have its gradients: the sum and the update are one pass over
   /// memory, and the shards get no gradients. step() then ends the step, and updates only parameters that are in no unit. There has to be
   /// exactly one backward pass between two calls of step(), and whatever needs gradients (clipping by norm, scaling, hooks on shards) is a
-  /// UsageError. Throws UsageError if the rule can't do it, or if there is no shard to update.
+  /// UsageError. Throws UsageError if the rule needs all gradients before it can update a unit, or if there is no shard to update.
   void step_in_backward();
   /// From the next backward pass on, shards get their gradients again, and step() updates them.
   void step_after_backward() { backward_step_.reset(); }
@@ -63,8 +63,8 @@ class Optimizer {
   at::Tensor grad_norm(double p = 2);
   /// Like tessera::clip_grad_norm over all parameters, but the next step does the scaling. Returns the norm before clipping. Collective.
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
-  /// Also drops gradients that wait for a reduction (no_sync). After a step, it marks the end of that step, where a tracing engine ends its
-  /// program.
+  /// Drops the gradients, also those that wait for a reduction (no_sync). After a step, it marks the end of that step, where a tracing
+  /// engine ends its program.
   void zero_grad();
 
   /// The parameters of all groups.
@@ -78,7 +78,7 @@ class Optimizer {
   /// The groups with their current settings, all of which are set.
   std::vector<ParameterGroup> groups() const;
 
-  /// The options of the rule beside the settings of groups, by their names in torch::optim: {"betas", {0.9, 0.999}}. For checkpoints that
+  /// The options of the rule that are not settings of groups, by their names in torch::optim: {"betas", {0.9, 0.999}}. For checkpoints that
   /// Python reads.
   virtual std::map<std::string, std::vector<double>> hyperparameters() const { return {}; }
 
@@ -86,8 +86,8 @@ class Optimizer {
   std::map<std::string, ParameterState> state(ConstModuleRef model) const;
   /// Throws UsageError if load_state would.
   void expect_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state);
-  /// Copies a state into this optimizer. Parameters that the state does not name start without state. For a tensor of the device "meta" it
-  /// only makes the memory, which the caller fills through state(). If the state does not fit, throws UsageError and changes nothing.
+  /// Copies a state into this optimizer. Parameters that the state does not name start without state. For a tensor on the meta device, it
+  /// only allocates the memory, which the caller fills through state(). If the state does not fit, throws UsageError and changes nothing.
   void load_state(ConstModuleRef model, const std::map<std::string, ParameterState>& state);
 
  protected:
@@ -101,7 +101,8 @@ class Optimizer {
     int64_t steps = 0;
   };
   /// A kind of tensor that the rule keeps for each parameter, zero at first. It is like the parameter, but may have another dtype, or one
-  /// value for each `block` values of the parameter. Names of the latter kinds, and no others, end in _scales, by which files tell them.
+  /// value for each `block` values of the parameter. Names of kinds with one value for each block, and no others, end in _scales, by which
+  /// files tell them apart.
   struct StateKind {
     std::string name;
     std::optional<at::ScalarType> dtype = {};

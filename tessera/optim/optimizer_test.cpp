@@ -1,4 +1,4 @@
-// Our optimizers take the same steps as torch's, on shards and on unsharded parameters.
+// Tessera's optimizers take the same steps as torch's, on shards and on unsharded parameters.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -326,7 +326,7 @@ TEST(Optimizers, OfTorchBesideOursAreNamed) {
 
 TEST(Optimizers, RefuseWhatIsNoParameter) {
   const auto leaf = torch::randn({3}).set_requires_grad(true);
-  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("no parameter of its own"));
+  EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf * 2}, {}); }), ::testing::HasSubstr("a tensor that is not a leaf"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD({leaf, leaf}, {}); }), ::testing::HasSubstr("twice"));
   EXPECT_THAT(message_of<UsageError>([&] { optim::SGD(std::vector<at::Tensor>(), {}); }), ::testing::HasSubstr("no parameters"));
 }

@@ -1,4 +1,5 @@
-// The rules of our optimizers, compared with torch's or with the rule written with tensors: unsharded and sharded, in each unit memory.
+// The rules of Tessera's optimizers, compared with torch's or with the rule written with tensors: unsharded and sharded, in each unit
+// memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -19,7 +19,7 @@ SGD::SGD(std::vector<ParameterGroup> groups, SgdOptions options)
       options_(options) {
   expect_option("momentum", options.momentum);
   if (options.nesterov && (options.momentum <= 0 || options.dampening != 0)) {
-    throw UsageError("SGD: Nesterov's rule needs a momentum and no dampening");
+    throw UsageError("SGD: nesterov needs a momentum above 0 and a dampening of 0");
   }
 }
 

@@ -39,7 +39,8 @@ at::Tensor placeholder() {
 }
 
 void refuse_inputs() {
-  throw UsageError("a checkpointed module is called with an input that can't be copied, so it could not run again; give a pointer");
+  throw UsageError(
+      "a checkpointed module was called with an input that can't be copied, so backward could not run the module again; pass a pointer to it");
 }
 
 RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module)
@@ -48,7 +49,7 @@ RunningSegment::RunningSegment(const Options& options, Tensors inputs, Again aga
         if (options.offload == OffloadTo::Host && !inputs.empty() &&
             std::ranges::all_of(inputs, [](const at::Tensor& input) { return input.is_cpu(); })) {
           throw UsageError(
-              "OffloadTo::Host moves activations from a device to the host, and all inputs of the checkpointed segment are there "
+              "OffloadTo::Host moves activations from a device to the host, but all inputs of the checkpointed segment are on the host "
               "already; OffloadTo::Disk moves them to disk");
         }
         if (options.offload == OffloadTo::Disk) expect_sensible(options.disk);

@@ -29,14 +29,14 @@ KeepRule operators(std::vector<std::string> names);
 namespace detail {
 
 at::Tensor placeholder();
-/// Throws UsageError: inputs that can't be copied can't be kept.
+/// Always throws UsageError: a segment has to copy its inputs, because backward runs it again with them.
 [[noreturn]] void refuse_inputs();
 
-/// How the copy of an input is passed on: as the caller passed the original.
+/// The type with which a segment that runs again passes on the copy of an input: an lvalue or an rvalue, as the caller passed the original.
 template <class T>
 using Passed = std::conditional_t<std::is_same_v<std::remove_cvref_t<T>, std::decay_t<T>>, T&&, std::decay_t<T>&>;
 
-/// A function that calls a module, whose buffers the segment checks when it runs again.
+/// A function that calls `module`. When the segment runs again, it checks that the module's buffers do not change.
 template <class Call>
 struct CallOf {
   const torch::nn::Module* module;
@@ -57,12 +57,12 @@ const torch::nn::Module* module_of(const CallOf<Call>& run) {
   return run.module;
 }
 
-/// As long as it exists, this thread runs a segment.
+/// Marks that this thread runs a segment, as long as the object exists.
 class RunningSegment : NoCopy {
  public:
   RunningSegment(const Options& options, Tensors inputs, Again again, const torch::nn::Module* module);
   ~RunningSegment();
-  /// Called for each result.
+  /// Called for each tensor that the segment returns; may replace the tensor.
   void result(at::Tensor& tensor) const;
 
  private:
@@ -71,22 +71,22 @@ class RunningSegment : NoCopy {
 
 }  // namespace detail
 
-/// Whether this thread runs a checkpointed segment again, in backward. For side effects outside libtorch that a module has once in each
-/// forward, such as `if (!activation::is_recompute()) calls++`.
+/// Returns whether this thread runs a checkpointed segment again, in backward. With it, a module can limit side effects outside of libtorch
+/// to the forward pass: `if (!activation::is_recompute()) calls++`.
 bool is_recompute();
 
 /// A module holder, or a shared_ptr to a module.
 template <class T>
 concept IsModule = requires(const std::remove_cvref_t<T>& module) { module->named_parameters(); };
 
-/// Calls run(inputs...) without keeping its activations: in backward it runs again, from its inputs. `run` and inputs that are not tensors
-/// are copied. Results and gradients equal those of a plain call to the bit, except for random numbers that cuDNN draws in recurrent
-/// modules. Tensors are found as for_each_tensor_in finds them. Segments may nest, contain parts of a sharded unit or several units, and be
-/// differentiated twice. Without gradients it is a plain call.
+/// Calls run(inputs...) without keeping its activations; backward calls it again to recompute them. Copies `run` and the inputs that are
+/// not tensors. Results and gradients equal those of a plain call to the bit, except for random numbers that cuDNN draws in recurrent
+/// modules. Finds tensors in inputs and results as for_each_tensor_in does. Segments may nest, contain parts of a sharded unit or several
+/// units, and be differentiated twice. If gradients are disabled, this is a plain call.
 template <class Run, class... Inputs>
   requires(!IsModule<Run>)
 auto checkpoint(const Options& options, Run&& run, Inputs&&... inputs) {
-  static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment are copied: give a pointer");
+  static_assert((std::is_copy_constructible_v<std::decay_t<Inputs>> && ...), "inputs of a checkpointed segment must be copyable: pass a pointer");
   if (!c10::GradMode::is_enabled()) return run(std::forward<Inputs>(inputs)...);
   // The copies have placeholders in place of the input tensors, which the segment keeps.
   const auto kept = std::make_shared<std::tuple<std::decay_t<Inputs>...>>(inputs...);

@@ -1,4 +1,4 @@
-// Activations on disk: what is in memory meanwhile, and what happens where there is no room.
+// Activations on disk: how much of them stays in memory, and the errors when the disk has no room.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ TEST(Offload, NeedsNoMemoryWhileTheValuesAreOnDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
   const auto in_memory = [&] { return std::ranges::count_if(memory, [](const auto& storage) { return !storage.expired(); }); };
   for (int i = 0; i < 2000 && in_memory() > 1; i++) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  EXPECT_LE(in_memory(), 1);  // x.sin() saves x only; sin of a layer is in the file alone
+  EXPECT_LE(in_memory(), 1);  // x.sin() saves only x; the sin of a layer is only in the file
   value.sum().backward();
   chain(y.sin(), 16).sum().backward();
   EXPECT_TRUE(at::equal(x.grad(), y.grad()));

@@ -12,14 +12,14 @@
 
 namespace tessera::activation {
 
-/// Returns whether the results of an operator, such as "aten::mm", are kept, so that it does not run again.
+/// Returns whether a segment keeps the results of this operator, such as "aten::mm", so that backward does not run the operator again.
 using KeepRule = std::function<bool(std::string_view name)>;
 
 struct Options {
   KeepRule keep = {};
-  /// Where the inputs of segments and the kept results of operators are until backward. Files are written while forward continues.
+  /// Where segments store their inputs and the kept results of operators until backward. Files are written while forward continues.
   OffloadTo offload = OffloadTo::Nowhere;
-  DiskMemoryOptions disk = {};  // with OffloadTo::Disk
+  DiskMemoryOptions disk = {};  // used with OffloadTo::Disk
   /// Whether the state of the random generators is restored before a segment runs again, so that dropout drops the same values.
   bool preserve_rng_state = true;
 };

@@ -1,4 +1,4 @@
-// Activation checkpointing of plain modules: every result, gradient and buffer is the one of a plain call, to the bit.
+// Activation checkpointing of plain modules: every result, gradient and buffer equals that of a plain call to the bit.
 #include "tessera/shard/activation.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -43,7 +43,7 @@ class Calls {
 
  private:
   at::CallbackHandle handle_;
-  // Of all threads: a device's backward pass runs in one of its own.
+  // Shared by all threads, because a device's backward pass runs in a thread of its own.
   inline static const char* name = nullptr;
   inline static std::atomic<int> count = 0;
 };
@@ -88,7 +88,7 @@ std::vector<Part> parts() {
                            sequence([] { return nn::InstanceNorm1d(nn::InstanceNorm1dOptions(8).affine(true).track_running_stats(true)); }),
                            [](nn::SequentialImpl& s, at::Tensor x) { return s.forward(x.view({4, 8, 2}) * 2).reshape({8, 8}); }),
       part<nn::LSTM>(
-          // On a GPU it draws other numbers than in a plain call, because cuDNN starts a new state when a generator is restored.
+          // On a GPU, its dropout draws other numbers than in a plain call, because cuDNN starts a new state when a generator is restored.
           "LSTM", [] { return nn::LSTM(nn::LSTMOptions(8, 8).num_layers(2).dropout(on_cpu() ? 0.3 : 0)); },
           [](nn::LSTMImpl& m, at::Tensor x) { return std::get<0>(m.forward(x.view({4, 2, 8}))); }),
       part<nn::MultiheadAttention>(
@@ -217,7 +217,7 @@ TEST(Checkpoint, RunsOnceMoreAndNoFurtherThanNeeded) {
   y.sum().backward();
   EXPECT_EQ(calls.seen(), 1);
   EXPECT_EQ(begun, 2);
-  EXPECT_EQ(ended, 1);  // what the last product needs was there before it
+  EXPECT_EQ(ended, 1);  // the recomputation stops when the inputs of the last product exist
 }
 
 TEST(Checkpoint, CanBeDifferentiatedTwiceAndAsked) {
@@ -229,7 +229,7 @@ TEST(Checkpoint, CanBeDifferentiatedTwiceAndAsked) {
   };
   expect_same(second(checkpoint(f, x)), second(f(x)));
   const auto y = checkpoint(f, x), plain = f(x);
-  for (int i = 0; i < 3; i++) {  // a graph that is kept
+  for (int i = 0; i < 3; i++) {  // the graph is kept for several passes
     expect_same(torch::autograd::grad({y.sum()}, {w}, {}, true), torch::autograd::grad({plain.sum()}, {w}, {}, true));
   }
 }
@@ -263,7 +263,7 @@ TEST(Checkpoint, NestsDeeply) {
 TEST(Checkpoint, RepeatsChangesOfWhatIsNotItsOwnOnACopy) {
   const auto counter = at::zeros({1}), x = numbers({3}).set_requires_grad(true);
   const auto f = [&](const at::Tensor& t) {
-    const auto a = t + counter;  // reads what it changes
+    const auto a = t + counter;  // reads the tensor that the next line changes
     counter.add_(1);
     const auto b = (a + counter).exp();
     counter.mul_(2);
@@ -299,7 +299,7 @@ TEST(Checkpoint, KeepsNoMoreThanTheInputsOfSegments) {
   };
   const auto plain = peak([&](const at::Tensor& t) { return layers(t, 16); });
   EXPECT_GE(plain, 32);
-  EXPECT_LE(peak(four({})), 16);  // 4 inputs, and what one segment needs
+  EXPECT_LE(peak(four({})), 16);  // 4 inputs, and the activations of one segment
   EXPECT_LE(peak([&](const at::Tensor& t) { return checkpoint([&](const at::Tensor& outer) { return four({})(outer); }, t); }), 16);
   EXPECT_GE(peak(four({.keep = [](std::string_view) { return true; }})), 32);
 }
@@ -318,7 +318,7 @@ TEST(Checkpoint, ReleasesEverything) {
   EXPECT_EQ(owned.use_count(), 1);
 }
 
-/// An operator of a program, with a gradient of its own; it counts its runs. And one that is made of it.
+/// An operator of a program, with a gradient of its own, that counts its runs. The operator squared_twice calls it twice.
 struct Squared : torch::autograd::Function<Squared> {
   inline static std::atomic<int> runs = 0;
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {

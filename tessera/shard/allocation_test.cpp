@@ -1,6 +1,6 @@
-// In the steady state Tessera allocates no memory in a training step, because it reuses that of the step before. The test counts all calls
-// of `new` in the process; a call counts as Tessera's if its nearest caller outside of the C++ library and fmt is Tessera's. It also counts
-// the allocations of tensor memory: a sharded step must make no more of them than the same step of an unsharded model.
+// In the steady state Tessera allocates no memory in a training step, because it reuses the memory of the step before. The test counts all
+// calls of `new` in the process; a call counts as Tessera's if its nearest caller outside of the C++ library and fmt is Tessera's. It also
+// counts the allocations of tensor memory: a sharded step must make no more of them than the same step of an unsharded model.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ bool is_of(const char* text, std::string_view what) {
   return text != nullptr && std::string_view(text).find(what) != std::string_view::npos;
 }
 
-/// Frames from the innermost outwards; the first two are this hook's.
+/// Called for each stack frame, from the innermost outwards; the first two frames are this hook's.
 _Unwind_Reason_Code look_at(_Unwind_Context* context, void* result) {
   auto* const address = reinterpret_cast<void*>(_Unwind_GetIP(context) - 1);
   Dl_info info = {};
@@ -62,7 +62,7 @@ void* take(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// By inlining, the compiler sees a mix of two ways to allocate.
+// After inlining, the compiler warns that memory is allocated in one way and freed in another.
 #pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 
 void* operator new(size_t bytes) {
@@ -132,9 +132,9 @@ CountedMemory& tensor_memory() {
 
 constexpr size_t kRanks = 2, kUnits = 6, kWarm = 6, kCounted = 2;
 
-/// Steps of a rank, of which the last are watched. `together` is where ranks meet before and after that.
+/// Takes the steps of a rank, of which the last ones are counted. All ranks meet in `together` before and after these.
 void train(Blocks& model, optim::Optimizer& optimizer, int rank, double max_norm, const std::function<void(bool on)>& together) {
-  const auto x = numbers({6, 8}, 1 + rank);  // equal batches are watched
+  const auto x = numbers({6, 8}, 1 + rank);  // differs by rank, because Tessera watches for equal batches
   for (size_t step = 0; step < kWarm + kCounted; step++) {
     if (step == kWarm) together(true);
     model.forward(x).pow(2).mean().backward();
@@ -150,7 +150,7 @@ struct Case {
   Residence residence;
   MixedPrecision precision = {};
   double max_norm = 0;
-  size_t per_gather = 0, per_reduction = 0, per_norm = 0;  // what the operations of a transport take in its queue
+  size_t per_gather = 0, per_reduction = 0, per_norm = 0;  // allocations of the transport's queue for each operation
   friend std::ostream& operator<<(std::ostream& out, const Case& self) { return out << self.name; }
 };
 
@@ -183,7 +183,7 @@ TEST_P(Allocation, IsWhatLibtorchTakesOver) {
       reductions += unit->counters().reductions;
     }
   });
-  // The autograd engine takes over a handle for each gradient, a list of them from each unit, and whom to tell of the end of a pass.
+  // The autograd engine takes over a handle for each gradient, a list of them from each unit, and callbacks for the end of a pass.
   const size_t passes = kRanks * kCounted, lists = passes * kUnits, ends = 2 * passes;
   EXPECT_EQ(count, handles + lists + ends + param.per_gather * gathers + param.per_reduction * reductions + param.per_norm * passes)
       << places();

@@ -32,8 +32,8 @@ void sync_buffers(ModuleRef module, const Communicator& world, BufferSync sync) 
     for (const auto& item : module->named_buffers()) {
       if (!item.value().defined() || !lacks_values(item.value())) continue;
       throw UsageError(
-          "the buffer '{}' has no values to send; call materialize() for what deferred_init has made, or fully_shard, or load the "
-          "module before sync_buffers",
+          "the buffer '{}' has no values to send; before sync_buffers, load the module, or call materialize() or fully_shard for a module "
+          "from deferred_init",
           item.key());
     }
   });

@@ -1,4 +1,4 @@
-// Synchronizes the buffers of a module (running means and the like): fully_shard leaves them to each rank, so their values differ.
+// Synchronizes the buffers of a module (running means and the like): fully_shard does not synchronize them, so their values differ.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@
 namespace tessera {
 namespace {
 
-/// Whether a part of the module shows its stored form, inside full_params, with which operators then compute.
+/// Whether a unit of the module shows the stored form of its parameters (Access::ReadStored), with which operators then compute.
 bool shows_stored(const torch::nn::Module& module) {
   return UnitState::some_show_stored() && std::ranges::any_of(units(module), [](const auto& unit) { return unit->flags().shows_stored.load(); });
 }
@@ -38,9 +38,9 @@ void ForwardCall::cast_tensor(at::Tensor& tensor, at::ScalarType dtype) {
 namespace detail {
 
 std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module) {
-  if (module == nullptr) throw UsageError("tessera::call was given no module; as<M>() gives none if a module has another class");
+  if (module == nullptr) throw UsageError("tessera::call was given no module (null); as<M>() returns null if the module is of another class");
   auto owner = module->weak_from_this().lock();
-  if (!owner) throw UsageError("tessera::call was given the address of a module that no shared_ptr owns; make it by std::make_shared");
+  if (!owner) throw UsageError("tessera::call was given the address of a module that no shared_ptr owns; create it with std::make_shared");
   return owner;
 }
 

@@ -23,7 +23,8 @@ namespace tessera {
 class Unit;
 struct Boundary;
 
-/// One call of a module's forward. As long as it exists, this thread is in the module's forward: clipping, steps and saves are errors.
+/// One call of a module's forward: casts its inputs and outputs. As long as the object exists, clipping, steps and saves on this thread are
+/// errors.
 class ForwardCall : NoCopy {
  public:
   explicit ForwardCall(const torch::nn::Module& module);
@@ -42,7 +43,7 @@ class ForwardCall : NoCopy {
   T output(T value) const {
     return cast(std::move(value), output_dtype_);
   }
-  /// Null if the module's activations are kept; see activation::checkpoint_module.
+  /// The options that activation::checkpoint_module has set for the module; null if checkpoint_module was not called.
   const activation::Options* checkpointing() const { return checkpointing_.get(); }
 
  private:
@@ -79,7 +80,7 @@ namespace detail {
 
 /// Throws UsageError if `module` is null, or no shared_ptr owns it.
 std::shared_ptr<torch::nn::Module> owner_of(torch::nn::Module* module);
-/// Computes sequential->forward(x). Modules in it that fully_shard or checkpoint_module knows are called as by tessera::call.
+/// Computes sequential->forward(x). Calls the modules in it as tessera::call does if they were given to fully_shard or checkpoint_module.
 at::Tensor forward_each(torch::nn::SequentialImpl& sequential, at::Tensor x);
 
 }  // namespace detail
@@ -126,8 +127,9 @@ auto call_with(const M& module, const Forward& forward, Inputs&&... inputs) {
 /// Calls module->forward(inputs...), where `module` is a module holder, a shared_ptr, or the address of a module that a shared_ptr owns,
 /// such as `each->as<Block>()` of a ModuleList. Floating-point inputs are cast to the param_dtype of the module, unless its
 /// MixedPrecision::cast_forward_inputs is false, and floating-point outputs to its output_dtype. Tensors are found as for_each_tensor_in
-/// finds them. A module that was given to activation::checkpoint_module runs again in backward. For any other module that fully_shard does
-/// not know, it is a plain call. Modules in a Sequential that takes a tensor are called like this, too.
+/// finds them. A module that was given to activation::checkpoint_module runs again in backward. For a module that was given neither to
+/// checkpoint_module nor to fully_shard, this is a plain call. The modules in a Sequential that takes one tensor are called in the same
+/// way.
 template <class M, class... Inputs>
 auto call(const M& module, Inputs&&... inputs) {
   using Module = ModuleOf<M>;
@@ -141,7 +143,7 @@ auto call(const M& module, Inputs&&... inputs) {
   }
 }
 
-/// A module holder whose calls can be seen: with `Called<torch::nn::Linear> linear`, linear(x) is tessera::call(linear, x).
+/// A module holder whose calls Tessera sees: with `Called<torch::nn::Linear> linear`, linear(x) is tessera::call(linear, x).
 template <class Holder>
 struct Called : Holder {
   using Holder::Holder;

@@ -23,7 +23,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Takes and returns more than tensors, and notes what came in.
+/// Takes and returns more than tensors, and notes the dtype of its input.
 struct PairsImpl : nn::Module {
   nn::Linear linear = register_module("linear", nn::Linear(6, 6));
   at::ScalarType seen = at::kInt, index = at::kInt;
@@ -163,7 +163,7 @@ TEST(Call, SaysOnceThatAnInnerCallIsNoneOfTheWhole) {
   });
   set_log_sink(std::move(before));
   const auto said = HasSubstr("CallsInner was called plainly: its output_dtype does nothing");
-  EXPECT_THAT(lines, ElementsAre(said, said));  // one of each rank
+  EXPECT_THAT(lines, ElementsAre(said, said));  // one line from each rank
 }
 
 TEST(Call, IsNeededAlsoOfTheSecondOfTwoModulesWhoseParametersAreInInnerUnits) {

@@ -58,9 +58,9 @@ void checkpoint_module(const std::shared_ptr<Module>& module, const Options& opt
 
 void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options) {
   if (policy.options || policy.merge_below > 0) {
-    throw UsageError("the WrapPolicy has options or merge_below, which are for sharding; checkpoint_modules takes one without them");
+    throw UsageError("the WrapPolicy has options or merge_below, which are for sharding; give checkpoint_modules a policy without them");
   }
-  if (!policy.chooses) throw UsageError("the WrapPolicy has no function `chooses`; take wrap_classes({...}), or set it");
+  if (!policy.chooses) throw UsageError("the WrapPolicy has no function `chooses`; use wrap_classes({...}), or set `chooses`");
   ModuleChoice choice(policy);
   choice.look_below(model, "");
   expect_classes(policy.classes, choice.classes);
@@ -71,7 +71,7 @@ at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl
                                  const Options& options) {
   const auto size = static_cast<int64_t>(sequential->size());
   if (segments < 1 || segments > size) {
-    throw UsageError("a Sequential of {} modules can't be divided into {} segments", size, segments);
+    throw UsageError("a Sequential of {} modules can't be divided into {} segments; give a number from 1 to {}", size, segments, size);
   }
   for (int64_t i = 0; i < segments; i++) {
     const auto run = [sequential, first = i * size / segments, end = (i + 1) * size / segments](at::Tensor value) {

@@ -25,8 +25,8 @@ auto checkpoint(const M& module, Inputs&&... inputs) {
   return checkpoint(Options{}, module, std::forward<Inputs>(inputs)...);
 }
 
-/// Makes checkpointed segments of later calls by tessera::call(module, x...) and through FullyShardedDataParallel, before and after
-/// fully_shard. Plain calls can't be seen: they are an error if parameters of the module are sharded.
+/// Makes each later call of the module by tessera::call(module, x...) or through FullyShardedDataParallel a checkpointed segment. May be
+/// called before or after fully_shard. Tessera can't see plain calls, so they are an error if parameters of the module are sharded.
 void checkpoint_module(const std::shared_ptr<torch::nn::Module>& module, const Options& options = {});
 template <class Holder>
   requires requires(const Holder& holder) { holder.ptr()->named_parameters(); }
@@ -34,11 +34,11 @@ void checkpoint_module(const Holder& holder, const Options& options = {}) {
   checkpoint_module(std::shared_ptr<torch::nn::Module>(holder.ptr()), options);
 }
 
-/// checkpoint_module for all modules in the model that the policy chooses.
+/// Calls checkpoint_module for all modules in the model that the policy chooses.
 void checkpoint_modules(ModuleRef model, const WrapPolicy& policy, const Options& options = {});
 
-/// Runs sequential->forward(x) in `segments` segments of about equal numbers of modules. All but the last are checkpointed: backward would
-/// need the activations of the last one at once.
+/// Runs sequential->forward(x) in `segments` segments of about equal numbers of modules. Checkpoints all segments but the last, whose
+/// activations backward needs at once.
 at::Tensor checkpoint_sequential(const std::shared_ptr<torch::nn::SequentialImpl>& sequential, int64_t segments, at::Tensor x,
                                  const Options& options = {});
 template <class Holder>

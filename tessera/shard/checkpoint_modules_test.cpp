@@ -23,14 +23,14 @@ namespace nn = torch::nn;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// Several layers that take the same input, which is cast once where they are narrower.
+/// Several layers that take the same input. If the layers have a narrower dtype, the input is cast only once.
 struct Heads : nn::Module {
   nn::Linear a = register_module("a", nn::Linear(8, 8)), b = register_module("b", nn::Linear(8, 8)),
              c = register_module("c", nn::Linear(8, 8));
   at::Tensor forward(const at::Tensor& x) { return x + a(x) * b(x) + c(x); }
 };
 
-/// Blocks that call each other so that calls can be seen, with a norm whose running statistics would show a second update.
+/// Blocks that are called by tessera::call, with a norm whose running statistics would show a second update.
 struct Called : nn::Module {
   std::vector<std::shared_ptr<Block>> block;
   std::shared_ptr<Heads> heads = register_module("heads", std::make_shared<Heads>());

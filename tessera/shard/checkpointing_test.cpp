@@ -1,5 +1,5 @@
-// Activation checkpointing of parts of sharded models: every way to do it gives the gradients of the plain model. One way is ours; the
-// other is a Function as programs write it, which runs a forward and a backward pass inside of backward.
+// Activation checkpointing of parts of sharded models: every way to do it gives the gradients of the plain model. One way is Tessera's;
+// the other is a Function as programs write it, which runs a forward and a backward pass inside of backward.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -56,8 +56,8 @@ struct Plan {
   std::string name;
   std::vector<std::vector<int>> units;
   at::Tensor (*value)(Blocks& m, at::Tensor x, Around around);
-  std::vector<uint64_t> reductions;  // of each unit in a step, by hand: one for each graph that a part of it is in
-  uint64_t more_gathers = 0;         // in backward, ours: segments in a segment run once more
+  std::vector<uint64_t> reductions;  // of each unit in a step, with the Function: one for each graph that has a part of the unit
+  uint64_t more_gathers = 0;         // in backward, with Tessera's way: segments in a segment run once more
   friend std::ostream& operator<<(std::ostream& out, const Plan& self) { return out << self.name; }
 };
 
@@ -182,7 +182,7 @@ at::Tensor nested_checkpoints(const Run& innermost, Plan::Around around, int dep
   return around([=](const at::Tensor& t) { return nested_checkpoints(innermost, around, depth - 1, t); }, x);
 }
 
-#ifndef __SANITIZE_THREAD__  // which counts no more than 64 locks of a thread
+#ifndef __SANITIZE_THREAD__  // the thread sanitizer allows no more than 64 locks of a thread
 TEST(CheckpointedBackward, MayNestDeeperThanTheEngineKeepsInOneThread) {
   with_ranks(2, [](const Communicator& world) {
     Blocks whole;

@@ -23,7 +23,7 @@ class CastCodec final : public Codec {
 }  // namespace
 
 void Codec::decode(const at::Tensor& /*sent*/, const at::Tensor& /*computed*/) const {
-  throw std::logic_error("a codec that decodes has to say how");
+  throw std::logic_error("a codec whose decodes() returns true must override decode()");
 }
 
 CodecPtr cast_codec(std::optional<at::ScalarType> dtype) {

@@ -1,4 +1,5 @@
-// The three forms of a unit's values: stored in the shards, sent to other ranks, and computed with by operators.
+// Codec: converts the values of a unit from the form that shards store to the form that is sent to other ranks, and from that to the form
+// with which operators compute.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +9,8 @@
 
 namespace tessera {
 
-/// The counterpart of FSDP2's all-gather extensions. All tensors are flat, and `stored` is the chunk of one rank: as many values as the
-/// chunk has, in the dtype of the parameter.
+/// The counterpart of FSDP2's all-gather extensions. All tensors are flat. The tensor `stored` is one rank's chunk, in the dtype of the
+/// parameters.
 class Codec {
  public:
   virtual ~Codec() = default;

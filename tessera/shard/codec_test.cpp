@@ -1,4 +1,4 @@
-// Codecs that are not casts: this one sends eight bits for each value, with a scale for each chunk.
+// Codecs other than casts, such as one that sends eight bits for each value, with a scale for each chunk.
 #include "tessera/shard/codec.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Multiples of the largest value's 127th part, and behind them that value.
+/// Sends each value as a multiple of 1/127 of the chunk's largest value, and after them that largest value.
 struct EightBits final : Codec {
   at::ScalarType computed(at::ScalarType stored) const override { return stored; }
   Form sent(at::ScalarType /*stored*/, int64_t numel) const override { return {.dtype = at::kChar, .numel = numel + 4}; }
@@ -79,7 +79,7 @@ TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
     const auto close = [&] { return at::allclose(net(input()), plain(input()), 0.05, 0.05); };
     EXPECT_TRUE(close());
     EXPECT_FALSE(at::equal(net(input()), plain(input())));
-    // One byte a value and four a chunk from each of two others, every time.
+    // Each gather receives one byte for each value, and four bytes for each chunk, from each of the two other ranks.
     const auto cost = counters(*net);
     int64_t chunk = 0;
     for (const auto& shard : parameters(*net)) chunk = std::max(chunk, shard.storage_offset() + shard.numel());
@@ -96,7 +96,7 @@ TEST(Codec, SendsItsOwnFormAndComputesWithWhatArrives) {
       replicated.zero_grad();
     }
     EXPECT_TRUE(close());
-    // The stored values have lost nothing.
+    // The stored values are not rounded.
     const auto shards = parameters(*net);
     EXPECT_TRUE(at::allclose(full_parameter(shards[0]), plain->a->weight, 1e-2, 1e-2));
   });

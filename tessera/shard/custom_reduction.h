@@ -1,4 +1,4 @@
-// Hooks and factors by which a program replaces the mean that a reduction of gradients computes.
+// Hooks and factors with which a program replaces the mean that a reduction of gradients computes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,12 +10,13 @@
 
 namespace tessera {
 
-/// The divisors of gradients: `pre` before they are sent, in the dtype in which they are sent, and `post` after the sum.
+/// The numbers by which a reduction divides gradients: by `pre` before it sends them, in the dtype in which they are sent, and by `post`
+/// after the sum.
 struct DivideFactors {
   double pre = 1, post = 1;
 };
 
-/// The gradients of a unit on their way to the sum over the ranks. All tensors are flat.
+/// The gradients of a unit that a ReductionHook reduces. All tensors are flat.
 struct PackedGradient {
   const at::Tensor& whole;  // this rank's gradient of the whole parameters; may be changed
   const at::Tensor& shard;  // to be filled with this rank's part of the mean over all ranks of the mesh

@@ -17,7 +17,7 @@ namespace tessera {
 detail::DeferredInit::DeferredInit(const DeferredInitOptions& options) {
   install_paging();
   if (Recording::tape() != nullptr) {
-    throw UsageError("deferred_init was called inside deferred_init; the outer call defers all that its function makes");
+    throw UsageError("deferred_init was called inside deferred_init; remove the inner call, because the outer one defers everything that its function makes");
   }
   tape_ = std::make_shared<Tape>(options.seed);
   recording_ = std::make_unique<Recording>(tape_);

@@ -21,9 +21,9 @@ class Tape;
 class Recording;
 
 struct DeferredInitOptions {
-  /// With a seed, random numbers depend only on it, the name of the tensor and the position in it: not on the order in which a module makes
-  /// its parameters, nor on the number of ranks. The generator is not used, and uniform_ and normal_ cost each rank only its part. Without
-  /// a seed, values and the generator's state are the same as without deferred_init.
+  /// With a seed, each random number depends only on the seed, the name of its tensor and its position in the tensor: not on the order in
+  /// which a module makes its parameters, nor on the number of ranks. libtorch's generator is not used, and each rank draws only its own
+  /// part of the numbers of uniform_ and normal_. Without a seed, values and the generator's state are the same as without deferred_init.
   std::optional<uint64_t> seed = {};
 };
 
@@ -56,8 +56,8 @@ auto deferred_init(Construct&& construct, const DeferredInitOptions& options = {
 }
 
 /// Gives values to the parameters and buffers of a module that is not sharded. `init` fills parameters, in place of the recorded operators,
-/// and tensors for which nothing was recorded: those of a module that was moved to the meta device. Throws UsageError with the names of the
-/// latter if there is no `init`.
+/// and tensors for which nothing was recorded, such as those of a module that was moved to the meta device. Without `init`, throws
+/// UsageError with the names of the tensors for which nothing was recorded.
 void materialize(ModuleRef module, const InitFunction& init = {});
 
 }  // namespace tessera

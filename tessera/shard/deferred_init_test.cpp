@@ -110,7 +110,7 @@ TEST(DeferredInit, IsBitEqualToEagerConstruction) {
     const auto next = torch::rand({3});
     torch::manual_seed(3);
     const auto deferred = deferred_init(make);
-    EXPECT_TRUE(at::equal(torch::rand({3}), next));  // the generator has the state that it would have
+    EXPECT_TRUE(at::equal(torch::rand({3}), next));  // the generator has the same state as after eager construction
     for (const auto& parameter : deferred->parameters()) EXPECT_TRUE(parameter.is_meta());
     materialize(*deferred);
     expect_equal(state_of(*deferred), state_of(*eager));
@@ -182,7 +182,7 @@ TEST(DeferredInit, ForgetsCopiedDataOnceItsParameterIsSharded) {
       torch::NoGradGuard no_grad;
       weight.copy_(torch::ones({kNumel}));  // forgotten at once
       weight.copy_(data);
-      to(torch::kDouble);  // what it was made of goes with the parameter, too
+      to(torch::kDouble);  // the data from which it is computed is dropped with the parameter, too
       to(torch::kFloat);
     }
   };
@@ -197,7 +197,7 @@ TEST(DeferredInit, ForgetsCopiedDataOnceItsParameterIsSharded) {
     EXPECT_GE(allocations.held(), 8 * kBytes);
     for (const auto& part : *parts) fully_shard(part, {.mesh = world, .residence = Residence::Gathered});
     EXPECT_LT(allocations.held(), 4 * kBytes + kSlack);               // half of eight shards, and nothing else
-    EXPECT_LT(allocations.peak(), 8 * kBytes + 4 * kBytes + kSlack);  // what is copied, one shard, one parameter, and that in doubles
+    EXPECT_LT(allocations.peak(), 8 * kBytes + 4 * kBytes + kSlack);  // the data that is copied, one shard, one parameter, and the same in doubles
     EXPECT_TRUE(at::equal(full_state(*parts)["7.weight"], data));
   });
 }
@@ -327,7 +327,7 @@ TEST(DeferredInit, WithASeedARankDrawsOnlyItsPart) {
         {.seed = 1});
     const Allocations allocations;
     fully_shard(model, {.mesh = world, .residence = Residence::Gathered});
-    EXPECT_LT(allocations.peak(), 512 * 512 * 4 / 4 * 2 + (64 << 10));  // the shard, and what is copied into it
+    EXPECT_LT(allocations.peak(), 512 * 512 * 4 / 4 * 2 + (64 << 10));  // the shard, and the values that are copied into it
   });
 }
 
@@ -360,7 +360,7 @@ TEST(DeferredInit, RefusesWhatNeedsValues) {
                     return inner;
                   });
                 }),
-                HasSubstr("call it with what deferred_init returns"));
+                HasSubstr("call it with the module that deferred_init returns"));
   });
   EXPECT_EQ(Net()->forward(input()).sizes(), at::IntArrayRef({3, 4}));  // nothing is left of a recording that broke off
 }

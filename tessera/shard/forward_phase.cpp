@@ -36,10 +36,10 @@ bool in_forward_of(const torch::nn::Module& module) {
 
 void expect_idle(std::string_view what) {
   if (torch::autograd::get_current_graph_task_id() != -1) {
-    throw UsageError("{} was called during backward, in a hook or in a backward function; call it when backward() has returned", what);
+    throw UsageError("{} was called during backward, in a hook or in a backward function; call it after backward() has returned", what);
   }
   if (const auto module = forward_phase()) {
-    throw UsageError("{} was called during the forward of '{}'; call it when that has returned", what, *module);
+    throw UsageError("{} was called during the forward of '{}'; call it after the forward has returned", what, *module);
   }
 }
 

@@ -1,5 +1,5 @@
-// ForwardPhase: marks that this thread runs a module's forward, as far as Tessera sees it: in tessera::call and in the class
-// FullyShardedDataParallel. Refuses calls that make no sense during a pass.
+// ForwardPhase: marks that this thread runs the forward of a module that was called by tessera::call or FullyShardedDataParallel.
+// expect_idle() refuses calls that make no sense during a pass.
 #pragma once
 
 #include <optional>
@@ -32,7 +32,8 @@ class ForwardPhase : NoCopy {
   const ForwardPhase* const outer_;
 };
 
-/// The module of the outermost forward that this thread is in, for messages: its path in the model, or its class.
+/// Returns the path in the model, or else the class, of the module whose forward is the outermost on this thread, for messages. Returns
+/// nothing outside of a forward.
 std::optional<std::string> forward_phase();
 
 /// Whether this thread is in the forward of the module.

@@ -28,7 +28,7 @@ namespace {
 Located located(const at::Tensor& parameter) {
   auto found = locate(parameter);
   if (found.parameter == nullptr) {
-    throw UsageError("this tensor is no sharded parameter; pass one of tessera::parameters(model), or the module's own member");
+    throw UsageError("this tensor is not a sharded parameter; pass one of tessera::parameters(model), or the module's own member");
   }
   return found;
 }
@@ -86,7 +86,8 @@ void let_go(Unit& unit) {
   if (!unit.flags().is_pinned() && unit.flags().shows_stored) schedule->reshard(unit);
 }
 
-/// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, which needs all ranks.
+/// Throws UsageError on all ranks if a rank has unsynced gradients. Called before the first unit is gathered, because a gather needs all
+/// ranks.
 void expect_synced_everywhere(const torch::nn::Module& module, const std::vector<std::shared_ptr<Unit>>& all) {
   const auto world = world_of(module);
   if (!world) return;
@@ -132,7 +133,7 @@ FullParams::~FullParams() {
       try {
         gradients_[i]->lose(error.what());
       } catch (const std::exception& worse) {
-        log(LogLevel::Error, "and they could not be marked as lost: {}", worse.what());
+        log(LogLevel::Error, "these lost gradients could not be marked as lost: {}", worse.what());
       }
     }
   }

@@ -20,7 +20,7 @@ enum class Access {
   Read,
   Write,
   /// Read access to the values in the dtype of the shards, even if operators compute in another dtype: for an evaluation in float32. All
-  /// guards of the same parameters show that form until the last of them ends.
+  /// guards of the same parameters then show these values, until the last guard is destroyed.
   ReadStored,
 };
 enum class WithGradients { No, Yes };
@@ -30,8 +30,9 @@ enum class WithGradients { No, Yes };
 /// all ranks must write the same values. Its creation is collective.
 ///
 /// With WithGradients::Yes the members also have their whole gradients: `member.grad()`. With Access::Write, the destructor writes
-/// `member.mutable_grad()` back to the gradients of the shards, and is collective. An undefined gradient removes those of the shards. If
-/// one can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an error.
+/// `member.mutable_grad()` back to the gradients of the shards, and is collective. An undefined gradient removes the gradients of the
+/// shards. If a gradient can't be written back, because it has another shape or is missing on some ranks, the next step and norm are an
+/// error.
 class [[nodiscard]] FullParams {
  public:
   FullParams(FullParams&&) = default;

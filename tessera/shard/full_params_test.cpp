@@ -148,13 +148,13 @@ TEST(FullState, HasTheBuffersOfRankZeroUnlessAskedOtherwise) {
     nn::Sequential model(nn::Linear(2, 2), nn::BatchNorm1d(2));
     const auto mean_with = [&](auto... more) { return full_state(*model, more...).at("1.running_mean")[1].template item<float>(); };
     model[1]->as<nn::BatchNorm1d>()->running_mean.fill_(world.rank());
-    EXPECT_EQ(mean_with(), world.rank());  // not sharded: nobody else is asked
+    EXPECT_EQ(mean_with(), world.rank());  // not sharded, so no other rank takes part
     fully_shard(model, {.mesh = world, .start = Start::FromRank0});
     EXPECT_EQ(mean_with(), 0);
     EXPECT_EQ(mean_with(Ranks::All, BufferSync::Mean), 1);
     EXPECT_EQ(mean_with(Ranks::All, BufferSync::None), world.rank());
     EXPECT_EQ(full_tensor(*model, "1.running_mean")[0].item<float>(), 0);
-    EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->running_mean[0].item<float>(), world.rank());  // its own stays
+    EXPECT_EQ(model[1]->as<nn::BatchNorm1d>()->running_mean[0].item<float>(), world.rank());  // the module's own buffer does not change
   });
 }
 
@@ -178,7 +178,7 @@ TEST(Members, StandForTheirShards) {
         EXPECT_TRUE(at::equal(to_local(net->a->weight), to_local(parameters(*net)[0])));
       }
       EXPECT_THAT(message_of<UsageError>([&] { (void)to_local(net->a->weight.t()); }), HasSubstr("whole parameter"));
-      EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(net->a->weight.t()); }), HasSubstr("no sharded parameter"));
+      EXPECT_THAT(message_of<UsageError>([&] { (void)full_parameter(net->a->weight.t()); }), HasSubstr("not a sharded parameter"));
     });
   }
 }
@@ -253,7 +253,7 @@ TEST(WholeGradients, AreWrittenBack) {
         changed->b->weight.mutable_grad() = at::ones({10, 10});
         if (options.listing == Listing::ByName) changed->c->weight.mutable_grad() = at::Tensor();
       };
-      (void)grad_norm(parameters(*net));  // whose value must not be remembered
+      (void)grad_norm(parameters(*net));  // this norm must not be reused after the gradients change
       {
         const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
         change(net);
@@ -324,7 +324,7 @@ TEST(WholeGradients, LeaveTheShardsAloneWhereTheyOnlyRead) {
     EXPECT_THAT(message_of<UsageError>([&] { net->b->weight.grad(); }), HasSubstr("full_params with WithGradients::Yes"));
     {
       const auto guard = full_params(*net, Access::Write, WithGradients::Yes);
-      net->zero_grad();  // of the shards, which wins
+      net->zero_grad();  // clears the gradients of the shards, which takes precedence
     }
     EXPECT_FALSE(full_grad(net->b->weight).defined());
   });
@@ -354,7 +354,7 @@ TEST(UnsyncedGradients, CanBeReadUntilTheyAreReduced) {
       plain(input(pass + world.rank())).pow(2).sum().backward();
       EXPECT_TRUE(at::equal(unsynced_grad(net->a->weight), plain->a->weight.grad()));
     }
-    unsynced_grad(net->a->weight).zero_();  // a copy
+    unsynced_grad(net->a->weight).zero_();  // changes a copy only
     EXPECT_TRUE(at::equal(unsynced_grad(parameters(*net)[0]), plain->a->weight.grad()));
     sync_gradients(*net);
     EXPECT_FALSE(unsynced_grad(net->a->weight).defined());

@@ -37,13 +37,13 @@ namespace {
 
 using torch::nn::Module;
 
-/// Whether users of a container read parameters from its table. The unsharded parameters then have to stay in the table.
+/// Whether programs read the parameters of this container from the table of its parameters, so that the unsharded ones have to stay there.
 bool reads_table_in_forward(const Module& module) {
   return dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
          dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
 }
 
-/// The schedule of all units of a world that do not belong to a model yet. They share one, so that the bound on unsharded units also holds
+/// Returns the schedule that all units of a world share as long as they belong to no model. Thus the bound on unsharded units also holds
 /// for units that never become part of a model.
 std::shared_ptr<Schedule> schedule_before_model(const ShardOptions& options) {
   static PerGroup<Schedule> all;
@@ -64,14 +64,14 @@ struct Found {
   std::map<c10::TensorImpl*, size_t> known;
 };
 
-/// The parameters of a call: those of its unit, and those of a second unit because every rank keeps them whole.
+/// The parameters that a fully_shard call collects: those to be sharded, and those that every rank keeps whole, which form a second unit.
 struct Collected {
   Found sharded, replicated;
 };
 
 /// The full name, in quotes, of a parameter whose shard is registered in one of the modules, or its name in its unit.
 std::string name_of(const Located& place, std::span<Module* const> modules) {
-  if (place.parameter == nullptr) return "a parameter";  // it is a view of one
+  if (place.parameter == nullptr) return "a parameter";  // the tensor is a view of a parameter
   for (const auto* module : modules) {
     for (const auto& item : module->named_parameters()) {
       if (locate(item.value()).parameter == place.parameter) return "'" + item.key() + "'";
@@ -90,9 +90,9 @@ void collect(Module& module, const std::string& prefix, const ShardOptions& opti
       const auto unit = tag->unit.lock();
       if (tag->role == Role::Unsharded && unit && !reads_table_in_forward(module)) {
         throw UsageError(
-            "parameter '{}' is tied to one of unit '{}', {}, but lies outside of it; make the modules of both one unit, "
+            "parameter '{}' is tied to one of unit '{}', {}, but lies outside of it; make one unit of the modules of both, "
             "fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>{{...}}, options), or leave the parameter out of the inner unit, "
-            "{{.left_out = {{...}}}}, so that a module which contains both takes it",
+            "{{.left_out = {{...}}}}, so that the unit of a module that contains both takes it",
             name, unit->name(), name_of(locate(tensor), modules));
       }
       continue;
@@ -151,12 +151,12 @@ void expect_outer_is_last(Module& module) {
   for (const auto& inner : module.modules(/*include_self=*/false)) std::ranges::move(units_of(*inner), std::inserter(inside, inside.end()));
   for (const auto& unit : units(module)) {
     if (inside.contains(unit)) continue;
-    throw UsageError("module {} is sharded already, as a part of unit '{}'; shard inner modules first, what contains them last",
+    throw UsageError("module {} is sharded already, as a part of unit '{}'; shard inner modules first, and the modules that contain them last",
                      class_name(module), unit->name());
   }
 }
 
-/// Whether there are units below some modules, and divided ones, on any of the ranks.
+/// Whether any rank has units below some modules, and whether any of these units is divided.
 struct Below {
   bool units = false, divided = false;
 };
@@ -169,8 +169,8 @@ Below what_is_below(std::span<Module* const> modules, const Communicator& world)
       const auto& inner = unit->mesh().world();
       if (inner.size() > world.size()) {
         throw UsageError(
-            "unit '{}' lies on {} ranks, but module {} that contains it would lie on {}; shard what contains other "
-            "units over all of their ranks",
+            "unit '{}' lies on {} ranks, but module {} that contains it would lie on {}; shard a module that "
+            "contains units over all of their ranks",
             unit->name(), inner.size(), class_name(*module), world.size());
       }
       own.units = true;
@@ -199,7 +199,7 @@ void register_shards(Unit& unit, const std::vector<std::vector<Place>>& places, 
   }
 }
 
-/// Watches the module, or if no shared_ptr owns it, its children, which always have one.
+/// Makes the schedule watch the module or, if no shared_ptr owns it, its children, which a shared_ptr always owns.
 void watch(Schedule& schedule, const Module& module) {
   auto known = module.weak_from_this();
   if (!known.expired()) return schedule.watch(std::move(known));
@@ -218,13 +218,13 @@ void begin_training(const std::shared_ptr<Unit>& unit, const std::shared_ptr<Sch
 
 void expect_valid(const ShardOptions& options) {
   const auto at_least_one = [](std::string_view name, int value) {
-    if (value < 1) throw UsageError("ScheduleOptions::{} is {}, but at least one unit has to be unsharded", name, value);
+    if (value < 1) throw UsageError("ScheduleOptions::{} is {}, but must be at least 1", name, value);
   };
   at_least_one("max_live_units", options.schedule.max_live_units);
   at_least_one("prefetch_depth", options.schedule.prefetch_depth.value_or(1));
   const auto floating = [](std::string_view name, std::optional<at::ScalarType> dtype) {
     if (!dtype || at::isFloatingType(*dtype)) return;
-    throw UsageError("{} is {}, which has no fractions; give a floating-point dtype", name, c10::toString(*dtype));
+    throw UsageError("MixedPrecision::{} is {}; give a floating-point dtype", name, c10::toString(*dtype));
   };
   const auto& precision = options.mixed_precision;
   floating("param_dtype", precision.param_dtype);
@@ -247,9 +247,9 @@ ShardOptions replicated(const ShardOptions& options) {
   return result;
 }
 
-/// If options act at calls of the modules, makes their units refuse operators outside such calls. If all parameters are in inner units,
-/// these refuse, but only warn inside a call of an inner module, which may be meant and looks the same as in a plain call of the outer
-/// module.
+/// If an option acts where the modules are called, makes their units refuse operators outside of such calls. If all parameters are in inner
+/// units, these refuse them. Inside a call of an inner module they only warn: a program may intend that call, and it looks the same as
+/// inside a plain call of the outer module.
 void need_calls(std::span<Module* const> modules, const MixedPrecision& precision, const std::string& name) {
   if (!precision.output_dtype && !precision.cast_forward_inputs) return;
   NeededCall call{
@@ -281,10 +281,10 @@ void materialize_rest(Module& module, const std::string& prefix, const ShardOpti
 void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const Calling calling("tessera::fully_shard");
   if (Recording::tape() != nullptr)
-    throw UsageError("fully_shard was called inside deferred_init; call it with what deferred_init returns");
+    throw UsageError("fully_shard was called inside deferred_init; call it with the module that deferred_init returns");
   install_paging();
   expect_valid(options);
-  (void)options.mesh.shard();  // refuses a mesh of too many axes
+  (void)options.mesh.shard();  // throws if the mesh has too many axes
   Collected collected;
   std::vector<std::string> names;
   const auto prefix = [&](size_t i) { return modules.size() == 1 ? "" : std::to_string(i); };
@@ -297,13 +297,13 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   for (auto* module : modules) expect_outer_is_last(*module);
   const auto below = what_is_below(modules, options.mesh.world());
   if (options.listing == Listing::Flat && modules.size() > 1) {
-    throw UsageError("a unit of several modules can't be listed flat, because no module would own the vector; shard them one by one");
+    throw UsageError("a unit of several modules can't have Listing::Flat, because no module would own the vector; shard them one by one");
   }
   const auto name = fmt::format("{}", fmt::join(names, "+"));
   if (!collected.sharded.managed.empty() || !collected.replicated.managed.empty())
     expect_same_unit(name, collected.sharded.managed, collected.replicated.managed, options);
-  // Before anything is sharded, so that the modules stay unchanged if it fails. Recorded operators are the same on all ranks; a function
-  // may fail on some.
+  // Runs before anything is sharded, so that the modules stay unchanged if it fails. Recorded operators are the same on all ranks, but
+  // param_init_fn may fail on some of them.
   const auto give_rest = [&] {
     for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   };
@@ -316,7 +316,7 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
     const auto& shard_group = own.mesh.shard();
     expect_divisor(own.reshard_after_forward, shard_group.size());
     if (const int few = own.reshard_after_forward.ranks(shard_group.size()); few > 1 && few < shard_group.size())
-      (void)consecutive_ranks(shard_group, few);  // here, because it may fail
+      (void)consecutive_ranks(shard_group, few);  // makes the groups before the unit, because this may fail
     auto unit = Unit::make(name, std::move(found.managed), own);
     begin_training(unit, schedule);
     register_shards(*unit, found.places, *modules.front());
@@ -346,8 +346,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
 
 void fully_shard(const torch::jit::Module&, const ShardOptions&) {
   throw UsageError(
-      "a TorchScript module can't be sharded: its interpreter holds the parameters itself; shard a torch::nn module, and load its weights "
-      "from the script's file before");
+      "a TorchScript module can't be sharded: its interpreter holds the parameters itself; write it as a torch::nn module, load the weights "
+      "from the script's file, and shard that module");
 }
 
 void fully_shard(ModuleRef module, const ShardOptions& options) {

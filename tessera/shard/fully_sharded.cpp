@@ -27,7 +27,7 @@
 namespace tessera {
 namespace {
 
-constexpr int64_t kSizeMultiple = 128;  // as torch_xla has it
+constexpr int64_t kSizeMultiple = 128;  // the default of torch_xla
 
 using torch::nn::Module;
 
@@ -37,7 +37,7 @@ void expect_module(const Module* module, bool has_forward) {
   if (!has_forward) {
     throw UsageError(
         "FullyShardedDataParallel can't wrap a {}, because it has no forward that could be called; wrap the modules in it, or "
-        "the one that calls them",
+        "the module that calls them",
         name);
   }
   if (boundary_of(*module).is_sharded) {
@@ -55,13 +55,13 @@ void expect_parameters(const Module& module, const Communicator& world, const Fu
     const auto& parameter = item.value();
     if (locate(parameter).parameter != nullptr || is_in(options.ignored_parameters, parameter)) continue;
     if (parameter.device() != world.traits().device) {
-      throw UsageError("parameter '{}' is on {}, but the ranks communicate on {}; move the module there before it is wrapped", item.key(),
+      throw UsageError("parameter '{}' is on {}, but the ranks communicate on {}; move the module to that device before you wrap it", item.key(),
                        parameter.device().str(), world.traits().device.str());
     }
     if (parameter.scalar_type() != at::kFloat) {
       throw UsageError(
           "parameter '{}' is {}, but FullyShardedDataParallel takes float32 parameters only, and computes with them in "
-          "compute_dtype; tessera::fully_shard takes any",
+          "compute_dtype; tessera::fully_shard takes all dtypes",
           item.key(), c10::toString(parameter.scalar_type()));
     }
   }
@@ -72,7 +72,8 @@ bool has_rows(const FullyShardedOptions& options) {
   return options.shard_param_on_dim_0 || options.on_neuron;
 }
 
-/// Throws UsageError for options that can't be kept on this engine or beside others. Most are arguments of torch_xla that leave no choice here.
+/// Throws UsageError for options that this engine does not support, or that contradict other options. Most are arguments of torch_xla for
+/// which there is no choice here.
 void expect_options(const Communicator& world, const FullyShardedOptions& options) {
   struct Row {
     const char* option;
@@ -83,8 +84,8 @@ void expect_options(const Communicator& world, const FullyShardedOptions& option
       "is for engines that record a program and run it later; transport {} runs each operation at once, so there is nothing to choose; leave "
       "it unset";
   constexpr auto kLayout =
-      "can't be true on transport {}: layouts are pinned where each rank compiles a program of its own, and here all ranks run the same one; "
-      "leave it unset";
+      "can't be true on transport {}: layouts need pinning only where each rank compiles a program of its own, and here all ranks run the same "
+      "program; leave it unset";
   const bool traces = world.traits().traces;
   const auto layout = [&](const char* option, std::optional<bool> pins) {
     return Row{option, traces ? pins.value_or(false) : pins.has_value(), traces ? kLayout : kProgram};
@@ -98,23 +99,24 @@ void expect_options(const Communicator& world, const FullyShardedOptions& option
       layout("pin_layout_in_all_gather", options.pin_layout_in_all_gather),
       layout("pin_layout_in_reduce_scatter", options.pin_layout_in_reduce_scatter),
       {"shard_param_on_dim_0 (on_neuron)", traces && has_rows(options),
-       "can't be set on transport {}: the ranks run one program, so their parts have one size, and rows do not always divide equally; leave it "
-       "unset"},
+       "can't be set on transport {}: all ranks run the same program, so their parts must have the same size, but rows do not always divide "
+       "equally; leave it unset"},
       {"execute_sharding_on_init", !traces && !options.execute_sharding_on_init,
-       "can't be false: the memory of the full parameters is freed as they are sharded, in the constructor"},
+       "can't be false: the memory of the full parameters is freed as they are sharded, in the constructor; leave it true"},
       {"flatten_parameters", options.flatten_parameters && has_rows(options),
-       "makes one vector of all parameters, which shard_param_on_dim_0 (on_neuron) can't divide by rows; set one of them"},
+       "makes one vector of all parameters, which shard_param_on_dim_0 (on_neuron) can't divide by rows; set only one of the two"},
       {"sharding_groups", !options.sharding_groups.empty() && (!options.sharding_rank || !options.sharding_world_size),
-       "needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of it"},
+       "needs sharding_rank and sharding_world_size: this rank's place in its group, and the size of the group"},
       {"debug_dummy_all_gather_op, debug_dummy_all_reduce_op and debug_dummy_reduce_scatter_op", dummies == 1 || dummies == 2,
-       "belong together: ranks of which some operations communicate and others do not would wait for each other; set all three, or none"},
+       "belong together: if only some operations communicate, ranks wait for each other forever; set all three, or none"},
   };
   for (const auto& [option, is_refused, reason] : rows) {
     if (is_refused) throw UsageError("{} {}", option, fmt::format(fmt::runtime(reason), world.traits().name));
   }
 }
 
-/// Throws UsageError unless the rank and the size that the program has given, if any, are those of its group.
+/// Throws UsageError if the program has given a sharding_rank or sharding_world_size other than this rank's place in its group and its
+/// size.
 void expect_place(const FullyShardedOptions& options, const Communicator& group) {
   const int own_rank = group.local_ranks().front();
   const int rank = options.sharding_rank.value_or(own_rank), size = options.sharding_world_size.value_or(group.size());
@@ -164,7 +166,7 @@ std::string dtype_name(std::optional<at::ScalarType> dtype) {
 
 }  // namespace
 
-/// Simulated ranks in place of a group, which is kept because PerGroup tells groups apart by address.
+/// Simulated ranks that take the place of a group. The group is kept as well, because PerGroup tells groups apart by address.
 struct FullySharded::Simulated {
   Communicator group, ranks;
 };
@@ -178,7 +180,7 @@ FullySharded::FullySharded(std::shared_ptr<Module> module, bool has_forward, con
   expect_parameters(*base_, world, options_);
   if (!options_.sharding_groups.empty()) world_ = Mesh::of_groups(world, options_.sharding_groups).world();
   expect_place(options_, world_);
-  if (options_.debug_dummy_all_gather_op) {  // and the two others
+  if (options_.debug_dummy_all_gather_op) {  // as are the other two, see expect_options()
     static PerGroup<Simulated> all;
     const auto make = [&] { return fake_world(world_.local_ranks().front(), world_.size()); };
     simulated_ = all.get(world_, [&] { return std::make_shared<Simulated>(Simulated{.group = world_, .ranks = make()}); });
@@ -263,7 +265,7 @@ at::Tensor FullySharded::dummy_forward(const std::vector<at::Tensor>& inputs) co
 }
 
 void FullySharded::refuse_dummy_forward() {
-  throw UsageError("debug_dummy_forward_pass returns one tensor, and the forward of this module returns something else; leave it out");
+  throw UsageError("debug_dummy_forward_pass returns one tensor, and the forward of this module returns something else; leave the option unset");
 }
 
 bool FullySharded::reshards_after_forward() const {

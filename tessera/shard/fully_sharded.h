@@ -22,29 +22,30 @@ namespace tessera {
 struct FullyShardedOptions {
   /// Whether the unit is resharded between forward and backward.
   bool reshard_after_forward = true;
-  /// Whether the root stays unsharded even so, because backward needs it at once.
+  /// Whether the root stays unsharded nevertheless, because backward needs it at once.
   bool disable_reshard_on_root = true;
-  /// One vector of trainable and one of frozen parameters (Listing::Flat) in place of one shard for each parameter.
+  /// Whether all trainable parameters have one shard, and all frozen ones another (Listing::Flat), in place of one shard for each
+  /// parameter.
   bool flatten_parameters = false;
-  /// Each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
+  /// Whether each rank has rows of each parameter (Layout::Rows). on_neuron is the older name.
   bool shard_param_on_dim_0 = false, on_neuron = false;
-  /// The part of each rank is padded to a multiple of this many values, 128 unless given. Rows are not padded, nor is anything where ranks
-  /// have a buffer for each parameter, as on XLA devices: giving it is an error there.
+  /// Pads the part of each rank to a multiple of this many values, 128 unless given. Rows are not padded. An error on engines that keep a
+  /// buffer for each parameter, such as those of XLA devices.
   std::optional<int64_t> shard_size_multiple = {};
-  /// Which modules inside become units of their own; none, if it is left out.
+  /// Decides which inner modules become units of their own; without it, none do.
   std::optional<WrapPolicy> auto_wrap_policy = {};
   /// Parameters that are not sharded; see ShardOptions::ignored.
   std::vector<at::Tensor> ignored_parameters = {};
 
-  /// float32, float16 or bfloat16: the dtype of unsharded parameters and of inputs, and that of buffers, which is the same unless given.
-  /// Shards stay in float32.
+  /// The dtypes of unsharded parameters and inputs, and of buffers (unless given, compute_dtype): float32, float16 or bfloat16. Shards stay
+  /// in float32.
   std::optional<at::ScalarType> compute_dtype = {}, buffer_dtype = {};
-  /// Whether gradients in a lower compute_dtype are reduced in float32. It matters only on engines that add in the dtype that they send,
-  /// those of c10d and XLA: all others send gradients in their own dtype and add in float32, which gives the same bits.
+  /// Whether gradients in a lower compute_dtype are reduced in float32. Matters only on engines that add in the dtype in which they
+  /// send, those of c10d and XLA. All other engines send gradients in their own dtype and add in float32, which gives the same bits.
   bool fp32_reduce_scatter = false;
 
-  /// All ranks of the world in groups, each of which shards by itself. Then sharding_rank and sharding_world_size, this rank's place in its
-  /// group and the size of the group, are required, and must agree with the groups.
+  /// All ranks of the world, divided into groups that shard independently. Requires sharding_rank and sharding_world_size, which must be
+  /// this rank's place in its group and the size of the group.
   std::vector<std::vector<int>> sharding_groups = {};
   std::optional<int> sharding_rank = {}, sharding_world_size = {};
 
@@ -53,18 +54,18 @@ struct FullyShardedOptions {
   /// For engines that trace a program; any value is an error on others. See TracingOptions: barriers are on unless set to false, and a
   /// program ends after backward only if mark_step_on_finalization is true. The outermost instance decides for a model.
   std::optional<bool> optimization_barrier_in_forward = {}, optimization_barrier_in_backward = {}, mark_step_on_finalization = {};
-  /// All ranks run one program, so layouts need not be pinned: true is an error.
+  /// Must not be true, because all ranks run one program, so layouts need not be pinned. On engines that do not trace, any value is an
+  /// error.
   std::optional<bool> pin_layout_in_all_reduce = {}, pin_layout_in_all_gather = {}, pin_layout_in_reduce_scatter = {};
 
-  /// Calls return the sum of the means of all inputs and full parameters, to see what memory the parameters take.
+  /// Whether calls return only the sum of the means of all inputs and full parameters, which shows how much memory the parameters take.
   bool debug_dummy_forward_pass = false;
   /// The name of this instance in messages. With debug_print, each call logs (LogLevel::Info) the memory that the process takes.
   std::string debug_msg = "fsdp";
   bool debug_print = false;
-  /// Replaces collectives by ones that move nothing, to see what they cost: the group is a fake_world of the same size. Set all three or
-  /// none.
+  /// Whether collectives move no data, which shows what they cost: the group is then a fake_world of the same size. Set all three or none.
   bool debug_dummy_all_gather_op = false, debug_dummy_all_reduce_op = false, debug_dummy_reduce_scatter_op = false;
-  /// Removes the optimization barriers that are not set above. Engines that do not trace have none.
+  /// Whether to leave out the optimization barriers that no option above sets. Engines that do not trace have no barriers.
   bool debug_dummy_optimization_barrier_op = false;
 };
 
@@ -78,12 +79,12 @@ class FullySharded {
   /// Like tessera::parameters: the parameters to give to an optimizer.
   std::vector<at::Tensor> parameters() const;
   std::vector<at::Tensor> params_with_grad() const;
-  /// As tessera::clip_grad_norm over all parameters. Collective.
+  /// Like tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
-  /// The same with the groups of ranks over which norms are added, which must be the sharding groups.
+  /// The same. Norms are added over the ranks of each of `groups`, which must be the sharding groups.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const;
 
-  /// As tessera::no_sync for this module.
+  /// Like tessera::no_sync for this module.
   NoSync no_sync() const;
   void set_gradient_divide_factors(double pre, double post, Recurse recurse = Recurse::Yes) const;
   ShardMetadata get_shard_metadata() const;
@@ -122,18 +123,18 @@ class FullySharded {
   Communicator world_;
 };
 
-/// A module that is sharded, and called through this class: a value, cheap to copy. M is a module holder or a shared_ptr. The module keeps
+/// A sharded module that is called through this class: a value, cheap to copy. M is a module holder or a shared_ptr. The module keeps
 /// its names, so an outer model registers it as `register_module("block", sharded.ptr())` and keeps this object to call it.
 template <class M>
 class FullyShardedDataParallel : public FullySharded {
  public:
   using Module = ModuleOf<M>;
 
-  /// Makes a unit of the parameters that belong to none yet. They must be float32. Collective.
+  /// Makes a unit of the parameters that belong to no unit yet. They must be float32. Collective.
   FullyShardedDataParallel(M module, const Communicator& world, FullyShardedOptions options = {})
       : FullySharded(pointer_of(module), HasForward<Module>, world, std::move(options)), module_(std::move(module)) {}
 
-  /// As tessera::call: casts inputs to the compute_dtype.
+  /// Calls the module like tessera::call, which casts inputs to the compute_dtype.
   template <class... Inputs>
   auto forward(Inputs&&... inputs) const {
     using Output = decltype(call(module_, std::forward<Inputs>(inputs)...));

@@ -1,4 +1,4 @@
-// The class FullyShardedDataParallel: training, options, what it tells, and its errors.
+// The class FullyShardedDataParallel: training, options, metadata, printed text and errors.
 #include "tessera/shard/fully_sharded.h"
 
 #include <gmock/gmock.h>
@@ -202,7 +202,7 @@ TEST(FullySharded, SimulatesTheGroupForDummyCollectives) {
         seeded_net(), world, {.debug_dummy_all_gather_op = true, .debug_dummy_all_reduce_op = true, .debug_dummy_reduce_scatter_op = true});
     EXPECT_EQ(model.world().traits().name, "fake");
     EXPECT_EQ(model.world().size(), 2);
-    if (world.rank() == 0) model(input()).sum().backward();  // waits for nobody
+    if (world.rank() == 0) model(input()).sum().backward();  // waits for no other rank
     EXPECT_EQ(world.traffic(Operation::AllGather).calls, 0U);
   });
 }
@@ -300,7 +300,7 @@ TEST(FullySharded, TakesWhatATracingEngineDoes) {
   const auto message = [&](FullyShardedOptions options) { return refused(world, std::move(options)); };
   EXPECT_THAT(message({.pin_layout_in_all_gather = true}), HasSubstr("pin_layout_in_all_gather can't be true on transport tracing: layouts"));
   EXPECT_THAT(message({.shard_param_on_dim_0 = true}), HasSubstr("shard_param_on_dim_0 (on_neuron) can't be set on transport tracing"));
-  // The others are accepted, and the next check is reached.
+  // All other options are accepted: the error is that of the next check.
   EXPECT_THAT(message({.optimization_barrier_in_forward = false,
                        .optimization_barrier_in_backward = false,
                        .mark_step_on_finalization = true,

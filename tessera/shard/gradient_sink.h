@@ -21,7 +21,7 @@ class GradientSink {
 
   /// Whether it takes the gradient of this shard.
   virtual bool takes(const at::Tensor& shard) const = 0;
-  /// Describes what it does with the gradients, so that ranks with different sinks get an error before anything is written.
+  /// Returns a text about what the sink does with gradients, by which ranks with different sinks get an error before anything is written.
   virtual const std::string& writer() = 0;
 
   /// Writes to `target` this rank's mean gradients of `part`, a flat tensor over a part of the shards.

@@ -20,7 +20,7 @@
 namespace tessera::testing::holders_test {
 namespace {
 
-/// The results of all of them on a sharded net, as a text.
+/// Calls all of these functions on a sharded net, and returns the results as a text.
 template <class NetArgument>
 std::string used(const Communicator& world, NetArgument& net, Net holder) {
   torch::optim::SGD optimizer(holder->parameters(), 0.1);

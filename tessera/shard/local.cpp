@@ -17,8 +17,8 @@ at::Tensor to_local(const at::Tensor& tensor) {
     const auto found = locate(tensor);
     if (found.parameter != nullptr && !found.group->flat) return to_local(found.parameter->shard);
     throw UsageError(
-        "to_local was given what is made of a whole parameter, or a member of a unit that lists one vector of all parameters; pass one of "
-        "tessera::parameters(model)");
+        "to_local was given a view of a whole parameter, or a member of a unit that lists one vector of all parameters (Listing::Flat); pass "
+        "one of tessera::parameters(model)");
   }
   if (const auto unit = tag != nullptr ? tag->unit.lock() : nullptr) {
     unit->schedule()->finish_reductions();

@@ -38,7 +38,7 @@ at::Tensor combine(const at::Tensor& a, const at::Tensor& b, double p) {
   return std::isinf(p) ? at::maximum(a, b) : a + b;
 }
 
-/// This rank's part of the norm, for the parameters over which one group of ranks adds up, or for all parameters in no unit.
+/// This rank's part of the norm: of the parameters whose parts one group of ranks adds up, or of all parameters in no unit.
 struct PartialSum {
   at::TensorOptions options = {};
   at::Tensor sum = {};  // of partial_norm()
@@ -49,13 +49,13 @@ std::shared_ptr<Unit> unit_of_shard(const at::Tensor& shard) {
   auto unit = unit_of(shard);
   if (!unit || tag_of(shard)->role != Role::Sharded) {
     throw UsageError(
-        "the norm of gradients was asked of an unsharded parameter of a sharded model (from a ParameterList?), or a shard of a model that "
-        "is gone; pass tessera::parameters(model)");
+        "the norm of gradients was asked for an unsharded parameter of a sharded model (from a ParameterList?), or for a shard of a model that "
+        "no longer exists; pass tessera::parameters(model)");
   }
   return unit;
 }
 
-/// A paged parameter may also be the weight of an adapted layer in a model that is not sharded.
+/// Whether the parameter belongs to a unit. A paged parameter may also be the weight of an adapted layer in a model that is not sharded.
 bool is_in_unit(const at::Tensor& parameter) {
   return is_paged(parameter) && (tag_of(parameter) != nullptr || !has_stand_in(parameter));
 }
@@ -67,7 +67,7 @@ const StorageTag* tag_of_gradient(const at::Tensor& gradient) {
 }
 
 /// Returns how many of the first parameters have exactly the gradients for which a reduction has computed one sum of squares. 0 if there is
-/// no such sum, if some of those gradients are missing, or if others come in between.
+/// no such sum, if some of those gradients are missing, or if other gradients come in between.
 size_t with_known_squares(std::span<const at::Tensor> parameters) {
   const auto* const tag = tag_of_gradient(parameters.front().grad());
   if (tag == nullptr) return 0;
@@ -96,8 +96,8 @@ void finish_reductions(std::span<const at::Tensor> parameters, bool squares) {
   }
 }
 
-/// Returns the parameters without duplicates: model->parameters() lists a tied parameter under each of its names. `kept` holds the result
-/// if there are any.
+/// Returns the parameters without duplicates: model->parameters() lists a tied parameter under each of its names. If there are
+/// duplicates, `kept` holds the result.
 std::span<const at::Tensor> distinct(std::span<const at::Tensor> parameters, std::vector<at::Tensor>& kept) {
   c10::SmallVector<const c10::TensorImpl*, 256> known;
   for (const auto& parameter : parameters) known.push_back(parameter.unsafeGetTensorImpl());
@@ -114,8 +114,8 @@ bool is_finite(const at::Tensor& gradient) {
   return std::isfinite(at::linalg_vector_norm(gradient, std::numeric_limits<double>::infinity()).item<double>());
 }
 
-/// Names the parameters of which this rank's part of the gradient is inf or NaN. A scaler makes such gradients on purpose, so it is logged
-/// only a few times.
+/// Logs the names of the parameters whose gradients have inf or NaN in this rank's part. Does so only a few times, because a GradScaler
+/// makes such gradients on purpose.
 void say_what_is_not_finite(std::span<const at::Tensor> parameters, const at::Tensor& norm) {
   constexpr int kMostTimes = 3;
   static std::atomic<int> said = 0;
@@ -142,7 +142,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   const auto parameters = distinct(listed, kept);
   const auto p = options.p;
   expect_idle("the norm of gradients");
-  if (!(p > 0)) throw UsageError("a norm with p = {} is none; p must be positive, or infinity", p);
+  if (!(p > 0)) throw UsageError("there is no norm with p = {}; p must be positive, or infinity", p);
   const BelowPaging below;
   expect_ignored_alike(parameters);
   finish_reductions(parameters, p == 2);
@@ -168,7 +168,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
       partial.squares += *tag_of(gradient)->squares;
       i += known - 1;
     } else if (p == 2 && &partial != &outside && gradient.defined() && gradient.is_cpu() && !gradient.is_complex()) {
-      // In double, as in reductions, so that the norm does not depend on which of them computed the squares.
+      // Computed in double, as in reductions, so that the norm does not depend on whether a reduction has computed the squares.
       const auto norm = gradient.numel() == 0 ? 0 : at::linalg_vector_norm(gradient, 2, std::nullopt, false, at::kDouble).item<double>();
       partial.squares += norm * norm;
     } else if (gradient.defined()) {
@@ -242,7 +242,7 @@ at::Tensor clip_grad_norm(std::span<const at::Tensor> listed, double max_norm, c
 
 void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   expect_idle("clip_grad_value");
-  if (!(clip_value >= 0)) throw UsageError("clip_grad_value: {} is no bound", clip_value);
+  if (!(clip_value >= 0)) throw UsageError("clip_grad_value: {} is not a bound; give a number of at least 0", clip_value);
   const BelowPaging below;
   finish_reductions(parameters, /*squares=*/false);
   for (const auto& parameter : parameters) {

@@ -129,7 +129,7 @@ TEST_P(Norms, OfSomeParametersAreThoseOfSome) {
     const auto first = full_grad(all.front()).to(at::kDouble).norm().item<double>(), whole = norm_of_whole(model);
     EXPECT_NEAR(grad_norm(some).item<double>(), std::sqrt(whole * whole - first * first), 1e-5 * whole);
     EXPECT_NEAR(grad_norm(std::vector<at::Tensor>{all.front(), all.front()}).item<double>(), first, 1e-5 * first);
-    // A gradient that somebody put there has nothing to do with the others of its unit.
+    // A gradient that the program has assigned is not in the known sum of squares of its unit.
     auto shard = all.back();
     shard.mutable_grad() = at::ones_like(shard.grad());
     const auto expected = norm_of_whole(model);
@@ -141,7 +141,7 @@ TEST_P(Norms, LeaveOutWhatIsNotTrainedAnyMore) {
   each_rank([](Blocks& model) {
     for (auto& shard : parameters(model)) shard.mutable_grad() = at::Tensor();
     const auto loss = model.forward(numbers({5, 8}, 2)).pow(2).mean();
-    parameters(model).front().requires_grad_(false);  // after forward: its gradient is summed up, but nobody gets it
+    parameters(model).front().requires_grad_(false);  // after forward: its gradient is reduced, but the shard does not get it
     loss.backward();
     EXPECT_FALSE(parameters(model).front().grad().defined());
     const auto expected = norm_of_whole(model);
@@ -178,7 +178,7 @@ TEST_P(Norms, AreNotNeededToFindWhatIsNotFinite) {
     EXPECT_TRUE(gradients_are_finite(shards));
     shards.back().grad().fill_(-std::numeric_limits<float>::infinity());
     EXPECT_FALSE(gradients_are_finite(shards));
-    // These come with the reduction.
+    // The infinite gradients below come from the reduction.
     for (const auto& shard : shards) shard.mutable_grad() = at::Tensor();
     model.forward(numbers({5, 8}) * 1e25).sum().mul(1e25).backward();
     EXPECT_TRUE(gradients_are_finite(shards));
@@ -190,7 +190,7 @@ TEST_P(Norms, AreNotNeededToFindWhatIsNotFinite) {
 TEST(NormsOfAnyUnit, AreThoseOfTheWholeModel) {
   for (const auto residence : residences()) {
     with_ranks(4, [&](const Communicator& world) {
-      // The ranks of a row see the same, and so do the rows' means: the gradient is that of both inputs.
+      // Ranks 0 and 1 have one batch, ranks 2 and 3 another, so the gradient is the mean over both batches.
       const auto x = numbers({5, 8}, world.rank() / 2);
       Blocks whole(2);
       ((whole.forward(numbers({5, 8}, 0)).pow(2).mean() + whole.forward(numbers({5, 8}, 1)).pow(2).mean()) / 2).backward();
@@ -298,7 +298,7 @@ TEST(ClipGradNorm, RefusesWhatIsNoBound) {
     fully_shard(model, {.mesh = world});
     for (const double bound : {-1.0, std::nan("")}) {
       EXPECT_THAT([&] { clip_grad_norm(parameters(*model), bound); },
-                  ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("give a number from 0 on")));
+                  ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("give a number of at least 0")));
     }
   });
 }
@@ -313,7 +313,7 @@ TEST(ClipGradValue, LimitsEachValue) {
       EXPECT_TRUE(at::allclose(full_grad(parameters(*model)[i]), expected.parameters()[i].grad().clamp(-0.01, 0.01), 1e-6, 1e-6));
     }
     EXPECT_THAT([&] { clip_grad_value(parameters(*model), -1); },
-                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("-1 is no bound")));
+                ::testing::ThrowsMessage<UsageError>(::testing::HasSubstr("-1 is not a bound")));
   });
 }
 

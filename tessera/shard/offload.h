@@ -13,7 +13,7 @@ namespace tessera {
 enum class OffloadTo {
   Nowhere,  // not offloaded: on the device that computes with them
   Host,     // in pinned host memory. ConfigError if the host computes with them anyway
-  Disk,     // in files without names that are mapped into memory, and read ahead
+  Disk,     // in unnamed files that are mapped into memory, and read ahead
 };
 
 /// Which tensors of a unit are offloaded between their uses. The state of an optimizer is offloaded by Optimizer::offload_state.
@@ -21,11 +21,12 @@ struct OffloadOptions {
   /// The shards; units are then gathered. With Host, shards, their gradients and the state of optimizers are CPU tensors, which the CPU
   /// updates, and units are unsharded on the device of the communicator.
   OffloadTo parameters = OffloadTo::Nowhere;
-  OffloadTo gradients = OffloadTo::Nowhere;  // those of shards; on the host anyway if the parameters are
+  OffloadTo gradients = OffloadTo::Nowhere;  // the gradients of shards; on the host anyway if the parameters are
   DiskMemoryOptions disk = {};
 };
 
-/// Throws ConfigError if tensors on this device can't be offloaded to `to`, or are there already. `what` names them: "the parameters".
+/// Throws ConfigError if tensors on this device can't be offloaded to `to`, or are kept there already. `what` names the tensors: "the
+/// parameters".
 void expect_possible(OffloadTo to, std::string_view what, const DiskMemoryOptions& disk, at::Device device);
 
 }  // namespace tessera

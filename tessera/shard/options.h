@@ -21,13 +21,13 @@ class Codec;
 /// The dtypes of unsharded parameters and of gradients. Shards always keep the dtype of the model's parameters.
 struct MixedPrecision {
   std::optional<at::ScalarType> param_dtype = {};   // the dtype in which parameters are all-gathered and used
-  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent, if it is narrower or the engine adds in it
+  std::optional<at::ScalarType> reduce_dtype = {};  // the dtype in which gradients are sent; ignored if it is wider than the gradients, unless the engine adds in it
   /// The dtype of the gradients of shards, if it is wider than the shards: float32 gradients of bfloat16 parameters, so that sums over
   /// passes, norms and clipping are not rounded.
   std::optional<at::ScalarType> grad_dtype = {};
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
-  /// These two act where the boundary of the module can be seen: at tessera::call and at the class FullyShardedDataParallel. In a plain
-  /// call each operator casts its operands; a module for which one of these is set refuses plain calls.
+  /// The next two options act where Tessera sees calls of the module: at tessera::call and at the class FullyShardedDataParallel. In a
+  /// plain call each operator casts its operands; a module for which one of the two is set refuses plain calls.
   std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };
@@ -37,10 +37,10 @@ class ReshardAfterForward {
  public:
   /// The root of a model stays unsharded, because backward needs it at once. All other units are resharded.
   constexpr ReshardAfterForward() = default;
-  /// Resharded, or kept unsharded for backward: more memory, and one all-gather less.
+  /// true: the unit is resharded. false: it stays unsharded until backward, which takes more memory and saves one all-gather.
   constexpr ReshardAfterForward(bool reshards) : ranks_(reshards ? kAllRanks : 1) {}  // NOLINT(google-explicit-constructor)
-  /// Resharded to groups of `ranks` consecutive ranks of the shard group: each group keeps one copy, which its ranks all-gather in
-  /// backward.
+  /// The unit is resharded to groups of `ranks` consecutive ranks of the shard group: each group keeps one copy, which its ranks all-gather
+  /// in backward.
   constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
   /// Whether the unit stays unsharded.
@@ -78,13 +78,13 @@ enum class Start {
 /// Fills a parameter or a buffer of this name. `values` is the whole tensor, with memory whose values are not defined.
 using InitFunction = std::function<void(const std::string& name, at::Tensor& values)>;
 
-/// What `parameters()` lists of a sharded module.
+/// How `parameters()` lists the shards of a module.
 enum class Listing {
   ByName,  // one shard for each parameter, under the parameter's name
   Flat,    // one flat shard for all trainable parameters and one for all frozen ones: flat_param_0, flat_param_1 (more with several dtypes)
 };
 
-/// Where unsharded parameters lie.
+/// Where unsharded parameters are stored.
 enum class Residence {
   Auto,        // node-shared where that is possible
   Gathered,    // an all-gather copies them into private memory of each rank
@@ -99,7 +99,7 @@ enum class Layout {
   WholeParameters,  // each parameter belongs to one rank
 };
 
-/// Options of engines that trace a step and compile it as one program, such as XLA. No others use them.
+/// Options of engines that trace a step and compile it as one program, such as XLA. Other engines ignore them.
 struct TracingOptions {
   /// Whether an optimization barrier ties an all-gather to the operands of the operator that needs it. Without it, a compiler may gather
   /// all units at once, and reuse in backward the parameters that forward gathered: this saves all-gathers, but memory grows with the
@@ -119,9 +119,9 @@ struct ScheduleOptions {
   int max_live_units = 2;
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool forward_prefetch = true;
-  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if it is given: the
-  /// all-gather of a unit is then tied to the operands of the unit before, which overlaps more on GPUs, and takes the memory of that many
-  /// more units.
+  /// How many units ahead are prefetched: 1 unless given. An engine that traces, such as XLA, prefetches only if this is given. It then
+  /// ties the all-gather of a unit to the operands of the unit before, which overlaps more on GPUs, and takes the memory of that many more
+  /// units.
   std::optional<int> prefetch_depth = {};
   /// Whether prefetched units count for max_live_units, so that a prefetch waits until there is room.
   bool limit_all_gathers = true;
@@ -151,12 +151,12 @@ struct ShardOptions {
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   /// With Layout::Flat: the part of each rank is padded to a multiple of this many values.
   int64_t shard_size_multiple = 1;
-  /// Parameters that are not sharded. A program that trains them averages their gradients over the ranks. Buffers in the list keep their
-  /// dtype.
+  /// Parameters that are not sharded. A program that trains them has to average their gradients (average_gradients). Buffers in the list
+  /// keep their dtype.
   std::vector<at::Tensor> ignored = {};
   /// Parameters that every rank keeps whole. Their gradients are averaged by an all-reduce.
   std::vector<at::Tensor> replicated = {};
-  /// Parameters that are left for a unit of a module further out, such as tied ones.
+  /// Parameters, such as tied ones, that are left for the unit of an outer module.
   std::vector<at::Tensor> left_out = {};
   ReshardAfterForward reshard_after_forward = {};
   ScheduleOptions schedule = {};

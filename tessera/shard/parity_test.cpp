@@ -187,7 +187,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, Model,
                                            of<PartlyFrozen>("PartlyFrozen"), of<SparseWords>("SparseWords")),
                          ::testing::PrintToStringParamName());
 
-/// As nested, but every unit lists one vector.
+/// Shards each child as a unit, like the nested way, but every unit lists one vector.
 void listed_flat(const std::shared_ptr<TrainedModel>& model, const Communicator& world) {
   for (const auto& child : model->children()) fully_shard(child, {.mesh = world, .listing = Listing::Flat});
   fully_shard(model, {.mesh = world, .listing = Listing::Flat});

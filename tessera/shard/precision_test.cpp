@@ -46,10 +46,10 @@ TEST(Precision, CastsAnInputOncePerUnitAndVisit) {
     nn::ModuleList heads(nn::Linear(8, 8), nn::Linear(8, 8), nn::Linear(8, 8));
     fully_shard(heads, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
     auto input = at::ones({4, 8}).set_requires_grad(true);
-    auto x = input * 2;               // what an operator made: an input itself may be filled anew by hand
-    std::vector<at::Tensor> results;  // which keep what they were computed from
+    auto x = input * 2;               // the result of an operator, because a program may fill an input itself anew
+    std::vector<at::Tensor> results;  // their graphs keep the tensors from which they were computed
     const auto cast_of = [&](size_t head) {
-      // addmm(bias, x, w.t()): the second edge leads to where its x came from.
+      // addmm(bias, x, w.t()): the second edge leads to the function that made x.
       results.push_back(heads[head]->as<nn::Linear>()->forward(x));
       return results.back().grad_fn()->next_edge(1).function;
     };
@@ -60,7 +60,7 @@ TEST(Precision, CastsAnInputOncePerUnitAndVisit) {
       const torch::NoGradGuard no_grad;
       x.add_(1);
     }
-    EXPECT_NE(cast_of(2), first);  // another value by now
+    EXPECT_NE(cast_of(2), first);  // x has changed, so it is cast again
   });
 }
 

@@ -24,7 +24,7 @@ namespace {
 namespace nn = torch::nn;
 using Random = std::mt19937;
 
-/// What a program does to its parameters besides training them, alike on all ranks and on every value by itself.
+/// Changes that a program makes to its parameters besides training them: the same on all ranks, and value by value.
 enum class Move { None, ByOperator, ByPointer, FreezeMember, FreezeParameter, SecondOptimizer, Count };
 
 /// Layers drawn by lot: some used twice, some frozen, some skipped now and then by all ranks alike or by some of them, one whose weight was
@@ -33,7 +33,7 @@ struct Drawn : TrainedModel {
   std::vector<nn::Linear> layers;
   std::vector<at::Tensor> transposed;  // weights that lie in memory column by column
   at::Tensor scale;                    // a row of a matrix, when it was registered
-  std::vector<int> order;              // of use
+  std::vector<int> order;              // in which layers are used
   int width;
   int step = 0;
   std::vector<Move> moves;  // one for each step
@@ -72,7 +72,7 @@ struct Drawn : TrainedModel {
   at::Tensor forward(at::Tensor x, at::Generator& batches, size_t most = 100) {
     for (size_t i = 0; i < order.size(); i++) {
       if (i == most) throw std::runtime_error("enough");
-      if (i > 0 && (static_cast<size_t>(step) + i) % 7 == 6) continue;  // a step unlike the recorded one
+      if (i > 0 && (static_cast<size_t>(step) + i) % 7 == 6) continue;  // a step that uses other layers than the recorded one
       if (ranks_differ && at::rand({}, batches).item<float>() < 0.25F) continue;
       auto& layer = layers[static_cast<size_t>(order[i])];
       x = torch::tanh(calls ? call(layer, x) : layer(x)) + x;
@@ -136,10 +136,10 @@ struct Drawn : TrainedModel {
   }
 };
 
-// So large that a step does not depend on how a gradient of nearly zero is rounded.
+// An eps so large that a step does not depend on how a gradient of nearly zero is rounded.
 constexpr double kEps = 1e-3;
 
-/// Our AdamW, which steps in backward where the parameters are sharded.
+/// Tessera's AdamW, which steps in backward where the parameters are sharded.
 struct InBackward final : torch::optim::Optimizer {
   optim::AdamW own;
   explicit InBackward(const std::vector<at::Tensor>& parameters)
@@ -154,7 +154,7 @@ struct InBackward final : torch::optim::Optimizer {
 
 /// How a model is sharded.
 struct Way {
-  ShardOptions options{.mesh = self_world()};  // but for the mesh
+  ShardOptions options{.mesh = self_world()};  // all options except the mesh
   int ranks, replicas;
   bool moves_dims, divides, reshards_after_backward, has_lists, replicates_scale, by_policy;
   unsigned units;  // a bit for each layer
@@ -186,7 +186,7 @@ struct Way {
     // All ranks have to gather a unit, so only where nothing is gathered may a rank leave one out.
     if (options.schedule.unused_parameters == UnusedParameters::Zeros && lot() % 2 == 0 && on_cpu())
       options.residence = Residence::NodeShared;
-    // Divide factors that round differently from the mean over the axes of the mesh.
+    // On such meshes, divide factors round differently from the mean over the axes.
     if (replicas > 1 && !std::has_single_bit(static_cast<unsigned>(ranks))) divides = false;
     replicates_scale = replicas == 1 && lot() % 4 == 0;
   }
@@ -204,7 +204,7 @@ struct Way {
     auto chosen = options;
     chosen.mesh = replicas > 1 ? Mesh(world, {.replicate = replicas, .shard = ranks / replicas}) : Mesh(world);
     if (moves_dims) {
-      // The replicated model has weights with columns together. Here rows are, until the placement changes it.
+      // In the replicated model, columns of weights are together in memory. Here rows are, until shard_dim changes that.
       for (const auto& layer : model->layers) layer->weight.set_data(layer->weight.detach().contiguous());
       chosen.shard_dim = [columns = model->transposed](const std::string& /*name*/, const at::Tensor& parameter) -> std::optional<int64_t> {
         if (parameter.dim() < 2) return {};

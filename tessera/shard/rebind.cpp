@@ -31,15 +31,16 @@ void rebind(torch::optim::Optimizer& optimizer, ConstModuleRef module) {
       }
       if (optimizer.state().count(parameter.unsafeGetTensorImpl()) > 0) {
         throw UsageError(
-            "rebind: the optimizer has made steps already, and its state is as large as the whole parameters; make it, or rebind "
-            "it, before the first step");
+            "rebind: the optimizer has taken steps already, so its state has the sizes of whole parameters; call rebind before the first "
+            "step, or make the optimizer after fully_shard");
       }
       // With Listing::Flat, several parameters have the same shard.
       if (!is_in(list, found->second)) list.push_back(found->second);
       any = true;
     }
   }
-  if (!any) throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded");
+  if (!any)
+    throw UsageError("rebind: the optimizer holds no parameter of this model that fully_shard has sharded; pass the model that the optimizer was made for");
   for (size_t i = 0; i < now.size(); i++) optimizer.param_groups()[i].params() = std::move(now[i]);
 }
 

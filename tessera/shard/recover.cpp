@@ -42,7 +42,7 @@ std::vector<Communicator> groups_of(const std::vector<std::shared_ptr<Unit>>& al
   return groups;
 }
 
-/// Waits for all, because nobody else will, and then throws the first error.
+/// Waits for all of the works, also after an error, and then throws the first error.
 void wait_for_all(std::span<const Work> works) {
   std::exception_ptr error;
   for (const auto& work : works) {
@@ -55,8 +55,8 @@ void wait_for_all(std::span<const Work> works) {
   if (error) std::rethrow_exception(error);
 }
 
-/// Returns why the ranks can't continue together: they have taken different numbers of steps with a unit, or have broken off in the middle
-/// of one. Empty if they can continue. Collective over the world of the units.
+/// Returns why the ranks can't continue together: they have taken different numbers of steps with a unit, or an error ended a step in the
+/// middle. Empty if they can continue. Collective over the world of the units.
 std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, const Communicator& world) {
   std::string steps;
   uint64_t first_broken = all.size();
@@ -67,12 +67,12 @@ std::string difference_in_steps(const std::vector<std::shared_ptr<Unit>>& all, c
     if (versions.write_broke_off()) first_broken = std::min<uint64_t>(first_broken, i);
   }
   if (const auto found = difference_on_ranks(world, steps, kMeeting); !found.empty()) {
-    return fmt::format("the ranks can't go on together, load a checkpoint: {}", found);
+    return fmt::format("the ranks can't continue together; load a checkpoint: {}", found);
   }
   if (const auto broken = world.extremes(first_broken, kMeeting).least; broken < all.size()) {
     return fmt::format(
-        "a step broke off before it wrote unit '{}', and an optimizer that is none of Tessera's may have changed its own "
-        "state already; load a checkpoint",
+        "an error ended a step before it wrote unit '{}', and an optimizer other than Tessera's may have changed its own state already; "
+        "load a checkpoint",
         all[broken]->name());
   }
   return {};
@@ -93,7 +93,7 @@ void expect_same_steps(const std::vector<std::shared_ptr<Unit>>& all, const Comm
     if (difference.empty()) difference = std::move(found);
   }
   // Ranks that have no part in a unit must not continue without the ranks that have.
-  all_or_none(everyone, kMeeting, "can't go on", [&] {
+  all_or_none(everyone, kMeeting, "can't continue", [&] {
     if (!difference.empty()) throw CommError(difference);
   });
 }
@@ -114,7 +114,7 @@ void recover(ModuleRef model) {
   const auto all = units(model);
   const auto everyone = world_of(model);
   if (!everyone) return;
-  // Meets in all groups at once: other ranks may wait for this one in any of them, while further ranks wait for those.
+  // Meets in all groups at once, because other ranks may be waiting for this rank in any of them.
   std::vector<Work> meetings;
   for (const auto& group : groups_of(all, *everyone)) meetings.push_back(group.meet(kMeeting));
   for (const auto& unit : all) unit->schedule()->abandon_pass();

@@ -71,7 +71,7 @@ constexpr Shape kShapes[] = {
     {.name = "PairsGathered", .ranks = 4, .residence = kGathered, .of_root = whole, .of_blocks = pairs},
 };
 
-/// The points of a batch at which a rank may fail, in the order in which it comes to them.
+/// The points of a batch at which a rank may fail, in the order in which a rank reaches them.
 constexpr const char* kPoints[] = {"no_sync: forward of block 1", "no_sync: backward of block 1", "no_sync: after backward",
                                    "forward of block 0",          "forward of block 1",           "backward of block 1",
                                    kBackward,                     "after backward",               "before the step",
@@ -333,7 +333,7 @@ TEST(Threads, TrainModelsEachOverAGroupOfItsOwn) {
     double actual[2];
     {
       const auto train_in_a_thread = [&](int number) {
-        // In the only thread that libtorch has for a device, one would wait for the other.
+        // libtorch has only one thread for a device, in which one backward pass would wait for the other.
         c10::AutogradState::get_tls_state().set_multithreading_enabled(on_cpu());
         actual[number] = trained(groups[number], number);
       };

@@ -33,7 +33,7 @@ void change_states(const Module& module, Recurse recurse, std::string_view what,
   for (const auto& unit : units_for(module, recurse, what)) change(*LockedState(*unit));
 }
 
-/// Throws UsageError if the settings of a unit rule the call out: `conflict` returns the setting that does, or an empty text.
+/// Throws UsageError if a setting of a unit contradicts the call: `conflict` describes that setting, or returns an empty text.
 template <class Conflict>
 void expect_no_conflict(const Module& module, Recurse recurse, std::string_view what, const Conflict& conflict) {
   for (const auto& unit : units_for(module, recurse, what)) {
@@ -42,8 +42,8 @@ void expect_no_conflict(const Module& module, Recurse recurse, std::string_view 
   }
 }
 
-/// For each unit, whether it has gradients to be reduced. If unused parameters count as zero, all units have some as soon as one has on
-/// some rank.
+/// Returns 1 for each unit that has gradients to be reduced, else 0. With UnusedParameters::Zeros, returns 1 for all units if any rank has
+/// such gradients in any unit.
 std::vector<int64_t> wanted_by_some_rank(const Module& model, const std::vector<std::shared_ptr<Unit>>& all) {
   std::vector<int64_t> wanted;
   bool may_differ = false;
@@ -64,7 +64,7 @@ void expect_none_waiting(const Module& module, Recurse recurse, std::string_view
 
 /// The functions that register_gradient_hook was given for one shard.
 struct GradientHooks final : torch::autograd::PostAccumulateGradHook {
-  /// Autograd also calls it for shards that got no gradient in this pass.
+  /// Calls the hooks if the shard has a new gradient. Autograd also calls this for shards that got no gradient in this pass.
   void operator()(const at::Tensor& shard) override {
     const auto& gradient = shard.grad();
     if (!gradient.defined()) return;
@@ -100,8 +100,8 @@ NoSync no_sync(ModuleRef model) {
     const auto held = unit->schedule()->lock();
     if (const auto* const other = unit->schedule()->member_outside(all)) {
       throw UsageError(
-          "no_sync: module {} is only a part of its model, to which unit '{}' belongs as well, and a backward pass goes through "
-          "all of it; call no_sync for the model, or set_requires_gradient_sync for this part",
+          "no_sync: module {} is only a part of its model, to which unit '{}' belongs as well, and a backward pass runs through "
+          "the whole model; call no_sync for the model, or set_requires_gradient_sync for this part",
           class_name(model), other->name());
     }
   }
@@ -120,7 +120,7 @@ void set_requires_gradient_sync(ModuleRef module, Required required, Recurse rec
 void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurse) {
   constexpr auto kWhat = "set_requires_all_reduce";
   expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {
-    return required == Required::No && settings.reduction_hook ? "a reduction hook, which decides itself what is reduced" : "";
+    return required == Required::No && settings.reduction_hook ? "a reduction hook, which alone decides what is reduced; remove the hook first" : "";
   });
   change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.all_reduce = required == Required::Yes; });
 }
@@ -177,11 +177,11 @@ void average_gradients(std::span<const at::Tensor> parameters, const Communicato
 void set_gradient_divide_factors(ModuleRef module, DivideFactors factors, Recurse recurse) {
   constexpr auto kWhat = "set_gradient_divide_factors";
   for (const double factor : {factors.pre, factors.post}) {
-    if (!(factor > 0) || !std::isfinite(factor)) throw UsageError("{}: gradients can't be divided by {}", kWhat, factor);
+    if (!(factor > 0) || !std::isfinite(factor)) throw UsageError("{}: gradients can't be divided by {}; give a positive number", kWhat, factor);
   }
   expect_none_waiting(module, recurse, kWhat);
   expect_no_conflict(module, recurse, kWhat, [](const UnitSettings& settings) {
-    return settings.reduction_hook ? "a reduction hook, which decides itself what gradients are divided by" : "";
+    return settings.reduction_hook ? "a reduction hook, which alone decides what gradients are divided by; remove the hook first" : "";
   });
   change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.divide = factors; });
 }
@@ -190,27 +190,28 @@ void set_reduction_hook(ModuleRef module, ReductionHook hook, Recurse recurse) {
   constexpr auto kWhat = "set_reduction_hook";
   expect_none_waiting(module, recurse, kWhat);
   expect_no_conflict(module, recurse, kWhat, [&](const UnitSettings& settings) {
-    if (hook && settings.divide) return "divide factors, but a reduction hook decides itself what is reduced and divided";
-    if (hook && !settings.all_reduce) return "all-reduce switched off, but a reduction hook decides itself what is reduced and divided";
+    if (hook && settings.divide) return "divide factors, but a reduction hook alone decides what is reduced and divided; use one of them";
+    if (hook && !settings.all_reduce) return "all-reduce switched off, but a reduction hook alone decides what is reduced and divided; use one of them";
     return "";
   });
   change_states(module, recurse, kWhat, [&](UnitState& state) { state.settings.reduction_hook = hook; });
 }
 
 void register_gradient_hook(const at::Tensor& shard, std::function<void(const at::Tensor& shard)> hook) {
-  if (!hook) throw UsageError("register_gradient_hook was given an empty function");
+  if (!hook) throw UsageError("register_gradient_hook was given an empty function; give it the hook");
   if (shard.defined() && shard.is_leaf() && !shard.requires_grad()) {
     const auto* const known = locate(shard).parameter;
-    throw UsageError("register_gradient_hook: {} is frozen, so it gets no gradient; train it before",
+    throw UsageError("register_gradient_hook: {} is frozen, so it gets no gradient; unfreeze it first",
                      known != nullptr ? "'" + known->name + "'" : "the parameter");
   }
   if (!shard.defined() || !shard.is_leaf()) {
-    throw UsageError("register_gradient_hook takes trained parameters: what tessera::parameters(model) lists");
+    throw UsageError("register_gradient_hook takes trained parameters; pass one of tessera::parameters(model)");
   }
   auto& known = torch::autograd::impl::post_acc_grad_hooks(shard);
   if (!known) torch::autograd::impl::set_post_acc_grad_hooks(shard, std::make_unique<GradientHooks>());
   auto* const hooks = dynamic_cast<GradientHooks*>(torch::autograd::impl::post_acc_grad_hooks(shard).get());
-  if (hooks == nullptr) throw UsageError("register_gradient_hook: this parameter has a post-accumulate hook that is not of Tessera");
+  if (hooks == nullptr)
+    throw UsageError("register_gradient_hook: this parameter has a post-accumulate hook of other code; remove that hook first");
   hooks->hooks.push_back(std::move(hook));
 }
 

@@ -18,8 +18,8 @@ namespace tessera {
 class Unit;
 
 /// While it exists, backward passes of the model reduce nothing: each rank adds up its own gradients of whole parameters, in at least
-/// float32. The next backward pass after it adds them to its own gradients before its one reduction. May be nested. All ranks have one at
-/// the same time.
+/// float32. The first backward pass after its end adds them to its own gradients and reduces the sums once. May be nested. All ranks must
+/// have one at the same time.
 class [[nodiscard]] NoSync {
  public:
   NoSync(NoSync&&) = default;
@@ -46,9 +46,10 @@ void set_requires_all_reduce(ModuleRef module, Required required, Recurse recurs
 /// Reduces gradients that no backward pass has reduced, because the last one before the step ran without a reduction. Collective.
 void sync_gradients(ModuleRef model);
 
-/// Averages over the ranks the gradients that no backward pass averages: those of parameters in no unit, such as ShardOptions::ignored.
-/// Call it after backward, before the gradients are used. Shards in the list, whose gradients are means already, and frozen parameters are
-/// left alone; a gradient that only some ranks have counts as zero on the others. Collective, if there are such parameters.
+/// Averages over the ranks the gradients that backward passes do not average: those of parameters in no unit, such as
+/// ShardOptions::ignored. Call it after backward, before the gradients are used. Shards in the list, whose gradients are means already, and
+/// frozen parameters are left alone; a gradient that only some ranks have counts as zero on the others. Collective, if there are such
+/// parameters.
 void average_gradients(std::span<const at::Tensor> parameters, const Communicator& world);
 
 /// Returns the factors of a mean over the ranks: `pre` is a power of two, near the square root of the number of ranks; pre * post is that

@@ -50,7 +50,7 @@ void with_ways(const std::function<void(const Communicator&, const Way&)>& act) 
 TEST(NoSync, AddsUpOnEachRankAndReducesOnce) {
   with_ways([](const Communicator& world, const Way& way) {
     const auto model = sharded(way);
-    for (int step = 0; step < 2; step++) {  // the second one with known orders
+    for (int step = 0; step < 2; step++) {  // in the second step, the order of units is known
       for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
       reset_counters(*model);
       {
@@ -172,7 +172,7 @@ TEST(NoSync, IsNoticedByOptimizersOfTorchInOtherUnits) {
       const auto guard = no_sync(*model);
       loss_of(*model, world.rank()).backward();
     }
-    model->head(numbers({3, 8}, world.rank())).sum().backward();  // the blocks still wait
+    model->head(numbers({3, 8}, world.rank())).sum().backward();  // gradients of the blocks still wait for a reduction
     EXPECT_THAT([&] { optimizer.step(); }, ThrowsMessage<UsageError>(HasSubstr("unit 'block0' has gradients")));
   });
 }

@@ -35,7 +35,7 @@ ShardOptions sharding_strategy(const Communicator& world, ShardingStrategy strat
     case ShardingStrategy::HybridShardZero2:
       return {.mesh = Mesh::by_host(world), .reshard_after_forward = false};
   }
-  throw UsageError("{} is no ShardingStrategy", static_cast<int>(strategy));
+  throw UsageError("{} is not a ShardingStrategy", static_cast<int>(strategy));
 }
 
 ShardOptions sharding_strategy(const Communicator& world, std::string_view name) {
@@ -43,7 +43,7 @@ ShardOptions sharding_strategy(const Communicator& world, std::string_view name)
   std::vector<std::string> known;
   for (const auto& [each, strategy] : strategies()) known.push_back(each);
   const auto nearest = nearest_name(name, known);
-  throw UsageError("'{}' is no sharding strategy{}; there are {}", name, nearest.empty() ? "" : ", did you mean " + nearest + "?",
+  throw UsageError("'{}' is not a sharding strategy{}; there are {}", name, nearest.empty() ? "" : " (did you mean " + nearest + "?)",
                    joined(known));
 }
 

@@ -16,10 +16,10 @@ enum class ShardingStrategy {
   HybridShardZero2,  // ShardGradOp among the ranks of a host, copies on all hosts
 };
 
-/// Options with the mesh and the rule of a strategy, for all units of a model; set the others as usual. Collective. Throws UsageError for a
-/// hybrid strategy if hosts differ in their number of ranks.
+/// Returns options with the mesh and the rule of a strategy, for all units of a model; set the other options as usual. Collective. Throws
+/// UsageError for a hybrid strategy if hosts differ in their number of ranks.
 ShardOptions sharding_strategy(const Communicator& world, ShardingStrategy strategy);
-/// By PyTorch's name: "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2".
+/// The same by PyTorch's name: "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2".
 ShardOptions sharding_strategy(const Communicator& world, std::string_view name);
 
 }  // namespace tessera

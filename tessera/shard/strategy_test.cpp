@@ -104,9 +104,9 @@ TEST(Strategy, RefusesUnknownNamesAndUnevenHosts) {
   run_ranks(3,
             [](const Communicator& world) {
               EXPECT_THAT(message_of<UsageError>([&] { (void)sharding_strategy(world, "FULL_SHART"); }),
-                          AllOf(HasSubstr("'FULL_SHART' is no sharding strategy, did you mean FULL_SHARD?"), HasSubstr("SHARD_GRAD_OP")));
+                          AllOf(HasSubstr("'FULL_SHART' is not a sharding strategy (did you mean FULL_SHARD?)"), HasSubstr("SHARD_GRAD_OP")));
               EXPECT_THAT(message_of<UsageError>([&] { (void)sharding_strategy(world, "zero"); }),
-                          HasSubstr("'zero' is no sharding strategy; there are"));
+                          HasSubstr("'zero' is not a sharding strategy; there are"));
               EXPECT_THAT(message_of<UsageError>([&] { (void)sharding_strategy(world, "HYBRID_SHARD"); }), HasSubstr("host 1 has rank 2"));
             },
             {.host_of = {0, 0, 1}});

@@ -25,7 +25,7 @@ void set_prefetch(const Module& of, std::span<const std::shared_ptr<Module>> mod
     const auto next = unit_for(*module, what);
     if (!next) continue;
     if (next->schedule() != unit->schedule()) {
-      throw UsageError("{}: units '{}' and '{}' are of different models; shard what contains both first", what, unit->name(), next->name());
+      throw UsageError("{}: units '{}' and '{}' are of different models; first shard the module that contains both", what, unit->name(), next->name());
     }
     result.push_back(next);
   }
@@ -50,7 +50,7 @@ void reshard(ModuleRef module) {
   if (unit->schedule()->reduces_in_order()) {
     throw UsageError(
         "reshard: with UnusedParameters::Zeros, ranks may use different units in backward, so unit '{}' stays unsharded from "
-        "forward on; leave the call out",
+        "forward on; remove the call",
         unit->name());
   }
   unit->schedule()->expect_writable(*unit);

@@ -33,8 +33,8 @@ class UnshardHandle {
 UnshardHandle unshard(ModuleRef module);
 /// Reshards the unit of the module at once.
 void reshard(ModuleRef module);
-/// Reshards all units of the model that this module belongs to, between two passes. Leaves units that are in use or have to stay. Does
-/// nothing for a module that is not sharded.
+/// Reshards all units of the model that this module belongs to, between two passes. Leaves out units that are in use or have to stay
+/// unsharded. Does nothing for a module that is not sharded.
 void reshard_all(ModuleRef module);
 
 /// Replaces ShardOptions::reshard_after_forward. Collective if the rule is a number of ranks.

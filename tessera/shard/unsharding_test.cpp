@@ -212,7 +212,7 @@ TEST(Unshard, DoesNothingForARootWithoutParametersOfItsOwn) {
   });
 }
 
-/// The units that have memory when unit `at` was used last in a forward pass under this option.
+/// Returns a character for each unit: '#' if it has unsharded memory now, else '.'.
 std::string held_after(const Rooted& model) {
   std::string result;
   for (const auto& unit : units(model)) result += testing::held_bytes(*unit) > 0 ? '#' : '.';
@@ -243,7 +243,7 @@ TEST(Prefetch, FollowsItsOptions) {
   });
 }
 
-/// The units that are unsharded in the middle of the backward of block 2, and when block 1 is about to begin.
+/// Returns which units are unsharded in the middle of the backward of block 2, and then when that of block 1 is about to begin.
 std::string held_in_backward(const Communicator& world, BackwardPrefetch prefetch) {
   const auto model = sharded({.mesh = world, .reshard_after_forward = true, .schedule = {.backward_prefetch = prefetch}});
   std::string result;
@@ -280,7 +280,7 @@ TEST(Prefetch, OfListedModulesReplacesTheLearnedOrder) {
     model->block[0]->forward(numbers({1, 8}));
     EXPECT_EQ(held_after(*model), "#.##.");
     reset_counters(*model);
-    for (int i = 0; i < 3; i++) model->block[1]->forward(numbers({1, 8}));  // not what was foreseen
+    for (int i = 0; i < 3; i++) model->block[1]->forward(numbers({1, 8}));  // not the modules in the list
     for (const auto& each : model->block) reshard(*each);
     EXPECT_GE(counters(*model).cancelled, 2);
     const std::vector<std::shared_ptr<torch::nn::Module>> foreign = {sharded({.mesh = world})};

@@ -1,4 +1,5 @@
-// Stand-ins for a weight of a layer: a function in place of its operator (WeightOperator), and another form in which it is held (HeldForm).
+// Replacements for a weight of a layer: a function that runs in place of its operators (WeightOperator), and another form in which the
+// weight is stored (HeldForm).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,7 +18,8 @@ namespace tessera {
 /// product with weight.t() that torch::nn::Linear computes counts as aten::linear. If it returns nothing, the operator itself runs.
 using WeightOperator = std::function<std::optional<at::Tensor>(std::string_view name, std::span<const c10::IValue> arguments)>;
 
-/// A form in which a frozen weight is held: a tensor from which its values are computed for each operator that uses them.
+/// A form in which a frozen weight is stored, such as NF4: a tensor from which the weight's values are computed for each operator that uses
+/// them.
 struct HeldForm {
   std::string name;            // "nf4"
   std::vector<int64_t> sizes;  // of the weight
@@ -25,13 +27,14 @@ struct HeldForm {
   /// Returns the held tensor for all values of a weight; both may be deferred (deferred_init).
   std::function<at::Tensor(const at::Tensor& values)> encode;
   std::function<at::Tensor(const at::Tensor& held, at::ScalarType dtype)> decode;
-  /// Called in place of operators that need not have all values at once, or need not keep them for backward, with `held` for the weight.
+  /// Runs an operator with `held` for the weight, without having all values at once or keeping them for backward. Returns nothing for other
+  /// operators.
   std::function<std::optional<at::Tensor>(std::string_view name, std::span<const c10::IValue> arguments, const at::Tensor& held)> instead;
 };
 
-/// The form of a weight, or of the tensor that is held for one. Null for an ordinary tensor.
+/// Returns the form of a weight, or of the tensor that is stored for a weight. Null for an ordinary tensor.
 const HeldForm* held_form(const at::Tensor& tensor);
-/// The tensor that is held for a weight, or the weight itself if it is an ordinary tensor.
+/// Returns the tensor that is stored for a weight, or the weight itself if it is an ordinary tensor.
 at::Tensor held_values(const at::Tensor& weight);
 /// Whether operators of this weight are replaced, or its values are computed for each operator. Then only operators that apply the weight
 /// itself give the right result.

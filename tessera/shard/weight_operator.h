@@ -12,7 +12,7 @@ class Module;
 
 namespace tessera {
 
-/// Runs `instead` in place of the operators of the weight, and of a function that was set before. The weight may be sharded before or
+/// Runs `instead` in place of the operators of the weight, and replaces a function that was set before. The weight may be sharded before or
 /// after, or not at all. An empty function restores the operators.
 void replace_weight_operator(const at::Tensor& weight, WeightOperator instead);
 
@@ -27,7 +27,7 @@ class PlainOperators : NoCopy {
 };
 
 /// Holds a parameter, and parameters of the model that are tied to it, in this form: `parameters()` lists the held tensor, frozen, under
-/// the parameter's name, and the members keep dtype and sizes but no memory. Called before fully_shard, or within deferred_init. Returns
+/// the parameter's name, and the members keep dtype and sizes but no memory. Call it before fully_shard, or within deferred_init. Returns
 /// the held tensor.
 at::Tensor hold_in_form(torch::nn::Module& model, const at::Tensor& weight, HeldForm form);
 

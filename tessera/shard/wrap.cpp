@@ -28,7 +28,7 @@ bool is_inside(const std::string& path, const std::string& of) {
   return of.empty() || path == of || path.starts_with(of + ".");
 }
 
-/// The path of the innermost module that contains both.
+/// The path of the innermost module that contains both paths.
 std::string common_path(const std::string& one, const std::string& other) {
   auto path = one;
   while (!is_inside(other, path)) path.erase(path.find_last_of('.') == std::string::npos ? 0 : path.find_last_of('.'));
@@ -74,7 +74,7 @@ class Wrapping {
   }
 
  private:
-  /// Neighbours that become one unit.
+  /// Neighbouring modules that become one unit.
   struct Row {
     std::vector<std::shared_ptr<Module>> modules = {};
     std::vector<at::Tensor> tied = {};  // parameters that are tied to places outside of one of the modules
@@ -140,7 +140,7 @@ class Wrapping {
     fully_shard(modules, options);
   }
 
-  /// Throws UsageError if options of a module name parameters that those of the model do not.
+  /// Throws UsageError if options of a module name parameters that the model's options do not name.
   void expect_lists_of_model(const ShardOptions& own, const std::string& path) const {
     const std::pair<const std::vector<at::Tensor>*, const std::vector<at::Tensor>*> lists[] = {
         {&own.ignored, &options_.ignored}, {&own.replicated, &options_.replicated}, {&own.left_out, &options_.left_out}};
@@ -185,7 +185,7 @@ std::vector<at::Tensor> tensors_of_modules(const Module& model, const std::strin
   try {
     expression = pattern;
   } catch (const std::regex_error& error) {
-    throw UsageError("'{}' is no regular expression: {}", pattern, error.what());
+    throw UsageError("'{}' is not a regular expression: {}", pattern, error.what());
   }
   std::vector<at::Tensor> result;
   std::vector<std::string> paths;

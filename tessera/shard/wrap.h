@@ -12,7 +12,7 @@
 
 namespace tessera {
 
-/// What a policy sees of a module.
+/// The facts about a module by which a policy decides.
 struct ModuleInfo {
   const torch::nn::Module& module;
   std::string name;        // its path in the model: "encoder.layer.3"
@@ -20,7 +20,7 @@ struct ModuleInfo {
   int64_t numel = 0;       // values of the parameters in it that no module below it has taken, and that are not ignored or left out
 };
 
-/// A rule that is asked for every module of a model but the model itself, for inner modules first.
+/// A rule by which modules of a model become units. It is asked about every module except the model itself, inner modules first.
 struct WrapPolicy {
   std::function<bool(const ModuleInfo& info)> chooses;
   std::vector<std::string> classes = {};  // the model must have at least one module of each
@@ -51,7 +51,7 @@ WrapPolicy wrap_by_size(WrapSizeOptions options = {});
 /// The parameters of all modules whose whole path in the model matches a regular expression (ECMAScript), each once: for the lists
 /// `ignored`, `replicated` and `left_out` of ShardOptions. Throws UsageError if no module matches.
 std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::string& pattern);
-/// The buffers of such modules: for the list `ignored`, where they keep their dtype.
+/// The same for buffers: those in the list `ignored` keep their dtype.
 std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern);
 
 /// Makes a unit of each module that the policy chooses, and one of the rest of the model. A parameter that is tied across modules goes to

@@ -181,7 +181,7 @@ TEST(WrapPolicy, IgnoresModulesByTheirPath) {
 
     EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layer.0"); }),
                 AllOf(HasSubstr("no module matches 'layer.0' (did you mean 'layers.0'?)"), HasSubstr("'embedding', 'layers'")));
-    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layers.("); }), HasSubstr("is no regular expression"));
+    EXPECT_THAT(message_of<UsageError>([&] { (void)parameters_of_modules(*model, "layers.("); }), HasSubstr("is not a regular expression"));
   });
 }
 

@@ -9,7 +9,7 @@ enum class WriteKind {
   UpdateWithCopies,  // the same, and it also writes the cast copies
   Skip,              // this rank leaves its shards unchanged while other ranks take a step
   Load,              // all ranks load the same checkpoint
-  Unsharded,         // the shards take over what was written to the unsharded parameters; the caller has pinned the units
+  Unsharded,         // the shards take over the values that were written to the unsharded parameters; the caller has pinned the units
 };
 constexpr bool is_update(WriteKind how) {
   return how == WriteKind::Update || how == WriteKind::UpdateWithCopies;

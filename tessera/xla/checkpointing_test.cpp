@@ -54,7 +54,7 @@ TEST(CheckpointedSegment, RefusesTensorsThatItAssigns) {
       by_set_data ? mean.set_data(next) : void(mean = next);
       return (x - mean).sin();
     };
-    EXPECT_THAT(refusal_of(centred), ::testing::HasSubstr("the program has assigned it")) << by_set_data;
+    EXPECT_THAT(refusal_of(centred), ::testing::HasSubstr("the program has assigned that tensor")) << by_set_data;
   }
 }
 
@@ -116,7 +116,7 @@ TEST_F(SegmentOfAUnit, NoticesWhatIsAssignedOrChanged) {
     return testing::message_of<UsageError>([&] { gradient(change, true, between); });
   };
   const std::function<void(Scaled&)> nothing;
-  EXPECT_THAT(refusal([](at::Tensor& beside) { beside = beside * 2; }, nothing), ::testing::HasSubstr("the program has assigned it"));
+  EXPECT_THAT(refusal([](at::Tensor& beside) { beside = beside * 2; }, nothing), ::testing::HasSubstr("the program has assigned that tensor"));
   EXPECT_THAT(refusal(nullptr, [](Scaled& model) { model.beside.mul_(2); }), ::testing::HasSubstr("was changed in place between forward and backward"));
 }
 
@@ -124,7 +124,7 @@ TEST(CheckpointedSegment, LeavesActivationsOnTheDevice) {
   const auto x = torch::ones({2, 3}).to(device_for_tests()).set_requires_grad(true);
   for (const auto to : {OffloadTo::Host, OffloadTo::Disk}) {
     const auto run = [&] { activation::checkpoint(activation::Options{.offload = to}, [](const at::Tensor& t) { return t.sin(); }, x * 1); };
-    EXPECT_THAT(testing::message_of<UsageError>(run), ::testing::HasSubstr("leave activation::Options::offload out"));
+    EXPECT_THAT(testing::message_of<UsageError>(run), ::testing::HasSubstr("leave activation::Options::offload unset"));
   }
 }
 

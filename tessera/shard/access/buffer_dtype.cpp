@@ -9,7 +9,7 @@
 namespace tessera {
 namespace {
 
-/// Attached to a buffer, so that there is no table that would have to forget buffers.
+/// The dtype of a buffer before it was cast. It is attached to the buffer, so that it ends with the buffer.
 struct OriginalDtype : c10::BackendMeta {
   explicit OriginalDtype(at::ScalarType dtype) : dtype(dtype) {}
   at::ScalarType dtype;

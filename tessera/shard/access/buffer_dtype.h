@@ -11,8 +11,8 @@ class Module;
 
 namespace tessera {
 
-/// Gives the floating-point buffers of the module and of those below it this dtype. The tensors stay the same objects. Buffers keep a dtype
-/// that an inner module's own setting chose before. Those in `ignored` keep theirs, in later calls too.
+/// Gives the floating-point buffers of the module and of the modules in it this dtype. The tensors stay the same objects. Buffers keep a
+/// dtype that an inner module's own setting chose before. Buffers in `ignored` keep their dtype, in later calls too.
 void cast_buffers(const torch::nn::Module& module, at::ScalarType dtype, std::span<const at::Tensor> ignored = {});
 
 /// The dtype that a buffer had before cast_buffers(), which is its own if it was not cast.

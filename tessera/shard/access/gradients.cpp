@@ -31,7 +31,7 @@ bool trains_outside(const at::Tensor& parameter) {
   return parameter.defined() && !is_paged(parameter) && parameter.requires_grad();
 }
 
-/// Whether the module has a parameter in no unit that has a gradient.
+/// Whether the module has a trainable parameter that is in no unit and has a gradient.
 bool has_own_gradients(const torch::nn::Module& module) {
   const auto has_gradient = [](const auto& entry) { return trains_outside(entry.value()) && entry.value().grad().defined(); };
   return std::ranges::any_of(table_of(module), has_gradient) ||
@@ -74,7 +74,7 @@ void expect_ignored_alike(std::span<const at::Tensor> parameters) {
       continue;
     }
     lines[place] += fmt::format("'{}'\tvalues {}, gradient {}\n", ignored->name, hash_of(parameter), hash_of(gradient));
-    // Zeros are the same on all ranks even if nobody averages.
+    // Zeros are the same on all ranks even if the program does not average, so they prove nothing.
     if (gradient.count_nonzero().item<int64_t>() > 0) with_gradient.push_back(parameter);
   }
   for (size_t i = 0; i < worlds.size(); i++) {
@@ -122,10 +122,10 @@ void expect_gradients(std::span<const at::Tensor> parameters) {
   throw UsageError(
       "a step without gradients: no parameter of the optimizer has one, so nothing would change; call backward() before step() and "
       "zero_grad() "
-      "after it, and skip_step() for a step that is left out{}",
+      "after it, or skip_step() to leave a step out{}",
       is_waited_for
           ? fmt::format(". With UnusedParameters::Zeros the other ranks wait in vain for this rank's backward pass through the model "
-                        "with unit '{}': add 0 * loss of some batch, or leave the batch out on all ranks",
+                        "with unit '{}': call backward() for 0 * loss of some batch, or leave the batch out on all ranks",
                         unit->name())
           : std::string());
 }
@@ -166,7 +166,7 @@ void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view 
 }
 
 void expect_max_norm(double max_norm) {
-  if (!(max_norm >= 0)) throw UsageError("gradients can't be clipped to a norm of {}; give a number from 0 on", max_norm);
+  if (!(max_norm >= 0)) throw UsageError("gradients can't be clipped to a norm of {}; give a number of at least 0", max_norm);
 }
 
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm) {

@@ -1,4 +1,4 @@
-// What norms and optimizers share: whose gradients they accept, who takes them, and the factor of clipping.
+// Functions that norms and optimizers share: they check gradients, set the sink that takes gradients, and compute the factor of clipping.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ class Unit;
 /// Throws UsageError if the list holds shards together with a trainable parameter whose gradient nobody averages: one that is in no unit
 /// and in no ShardOptions::ignored. Never throws if the list holds no shards.
 void expect_averaged(std::span<const at::Tensor> parameters);
-/// The same for the modules of the schedule's units, once in a pass: finds parameters that were registered after fully_shard.
+/// The same for the modules of the schedule's units, once in a pass, to find parameters that were registered after fully_shard.
 void expect_averaged(Schedule& schedule);
 /// Throws DisagreementError on all ranks unless the ignored parameters in the list and their gradients are the same on all of them. Checks
 /// each parameter until it has had a gradient other than zero. Collective, if there are such parameters.
@@ -38,19 +38,21 @@ void drop_unsynced(Unit& unit, const at::Tensor& shard);
 /// Throws UsageError if some of these parameters are trained, and none of them has a gradient: a step would change nothing. The error says
 /// if other ranks wait for this rank's gradients: with UnusedParameters::Zeros every trained shard gets one in every pass.
 void expect_gradients(std::span<const at::Tensor> parameters);
-/// How often tessera::recover has dropped the gradients of these parameters. When it grows, callers forget what they know of gradients.
+/// How often tessera::recover has dropped the gradients of these parameters. When the number grows, callers forget what they know about the
+/// gradients.
 uint64_t recoveries_of(std::span<const at::Tensor> parameters);
 
-/// From the unit's next backward pass on, `sink` takes the gradients that it wants, once in every step. The unit does not keep it alive.
-/// Throws UsageError if the unit has another sink.
+/// From the unit's next backward pass on, `sink` takes the gradients of some shards (GradientSink::takes), once in every step. The unit
+/// does not keep it alive. Throws UsageError if the unit has another sink.
 void set_gradient_sink(Unit& unit, const std::shared_ptr<GradientSink>& sink);
 /// Ends a step: the sink may take gradients of the unit again. Returns whether it has taken any since the last call.
 bool end_step(Unit& unit);
 /// Throws UsageError if a sink takes the gradient of this shard, which `what` needs.
 void expect_gradient_kept(Unit& unit, const at::Tensor& shard, std::string_view what);
 
-/// The factor by which clip_grad_norm multiplies gradients that have this norm.
+/// Throws UsageError unless max_norm is at least 0.
 void expect_max_norm(double max_norm);
+/// Returns the factor by which clip_grad_norm multiplies gradients that have this norm.
 at::Tensor clip_factor(const at::Tensor& norm, double max_norm);
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ std::string words_of(const Mesh& mesh) {
   return fmt::format("{}", fmt::join(axes, " x "));
 }
 
-/// Whether units of the model may lie on a part of these ranks. Returns the same on all of them.
+/// Whether some units of the model may be on a part of these ranks only. Returns the same on all ranks.
 bool is_divided(const LocalValues& model, const Communicator& world) {
   return std::ranges::any_of(model.units, [&](const auto& unit) {
     const auto& schedule = *unit->schedule();
@@ -99,7 +99,7 @@ std::optional<Communicator> world_of(const torch::nn::Module& model) {
 void expect_shards_current(Unit& unit) {
   if (!LockedState(unit)->allows_unsharded_writes()) return;
   throw UsageError(
-      "what full_params(module, Access::Write) lets a program write reaches the shards of unit '{}' only when it ends; save, "
+      "a write inside full_params(module, Access::Write) reaches the shards of unit '{}' only when the guard is destroyed; save, "
       "load and gather after that, or read the module's own members",
       unit.name());
 }
@@ -162,7 +162,7 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
     const auto found = locate(tensor);
     const auto* parameter = found.parameter;
     const bool is_checked = !only || item.key() == *only;
-    // A paged tensor without a tag was never sharded: its operators are replaced.
+    // A paged tensor without a tag was never sharded: it is a weight whose operators are replaced.
     if (is_checked && is_paged(tensor) && parameter == nullptr && tag_of(tensor) != nullptr && !lacks_values(tensor))
       refuse_orphan(item.key());
     if (parameter != nullptr && found.group->flat && parameter == &*found.group->flat) {
@@ -262,10 +262,10 @@ std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, co
     }
     if (!several.empty()) {
       throw UsageError(
-          "{} would keep one of several parameters of the same name: {}. Their unit lies on a part of the ranks, and each such "
-          "part trains one of its own. Register their module under another name on each part (\"expert_0\", \"expert_1\"), save "
-          "it by itself with the communicator of its mesh, or, if they are to be equal, shard it over a mesh of all ranks that "
-          "replicates",
+          "{} would keep one of several parameters of the same name: {}. Their unit is on a part of the ranks, and each such "
+          "part trains parameters of its own. Register their module under another name on each part (\"expert_0\", \"expert_1\"), save "
+          "it by itself with the communicator of its mesh, or, if the parameters should be equal, shard the module over a mesh of all "
+          "ranks that replicates it",
           what, some_of(several));
     }
   }
@@ -279,7 +279,7 @@ std::optional<NamesOfRanks> names_of_one_value_each(const LocalValues& model, co
   if (const auto different = difference_on_ranks(world, lines, {.unit = "parameters in no unit"}); !different.empty()) {
     throw DisagreementError(
         "{} would keep rank 0's values of a parameter that is in no unit and has drifted apart: the ranks train it with "
-        "different gradients. Average these by tessera::average_gradients(parameters, world) after backward, or name it in "
+        "different gradients. Average its gradients by tessera::average_gradients(parameters, world) after backward, or name it in "
         "ShardOptions::replicated. {}",
         what, different);
   }
@@ -302,7 +302,7 @@ void expect_all_on_each(const LocalValues& model, const Communicator& world, std
   if (missing.empty()) return;
   throw UsageError(
       "{} would leave out what only some of the ranks have: {}. checkpoint::save keeps all of it, and tessera ckpt consolidate "
-      "makes one file of that",
+      "makes one file of such a checkpoint",
       what, some_of(missing));
 }
 

@@ -35,9 +35,9 @@ struct LocalPart {
   std::shared_ptr<Unit> unit = {};
   size_t group = 0, parameter = 0;  // indices in the unit and in the group
 
-  /// Whether it has been neither initialised nor loaded.
+  /// Whether the parameter has been neither initialised nor loaded.
   bool is_unset() const;
-  /// Whether a module can use it: a member still holds its unsharded form, and was not set to another tensor.
+  /// Whether a module can use the parameter: a member still holds its unsharded form, and was not set to another tensor.
   bool has_member() const;
   /// To be called when its values have been written.
   void note_values() const;
@@ -67,7 +67,8 @@ void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPa
 bool has_values(const LocalValues& values);
 /// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
 void expect_values(const LocalValues& values, std::string_view what);
-/// Gives a tensor on the meta device memory of the device of its values, so that it can be loaded. Does nothing for others.
+/// Gives a tensor on the meta device memory on the device for its values, or else on `otherwise`, so that it can be loaded. Does nothing
+/// for other tensors.
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
 /// Returns the values of a model, or those in a part of a model. Throws UsageError if the module has a shard whose unit no longer exists.
@@ -80,14 +81,15 @@ LocalValues local_values(const torch::nn::Module& model, const std::optional<std
 void gather_like(const LocalValues& model, c10::function_ref<at::Tensor(const LocalPart& part)> own,
                  c10::function_ref<void(const LocalPart& part, const at::Tensor& whole)> visit);
 
-// For models whose ranks do not all have the same names or values. Collective where ranks can differ.
+// The functions below are for models whose ranks do not all have the same names or values. They are collective where ranks can differ.
 
-/// The names of parameters and buffers that other ranks have and this one has not, because units lie on a part of the ranks.
+/// Returns the names of parameters and buffers that other ranks have and this rank does not, because units are on a part of the ranks.
 std::set<std::string> names_elsewhere(const LocalValues& model, const Communicator& world);
 /// Throws on all ranks unless each name stands for the same values on all of them: UsageError if several parts of the ranks have parameters
-/// of their own under one name, DisagreementError if parameters in no unit differ. `what` would keep one of them.
+/// of their own under one name, DisagreementError if parameters in no unit differ. `what` names the operation that would keep one of them,
+/// such as "a save".
 void expect_one_value_each(const LocalValues& model, const Communicator& world, std::string_view what);
-/// The same, and throws UsageError on all ranks if a rank lacks a name that another one has: `what` would leave it out.
+/// The same. Also throws UsageError on all ranks if a rank lacks a name that another rank has, because the operation would leave it out.
 void expect_all_on_each(const LocalValues& model, const Communicator& world, std::string_view what);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// WriteGuard: all code that changes shards takes one before it writes (our optimizers, skipped steps, loading, full_params, other
-// operators), and holds it until it has finished, except for operators that also read unsharded parameters.
+// WriteGuard: the guard that all code takes before it changes shards (our optimizers, skipped steps, loading, full_params, other
+// operators). The code holds it until the write has finished, except for operators that also read unsharded parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,11 +44,12 @@ class WriteGuard : NoCopy {
   c10::SmallVector<std::unique_lock<std::recursive_mutex>, 4> locks_;
 };
 
-/// Throws UsageError if one of the units is pinned, as a guard for them would. Lets ranks find that out together.
+/// Throws UsageError if one of the units is pinned, as a WriteGuard for them would. Lets ranks agree on that before any of them takes a
+/// guard.
 void expect_writable(std::span<const std::shared_ptr<Unit>> units);
 
-/// Marks whether the shards hold other values until the model's own come back: writing the shards is an error meanwhile. Loading the model
-/// ends it as well.
+/// Marks whether the shards hold other values in place of the model's own (see optim::Average): writing the shards is an error meanwhile.
+/// Loading the model removes the mark as well.
 void set_swapped(std::span<const std::shared_ptr<Unit>> units, bool swapped);
 /// Whether all units are still swapped.
 bool are_swapped(std::span<const std::shared_ptr<Unit>> units);

@@ -74,14 +74,14 @@ TEST_P(Orders, DoNotMatter) {
       plain.forward(x).pow(2).mean().backward();
       (world.rank() == 0 ? first : second).act(model);
       for (const auto& shard : parameters(*model)) shard.mutable_grad() = at::Tensor();
-      // Each rank wrote its own part, or left it as it was: the model is what the ranks made of it.
+      // Each rank wrote its own part or left it as it was, so the whole parameters are put together from the parts.
       std::vector<at::Tensor> wholes;
       for (const auto& shard : parameters(*model)) wholes.push_back(full_parameter(shard));
       const torch::NoGradGuard no_grad;
       const auto originals = plain.parameters();
       for (size_t i = 0; i < wholes.size(); i++) originals[i].copy_(wholes[i]);
     }
-    // Only operators of others, which come one by one, may have to yield.
+    // Shards may have to yield only with optimizers of torch::optim, whose operators write units one by one.
     const auto is_guarded = [](const Ending& ending) { return !ending.name.starts_with("Torch"); };
     if (is_guarded(first) || is_guarded(second)) {
       EXPECT_EQ(places(*model), before);

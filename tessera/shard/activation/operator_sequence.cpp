@@ -58,8 +58,8 @@ uint64_t form_of(const OperatorFacts& op, const Stack& stack) {
   refuse_difference(
       fmt::format("{} reads a {} tensor of shape [{}] that is not the one which it read in forward, or has other values now", op.name(),
                   c10::toString(operand.scalar_type()), fmt::join(operand.sizes(), ", ")),
-      "the program has assigned it or written it through a pointer. Change such a tensor in place by an operator, as in buffer.copy_(x), "
-      "which a segment does once; or outside of the segment; or give it as an input");
+      "the program has assigned that tensor or written it through a pointer. Change it in place by an operator, as in buffer.copy_(x), whose "
+      "effect backward does not repeat; or change it outside of the segment; or give it as an input");
 }
 
 [[noreturn]] void refuse_step(const OperatorFacts& op, const OperatorFacts* before) {
@@ -67,8 +67,8 @@ uint64_t form_of(const OperatorFacts& op, const Stack& stack) {
                      : before->name() == op.name() ? std::string("with other arguments than in forward")
                                                    : fmt::format("in place of {}", before->name());
   refuse_difference(fmt::format("it called {} {}", op.name(), other),
-                    "it must depend on nothing but its inputs and parameters, so not on numbers that it counts up; what is to happen once "
-                    "can ask activation::is_recompute()");
+                    "it must depend only on its inputs and parameters, so not on counters that it changes; code that should run only in "
+                    "forward can ask activation::is_recompute()");
 }
 
 }  // namespace

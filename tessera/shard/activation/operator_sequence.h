@@ -1,5 +1,6 @@
-// OperatorSequence: the operators that a segment runs in forward. A recomputation has to run the same ones on the same tensors: a segment
-// that reads what forward has left in a member or a counter would compute something else, and would change that member twice.
+// OperatorSequence: the operators that a segment runs in forward. A recomputation has to run the same operators on the same
+// tensors: a segment that reads state which forward has changed, such as a member or a counter, would compute something else, and would
+// change that state twice.
 #pragma once
 
 #include <map>
@@ -13,7 +14,7 @@ namespace tessera::activation {
 
 /// When a recomputation may leave out an operator.
 enum class MaySkip {
-  Never,    // it draws random numbers, or changes memory that is not the segment's, of which a copy is changed again
+  Never,    // it draws random numbers, or changes memory that is not the segment's; a recomputation then changes a copy
   IfAsked,  // its results depend on inputs, so the program must have asked is_recompute()
   Always,   // its results are constants, which the program may keep
 };
@@ -33,11 +34,12 @@ class OperatorSequence {
   friend class SequenceCheck;
 
   struct Foreign {
-    /// Whether a recomputation may read `operand` in its place. Values on a device are not compared: there it needs the same storage.
+    /// Whether a recomputation may read `operand` in place of this tensor: in host memory if it has the same values, on a device if it has
+    /// the same storage.
     bool allows(const at::Tensor& operand) const;
 
     WeakStorage storage;
-    std::optional<uint64_t> values;  // when it was read for the first time
+    std::optional<uint64_t> values;  // a digest of the values when the tensor was read for the first time
     bool is_on_device;
   };
   struct Read {
@@ -69,7 +71,7 @@ class SequenceCheck {
   void asked() { asked_ = true; }
 
  private:
-  /// Returns an operand that is not the one that forward has read in its place; null if there is none.
+  /// Returns an operand that differs from the tensor that forward has read in its place; null if there is none.
   const at::Tensor* other_operand(const OperatorSequence::Step& step, const std::vector<at::Tensor>& operands) const;
   void accept(size_t step, const std::vector<at::Tensor>& operands);
 

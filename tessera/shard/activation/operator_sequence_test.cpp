@@ -1,4 +1,4 @@
-// A recomputation that does or reads something else than forward is an error; one that gives the same is not.
+// A recomputation that runs other operators than forward, or reads other values, is an error; one that computes the same is not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -109,7 +109,7 @@ TEST(OperatorSequence, RefusesStateThatIsAssigned) {
     *state = *state * 0.9 + x.detach().mean(0) * 0.1;
     return (x - *state).exp().sin();
   });
-  expect([&](const at::Tensor& x) {  // read by nobody here
+  expect([&](const at::Tensor& x) {  // nothing here reads the state
     *state = *state * 0.9 + x.detach().mean(0) * 0.1;
     return x.exp().sin();
   });

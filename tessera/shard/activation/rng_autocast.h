@@ -1,4 +1,4 @@
-// The states of random generators and of autocast, on which the results of a segment depend beside its inputs and parameters.
+// Saves and restores the states of random generators and of autocast, because the results of a segment depend on them, too.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -32,7 +32,7 @@ class RngState {
   std::vector<OfDevice> states_;
 };
 
-/// Whether and how operators are cast by libtorch's autocast.
+/// Whether libtorch's autocast is enabled, and to which dtypes it casts.
 class AutocastState {
  public:
   explicit AutocastState(const std::vector<c10::Device>& devices);

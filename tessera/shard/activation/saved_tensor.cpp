@@ -20,7 +20,7 @@ struct Offloaded {
   c10::Device device;
   at::Tensor values;
   const c10::StorageImpl* storage;         // where the values were; only compared
-  std::weak_ptr<const Offloaded> before;  // the one that was offloaded before, which backward needs next
+  std::weak_ptr<const Offloaded> before;  // the tensor that was offloaded before this one, which backward needs next
 };
 
 namespace {
@@ -39,14 +39,14 @@ bool should_offload(const at::Tensor& tensor, const Options& options) {
   if (options.offload == OffloadTo::Nowhere || (options.offload == OffloadTo::Host && tensor.is_cpu())) return false;
   if (can_tie(tensor.device().type())) {
     throw UsageError(
-        "activations on {} are in no memory that could be copied before the program has run: leave activation::Options::offload out there; "
-        "checkpointed segments keep their inputs alone",
+        "activations on {} can't be offloaded, because they have no memory before the traced program has run; leave "
+        "activation::Options::offload unset there; checkpointed segments keep only their inputs",
         tensor.device().str());
   }
   if (is_paged(tensor) || (tensor.is_leaf() && tensor.requires_grad()) || !tensor.has_storage()) return false;
   if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return false;
   if (options.offload != OffloadTo::Disk || options.disk.fraction == 1) return true;
-  thread_local double owed = 0;  // bytes that should be on disk for the fraction, and are not yet
+  thread_local double owed = 0;  // bytes that are not on disk yet, though `fraction` asks for them there
   owed += options.disk.fraction * static_cast<double>(tensor.nbytes());
   if (owed < static_cast<double>(tensor.nbytes())) return false;
   owed -= static_cast<double>(tensor.nbytes());
@@ -80,7 +80,7 @@ at::Tensor Slots::value_of(size_t index) {
   if (!slots_[index].value.defined()) {
     missing_ = std::ranges::count_if(slots_, &Slot::is_missing);
     recompute();
-    if (missing_ > 0) refuse_difference(fmt::format("{} of the tensors that it had saved in forward did not come again", missing_));
+    if (missing_ > 0) refuse_difference(fmt::format("{} of the tensors that it had saved in forward were not saved again", missing_));
     // A graph may be kept for another backward pass (retain_graph), but not its recomputed values.
     if (torch::autograd::get_current_graph_task_id() != -1) {
       torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {

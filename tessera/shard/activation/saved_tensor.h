@@ -39,7 +39,7 @@ class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
  protected:
   /// Fills all slots except released ones.
   virtual void recompute() = 0;
-  /// Called when the backward pass in which it has recomputed is over.
+  /// Called when the backward pass in which the segment has recomputed is over.
   virtual void end_pass() {}
 
  private:

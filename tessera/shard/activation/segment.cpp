@@ -34,9 +34,8 @@ class BufferCheck {
       if (found != nullptr && found->defined() && digest_of(*found) == buffer.values) continue;
       throw UsageError(
           "a checkpointed segment has changed the buffer '{}' of {} again when it ran again in backward, by an assignment or through a "
-          "pointer. Change it in place by an operator, as in buffer.copy_(x), which a segment does once; or outside of the segment; or "
-          "only "
-          "if activation::is_recompute() says no",
+          "pointer. Change it in place by an operator, as in buffer.copy_(x), whose effect backward does not repeat; or outside of the "
+          "segment; or only if activation::is_recompute() returns false",
           buffer.name, class_name(*module_));
     }
   }

@@ -16,12 +16,13 @@ class Segment final : public Slots {
 
   const Options& options() const { return options_; }
 
-  // Called in its forward.
+  // Called in the forward of the segment.
   void save_input(const at::Tensor& input, SavedTensor saved);
   /// Notes that the segment reads a tensor that is not its own, which must not have changed when it recomputes.
   void note_read(const at::Tensor& tensor);
   void forward_ends();
-  /// Notes the gradient of a result, in backward, before the segment recomputes. Only for devices where recomputed values are tied to it.
+  /// Notes the gradient of a result, in backward, before the segment recomputes. Used only on devices where recomputed values are tied to
+  /// that gradient.
   void note_gradient(const at::Tensor& gradient) { gradients_.push_back(gradient); }
 
  private:

@@ -85,8 +85,8 @@ void SegmentForward::note_write(const at::Tensor& tensor, const OperatorFacts& o
   }
   if (inputs_.contains(storage)) {
     throw UsageError(
-        "{} changes an input of a checkpointed segment in place, which has to run again with the input as it was; use the operator "
-        "that returns a new tensor (for modules, leave their option inplace out)",
+        "{} changes an input of a checkpointed segment in place, but backward runs the segment again and needs the old input; use the "
+        "operator that returns a new tensor (for modules, leave their option `inplace` unset)",
         op.name());
   }
   if (is_paged(tensor)) return;
@@ -121,7 +121,7 @@ void SegmentForward::note_results(const Stack& stack, size_t base, const std::ve
     if (storage == nullptr) return;
     const bool is_new = std::ranges::find(operands, storage, storage_of) == operands.end();
     for (auto* pass = this; pass != nullptr; pass = pass->outer_) {
-      // An earlier storage may have had this address.
+      // An entry may be left from an earlier storage at the same address.
       const auto depends = [pass](const at::Tensor& operand) { return pass->from_inputs_.contains(storage_of(operand)); };
       if (std::ranges::any_of(operands, depends)) {
         pass->from_inputs_.insert(storage);
@@ -170,7 +170,7 @@ void SegmentForward::run(const c10::OperatorHandle& handle, const OperatorFacts&
     handle.redispatchBoxed(below, &stack);
   } catch (...) {
     keeping_ = nullptr;
-    kept.must_run = true;  // and fails again
+    kept.must_run = true;  // so that it fails again
     throw;
   }
   keeping_ = nullptr;

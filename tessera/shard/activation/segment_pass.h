@@ -49,7 +49,8 @@ struct ForwardRecord {
   OperatorSequence sequence = {};
   std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
   std::vector<Write> writes = {};
-  // Storages that this forward has made and changed in place. One that the program has kept would change twice.
+  // Storages that this forward has made and changed in place. If the program has kept such a storage, a recomputation would change it a
+  // second time.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> own_writes = {};
   std::vector<Kept> kept = {};
   std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // of the segments in this one
@@ -77,7 +78,7 @@ class SegmentPass : public Watcher {
 
   /// Returns the pass of a segment inside this one.
   virtual std::unique_ptr<SegmentPass> inner(SegmentCall call) = 0;
-  /// Called for each result.
+  /// Called for each tensor that the segment returns; may replace the tensor.
   virtual void result(at::Tensor& /*tensor*/) const {}
   /// Returns whether this is a recomputation. Operators after the call may depend on the answer, so a recomputation may leave them out.
   virtual bool asked_is_recompute() { return false; }

@@ -24,7 +24,8 @@ at::Tensor view_of(const at::Tensor& bytes, const at::Tensor& like) {
 class Beginning final : public ag::Node {
  public:
   ag::variable_list apply(ag::variable_list&&) override {
-    throw UsageError("a checkpointed segment runs a backward pass that goes on outside of it; give autograd::grad the inputs to stop at");
+    throw UsageError(
+        "a backward pass inside a checkpointed segment does not end at the inputs of the segment; give autograd::grad the inputs to stop at");
   }
 };
 
@@ -49,12 +50,12 @@ SegmentRecompute::SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots*
 
 std::unique_ptr<SegmentPass> SegmentRecompute::inner(SegmentCall call) {
   for (const auto& input : call.inputs) save(input);
-  if (inner_ == record_->inner.size()) refuse_difference("it has more segments in it than in forward");
+  if (inner_ == record_->inner.size()) refuse_difference("it contains more segments than in forward");
   return std::make_unique<SegmentRecompute>(record_->inner[inner_++], nullptr, this);
 }
 
 void SegmentRecompute::result(at::Tensor& tensor) const {
-  // Without its graph, which would keep the activations of the inner segment.
+  // Drops the graph of the result, which would keep the activations of the inner segment.
   tensor = stand_in(tensor, tensor.requires_grad());
 }
 
@@ -64,7 +65,7 @@ bool SegmentRecompute::asked_is_recompute() {
 }
 
 const SegmentRecompute::Copy* SegmentRecompute::copy_of(const at::Tensor& tensor) const {
-  // The outermost copy, because operators of the outer segment read it later.
+  // Takes the outermost copy, because operators of the outer segment read it later.
   const auto* const outer = outer_ != nullptr ? outer_->copy_of(tensor) : nullptr;
   if (outer != nullptr) return outer;
   const auto found = std::ranges::find(copies_, storage_of(tensor), [](const Copy& copy) { return copy.storage.get(); });
@@ -78,7 +79,7 @@ at::Tensor SegmentRecompute::instead_of(const at::Tensor& operand) const {
   return stand_in(view_of(copy->bytes, operand), operand.requires_grad());
 }
 
-/// The operands, to compare them with those of forward: in host memory by their values, elsewhere by their storages.
+/// Returns the operands, to be compared with those of forward: in host memory by their values, elsewhere by their storages.
 std::vector<at::Tensor> SegmentRecompute::compared(const Stack& stack, size_t base) const {
   auto operands = tensors_on(stack, base);
   for (auto& operand : operands) {
@@ -103,8 +104,8 @@ void SegmentRecompute::expect_own_writes(const OperatorFacts& op, const Stack& s
   for_each_operand(stack, stack.size() - op.arguments, [&](size_t i, size_t, const at::Tensor& tensor) {
     if (!op.writes[i] || !record_->own_writes.contains(storage_of(tensor))) return;
     throw UsageError(
-        "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so it would change "
-        "twice when the segment runs again in backward; make it before the segment, as a constructor does",
+        "{} changes a {} tensor of shape [{}] in place that a checkpointed segment has made in forward and kept, so the tensor "
+        "would change twice when the segment runs again in backward; make it before the segment, for example in a constructor",
         op.name(), c10::toString(tensor.scalar_type()), joined(tensor.sizes()));
   });
 }
@@ -143,7 +144,7 @@ SavedTensor SegmentRecompute::save(const at::Tensor& tensor) {
     const auto slot = record_->saved[saved_++];
     if (slot && slots_ != nullptr) slots_->fill(*slot, tensor);
   }
-  // For backward passes inside the segment. The graph of this recomputation is dropped when it ends.
+  // Only backward passes inside the segment read this tensor: the graph of a recomputation is dropped when the recomputation ends.
   return SavedTensor::in_memory(tensor);
 }
 

@@ -7,7 +7,8 @@ namespace tessera::activation {
 
 class SegmentRecompute final : public SegmentPass {
  public:
-  /// Inside another recomputation, `outer`, `slots` is null: the inner segment fills its slots when it recomputes by itself.
+  /// `outer` is the recomputation around this one, or null. Inside an outer recomputation `slots` is null, because the inner segment fills
+  /// its slots when it recomputes by itself.
   SegmentRecompute(std::shared_ptr<ForwardRecord> record, Slots* slots, SegmentRecompute* outer);
 
   void run(const c10::OperatorHandle& handle, const OperatorFacts& op, c10::DispatchKeySet below, Stack& stack) override;
@@ -37,7 +38,7 @@ class SegmentRecompute final : public SegmentPass {
   SegmentRecompute* const outer_;
   SequenceCheck check_;
   std::vector<Copy> copies_;
-  size_t saved_ = 0, kept_ = 0, inner_ = 0;  // how many have come, or been passed, so far
+  size_t saved_ = 0, kept_ = 0, inner_ = 0;  // positions in the lists of the record
   bool ignores_ = false;                     // while an operator runs whose saved tensors are not counted
 };
 

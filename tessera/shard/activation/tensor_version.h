@@ -32,6 +32,6 @@ std::optional<uint64_t> digest_of(const at::Tensor& tensor);
 /// The errors of a segment that can't recompute because a tensor was changed, and of one whose recomputation differs from its forward.
 [[noreturn]] void refuse_change(std::string_view of_what);
 [[noreturn]] void refuse_difference(std::string_view what,
-                                    std::string_view advice = "it must depend on nothing but its inputs and parameters");
+                                    std::string_view advice = "it must depend only on its inputs and parameters");
 
 }  // namespace tessera::activation

@@ -85,7 +85,7 @@ TEST(Backward, MayStartAtAParameter) {
 TEST(Backward, ThatFailedDoesNotHarmTheNext) {
   with_ranks(2, [](const Communicator& world) {
     const auto model = sharded_blocks(world);
-    set_requires_grad(*model->block[1], Training::Frozen);  // no node of its own frees it
+    set_requires_grad(*model->block[1], Training::Frozen);  // so it has no node that would free it
     const auto h = model->block[1]->forward(model->block[0]->forward(numbers({5, 8})));
     bool fails = true;
     h.register_hook([&](const at::Tensor&) {

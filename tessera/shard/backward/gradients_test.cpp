@@ -96,7 +96,7 @@ TEST(Gradients, OfParametersMayNotBeDifferentiatedAgain) {
       const auto guard = no_sync(*net);
       EXPECT_THAT(message_of<UsageError>(backward), refused);
     }
-    net->zero_grad();  // a gradient with a graph holds its parameter, and that the gradient
+    net->zero_grad();  // ends a cycle: a gradient with a graph holds its parameter, which holds the gradient
   });
 }
 
@@ -119,7 +119,7 @@ TEST(FrozenUnits, GetNoGradientUntilTheyThaw) {
   });
 }
 
-/// Returns what is logged in some passes, in which the ranks have batches by these numbers.
+/// Returns the lines that are logged in some passes, in which `batch` chooses the batch of each rank.
 std::vector<std::string> said_about_batches(int passes, Residence residence, const std::function<int(int rank, int pass)>& batch) {
   std::vector<std::string> lines;
   auto before = set_log_sink([&](const LogRecord& record) { lines.emplace_back(record.text); });

@@ -54,7 +54,7 @@ class UnitBackward {
     LockedState(*unit_)->reduction.finish();
     for (size_t i = 0; i < results.size(); i++) {
       if (!results[i].defined()) continue;
-      const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);  // without a graph, nothing else owns its function
+      const auto edge = ag::impl::gradient_edge(parameters_[i]->shard);  // keeps its function alive, which nothing else owns without a graph
       auto& accumulate = *edge.function;
       ag::variable_list gradient;
       gradient.push_back(std::move(results[i]));
@@ -114,13 +114,13 @@ class UnitBackward {
     for (size_t i = 0; i < parameters.size(); i++) {
       if (gradients[i].defined()) continue;
       throw UsageError(
-          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over one vector would move all the "
-          "same; shard with tessera::Listing::ByName",
+          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over the one vector would change "
+          "nevertheless; shard with tessera::Listing::ByName",
           unit_->name(), parameters[i]->name);
     }
   }
 
-  /// The name of the unit with the parameters that this pass did not use. Ranks that used different parameters get an error that shows it,
+  /// The name of the unit with the parameters that this pass did not use. Ranks that used different parameters get an error with this name,
   /// because only some parts of a parameter would be updated.
   std::string name_of_used(std::span<const at::Tensor> gradients) {
     auto text = unit_->name();
@@ -130,7 +130,8 @@ class UnitBackward {
     return text;
   }
 
-  /// The same as a hash, because the name may be truncated in the envelope, and does not say which parameters are frozen.
+  /// A hash of the parameters and of which of them this pass used. The name alone is not enough: messages may truncate it, and it does not
+  /// say which parameters are frozen.
   uint64_t used(std::span<const at::Tensor> gradients) const {
     uint64_t hash = 0;
     for (size_t i = 0; i < gradients.size(); i++)
@@ -173,7 +174,7 @@ class UnitBackward {
 [[noreturn]] void refuse_second_derivative(const std::string& unit) {
   throw UsageError(
       "unit '{}': gradients of parameters that can be differentiated again (create_graph) are not available when the parameters "
-      "are sharded; differentiate with respect to inputs instead, that works",
+      "are sharded; differentiate with respect to inputs instead, which works",
       unit);
 }
 
@@ -216,7 +217,7 @@ class UnitNode final : public ag::Node {
       schedule->gradients_complete(unit);
       return ag::variable_list(num_inputs());
     }
-    schedule->look_at_graph();  // a change that it finds is compared in a reduction, so a pass without one must not use it up
+    schedule->look_at_graph();  // not in a pass without a reduction, because ranks compare the changes that it finds in a reduction
     if (schedule->reduces_in_order()) {
       if (asks_for_chosen_gradients()) {
         throw UsageError(

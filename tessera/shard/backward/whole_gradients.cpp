@@ -87,7 +87,7 @@ void WholeGradients::write_back(bool alone) {
     return hand_over();
   }
   const auto& world = unit_->mesh().world();
-  all_or_none(world, {.unit = "gradients that are written back"}, "can't take what its program has made of them", [&] { expect_sound(); });
+  all_or_none(world, {.unit = "gradients that are written back"}, "can't write back its gradients", [&] { expect_sound(); });
   if (world.traits().can_differ()) {
     std::string lines;
     for (const auto& group : unit_->groups()) {
@@ -96,7 +96,7 @@ void WholeGradients::write_back(bool alone) {
       });
     }
     const auto different = difference_on_ranks(world, lines, {.unit = "gradients that are written back"});
-    if (!different.empty()) throw DisagreementError("the ranks have made gradients of different parameters; " + different);
+    if (!different.empty()) throw DisagreementError("the ranks have written gradients of different parameters; " + different);
   }
   hand_over();
 }

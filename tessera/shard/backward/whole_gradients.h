@@ -19,8 +19,8 @@ class WholeGradients {
   ~WholeGradients();
 
   /// Gives the shards this rank's part of the members' gradients. Throws on all ranks, and writes nothing, if the gradients of the shards
-  /// have changed as well, if one has another shape than its parameter, or if the ranks have gradients of different parameters. Collective,
-  /// unless it is `alone`: a rank that unwinds an exception, while others may be elsewhere, compares nothing with them.
+  /// have changed as well, if a gradient has another shape than its parameter, or if the ranks have gradients of different parameters.
+  /// Collective, unless it is `alone`: a rank that unwinds an exception, while others may be elsewhere, compares nothing with them.
   void write_back(bool alone);
   /// Fills the gradients of the shards with NaN, and makes steps and norms an error until there are new ones, because the gradients that
   /// the program has written are lost.

@@ -1,4 +1,5 @@
-// DeferredStorage: the storage of a tensor that has no values yet, on the meta device. It says where the values are to come from.
+// DeferredStorage: the storage of a tensor that has no values yet, on the meta device. It refers to the recorded operators that compute
+// the values, if there are any.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +32,7 @@ class DeferredStorage final : public c10::StorageImpl {
   bool abandoned = false;  // its values went into a unit, so that tensors which still have it are outdated
 
  private:
-  /// Called when no tensor has it any more.
+  /// Called when no tensor has this storage any more.
   void end();
 
   bool counted_ = true;

@@ -1,4 +1,4 @@
-// Numbers by key and position.
+// Random numbers depend only on their key and their position.
 #include "tessera/shard/deferred/keyed_random.h"
 
 #include <ATen/ATen.h>

@@ -114,7 +114,7 @@ class Recorder {
     seen.has_changed = true;
   }
 
-  /// Computes the values of tensors that are neither parameters nor buffers, which nobody else would give them.
+  /// Computes the values of tensors that are neither parameters nor buffers, which no other code would give them.
   static void give_to_free(Seen& seen) {
     for (const auto& tensor : seen.deferred) {
       auto& storage = *deferred_storage(tensor);
@@ -153,7 +153,7 @@ class Recorder {
     const auto what = fmt::format("{} '{}'", storage.kind == DeferredStorage::Kind::Buffer ? "buffer" : "parameter", storage.name);
     if (storage.tape == nullptr) {
       throw UsageError(
-          "{} needs the values of {}, which has none: nobody has loaded or initialised it. load_weights, checkpoint::load and "
+          "{} needs the values of {}, which has none, because nobody has loaded or initialised it. load_weights, checkpoint::load and "
           "load_full_state_dict load it, and ShardOptions::param_init_fn initialises it",
           op_.name(), what);
     }
@@ -171,7 +171,7 @@ class Recorder {
   void run_inside(const Seen& seen, const std::shared_ptr<Tape>& tape) {
     if (op_.from_libtorch && op_.is_composite(below_) && (op_.implicit_autograd || op_.device)) {
       fill_in_device(seen);
-      handle_.redispatchBoxed(below_, &stack_);  // the operators of which it is made will come here one by one
+      handle_.redispatchBoxed(below_, &stack_);  // the operators that it calls come here one by one
       return;
     }
     const bool makes = !seen.anything && op_.device && !from_data();
@@ -181,8 +181,8 @@ class Recorder {
     if (!run_on_meta(seen, tape, draws)) run_for_values(seen);
   }
 
-  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. Only this call excludes the key of autograd
-  /// but not the one below.
+  /// torch::tensor({1, 2}) makes a tensor on the host and writes its values through a pointer. Only this call excludes the dispatch key of
+  /// autograd, but not ADInplaceOrView.
   bool from_data() const {
     using c10::impl::tls_is_dispatch_key_excluded;
     const auto& device = stack_[base_ + *op_.device];

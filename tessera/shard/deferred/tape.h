@@ -40,7 +40,7 @@ struct TapeDraw {
   size_t argument = 0;    // that of the generator
   at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
   uint64_t key = 0;
-  mutable bool has_final_key = false;  // whether it comes from the name of a tensor, or was used
+  mutable bool has_final_key = false;  // whether the key comes from the name of a tensor, or was used
 };
 
 struct TapeRecord {
@@ -75,7 +75,7 @@ class Tape {
   bool has_parts(const TapeTensor& wanted) const;
   /// Computes such a range, flat.
   at::Tensor replay(const TapeTensor& wanted, const ValueRange& range) const;
-  /// A hash of the operators, by which ranks compare values of which none has all.
+  /// A hash of the operators, by which ranks compare values of which no rank has all.
   uint64_t fingerprint(const TapeTensor& wanted) const;
 
  private:

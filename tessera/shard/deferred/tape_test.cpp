@@ -9,7 +9,7 @@ namespace {
 
 using c10::Dispatcher;
 
-/// A vector on the tape, from empty memory on.
+/// A vector on the tape, which begins as memory without values.
 class Vector {
  public:
   Vector(Tape& tape, int64_t size) : tape_(tape), meta_(at::empty({size}, at::kMeta)), number(tape.new_number()) {}
@@ -19,7 +19,7 @@ class Vector {
     result.argument = argument;
     return result;
   }
-  /// An operator in place, with this vector before the other arguments.
+  /// Records an operator in place, with this vector before the other arguments.
   void apply(const char* name, const char* overload, torch::jit::Stack others, std::optional<size_t> generator = {}) {
     TapeRecord record{.handle = Dispatcher::singleton().findSchemaOrThrow(name, overload), .operands = {place()}, .written = {number}};
     record.arguments = std::move(others);
@@ -79,7 +79,7 @@ TEST(Tape, DrawsByTheNameOfTheTensor) {
       Vector vector(tape, 5);
       vector.draw_uniform();
       tape.name(vector.number, name);
-      tape.name(vector.number, "another name");  // comes too late
+      tape.name(vector.number, "another name");  // has no effect, because the tensor has a name
       if (name == wanted) result = vector.values();
     }
     return *result;

@@ -88,7 +88,7 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
 
 namespace {
 
-/// The same view of a copy of the whole storage, of which other tensors may have views.
+/// Copies the whole storage to the device, because other tensors may have views of it, and returns the same view of the copy.
 at::Tensor moved(const at::Tensor& values, c10::Device device) {
   const auto bytes = at::empty({0}, at::TensorOptions(at::kCPU).dtype(at::kByte)).set_(values.storage()).to(device);
   return at::empty({0}, at::TensorOptions(device).dtype(values.scalar_type()))
@@ -131,7 +131,7 @@ bool materialize(const at::Tensor& tensor, DeferredStorage::Kind kind, const std
   if (!lacks_values(tensor) || follow_values(tensor)) return true;
   if (has_recipe(tensor) && (!init || kind != DeferredStorage::Kind::Parameter)) {
     const auto values = computed_values(tensor);
-    give_values(tensor, values.is_cpu() && !otherwise.is_cpu() ? moved(values, otherwise) : values);  // nobody has seen them on the CPU
+    give_values(tensor, values.is_cpu() && !otherwise.is_cpu() ? moved(values, otherwise) : values);  // nothing else refers to them on the CPU
   } else if (init) {
     allocate_values(tensor, otherwise);
     initialise(init, name, tensor);

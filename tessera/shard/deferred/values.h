@@ -25,16 +25,16 @@ TapeTensor on_tape(const at::Tensor& tensor, const DeferredStorage& storage);
 /// Gives the tensor this storage in place of its own.
 void put_into(const at::Tensor& tensor, const DeferredStoragePtr& storage);
 
-/// Whether it is deferred, or on the meta device for another reason.
+/// Whether the tensor is deferred, or on the meta device for another reason.
 bool lacks_values(const at::Tensor& tensor);
-/// Whether its values can be computed from recorded operators.
+/// Whether the tensor's values can be computed from recorded operators.
 bool has_recipe(const at::Tensor& tensor);
 /// The device where its values are or will be; `otherwise` for a meta tensor that is not deferred.
 c10::Device device_of_values(const at::Tensor& tensor, c10::Device otherwise);
 
 /// The values of a tensor that has a recipe, in new memory. The tensor still lacks them.
 at::Tensor computed_values(const at::Tensor& tensor);
-/// Whether ranges of its values can be computed alone.
+/// Whether a range of the tensor's values can be computed without the others.
 bool has_parts(const at::Tensor& tensor);
 at::Tensor computed_values(const at::Tensor& tensor, const ValueRange& range);
 /// A hash of the recipe of a tensor that has one.
@@ -48,7 +48,7 @@ void initialise(const InitFunction& init, const std::string& name, const at::Ten
 void give_values(const at::Tensor& tensor, const at::Tensor& values);
 /// If the storage of a deferred tensor has got values through another tensor, lets this one see them. Returns whether it has.
 bool follow_values(const at::Tensor& tensor);
-/// Gives it memory whose values are not defined.
+/// Gives the tensor memory whose values are not defined.
 void allocate_values(const at::Tensor& tensor, c10::Device otherwise);
 /// Gives values to a tensor that lacks them: parameters from `init` if there is one, others from their recipe, or else from `init`. Returns
 /// false if there is neither: a use of the tensor is then an error with its name.

@@ -25,7 +25,7 @@ class Deferred : public ::testing::Test {
     const Recording recording(tape_);
     return make();
   }
-  /// As a parameter is named when its module is made.
+  /// Names a tensor as deferred_init names a parameter.
   static void name(const at::Tensor& tensor, const std::string& name) {
     deferred_storage(tensor)->kind = DeferredStorage::Kind::Parameter;
     deferred_storage(tensor)->name = name;

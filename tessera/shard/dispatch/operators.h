@@ -91,7 +91,7 @@ void for_each_operand(const Stack& stack, size_t base, Visit&& visit) {
   }
 }
 
-/// Puts what `change` returns for it in the place of the tensor in an argument, or of each one in a list.
+/// Replaces the tensor in an argument, or each tensor in a list, by the result of `change` for it.
 template <class Change>
 void change_operands(c10::IValue& value, const Change& change) {
   if (value.isTensor()) {

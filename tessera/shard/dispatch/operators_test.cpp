@@ -39,7 +39,7 @@ OperatorKind kind_of(const char* name, const char* overload, c10::DispatchKeySet
   return facts_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload)).kind(keys);
 }
 
-/// Arguments for an operator that takes tensors first: these, and ordinary values for the rest. None if it takes something else.
+/// Returns arguments for an operator: `tensor` for each tensor, and ordinary values for the rest. Returns none if it takes something else.
 std::optional<Stack> arguments_for(const c10::FunctionSchema& schema, const at::Tensor& tensor) {
   Stack stack;
   for (const auto& argument : schema.arguments()) {
@@ -85,7 +85,8 @@ std::optional<Stack> results_of(const c10::OperatorHandle& handle, const at::Ten
   }
 }
 
-/// Whether the operator can be called with any arguments: those for libtorch itself, and those with many arguments, trust their callers.
+/// Whether the operator checks its arguments. Operators for libtorch itself (aten::_...), and those with many arguments, trust their
+/// callers.
 bool is_public(const c10::OperatorHandle& handle) {
   const auto& name = handle.schema().name();
   if (!name.starts_with("aten::") || name.starts_with("aten::_")) return false;
@@ -138,7 +139,7 @@ TEST(OperatorKinds, AreFoundForEveryDevice) {
     }
   }
   for (const auto kind : {OperatorKind::View, OperatorKind::Elementwise, OperatorKind::Composite, OperatorKind::Other}) {
-    EXPECT_GT(cpu[kind], 50) << static_cast<int>(kind);  // libtorch still says what we ask for
+    EXPECT_GT(cpu[kind], 50) << static_cast<int>(kind);  // libtorch still has the tags from which we derive kinds
   }
 }
 

@@ -21,7 +21,7 @@ class Watcher : NoCopy {
  public:
   virtual ~Watcher() = default;
 
-  /// Whether to see the operators that a composite calls on such a device, one by one, in place of the composite.
+  /// Whether to see the operators that a composite calls, one by one, in place of the composite. `keys` tell the device.
   virtual bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const = 0;
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.
@@ -41,7 +41,7 @@ class Watcher : NoCopy {
   class Turn;
 
  protected:
-  /// Whether the operator that is called casts an operand of another one.
+  /// Whether the operator that is called casts an operand of another operator.
   bool is_casting() const { return is_casting_; }
 
  private:
@@ -62,8 +62,8 @@ class Watcher::Turn : NoCopy {
   Watcher* watcher_ = nullptr;
 };
 
-/// Marks that the library casts an operand. The program has not called that operator, and a recomputation may run none, because casts are
-/// remembered.
+/// Marks that the library casts an operand. The program has not called the cast, and a recomputation may run without it, because casts
+/// are remembered.
 class CastingOperand : NoCopy {
  public:
   CastingOperand() {

@@ -1,4 +1,4 @@
-// Who sees which operators of a thread, with watchers that only note what comes.
+// Which operators of a thread a watcher sees, with watchers that only note the operators.
 #include "tessera/shard/dispatch/watcher.h"
 
 #include <ATen/ATen.h>
@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-/// Notes the operators that it runs. Opens those of which it is told.
+/// Notes the operators that it runs. Opens the composites that it is told to open.
 class NotingWatcher final : public Watcher {
  public:
   bool opens(const OperatorFacts& op, c10::DispatchKeySet /*keys*/) const override { return op.name() == opened; }
@@ -77,7 +77,7 @@ TEST_F(Watched, MayBeWatchedByAnotherOneForAWhile) {
 }
 
 TEST_F(Watched, IsToldOfCasts) {
-  const CastingOperand before_watching;  // concerns nobody
+  const CastingOperand before_watching;  // has no effect, because nothing watches yet
   const Watching watching(&watcher_);
   {
     const CastingOperand casting;

@@ -272,7 +272,7 @@ TEST(OldOptimizers, AreMovedAsAWholeOrNotAtAll) {
     optimizer.step();
     optimizer.zero_grad();
     fully_shard(net, {.mesh = world});
-    EXPECT_THAT(message_of<UsageError>([&] { rebind(optimizer, *net); }), HasSubstr("made steps already"));
+    EXPECT_THAT(message_of<UsageError>([&] { rebind(optimizer, *net); }), HasSubstr("taken steps already"));
     EXPECT_TRUE(optimizer.param_groups()[0].params()[0].is_same(first[0]));
   });
 }
