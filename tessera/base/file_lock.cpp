@@ -90,8 +90,8 @@ NamedLock lock_place(const std::filesystem::path& path) {
   NamedLock lock(file);
   if (lock.state() == LockedFile::State::Held) {
     throw IoError(
-        "another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks came "
-        "here, call it on one rank",
+        "another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks "
+        "make this call, make it on one rank",
         path, lock.owner(), file);
   }
   return lock;

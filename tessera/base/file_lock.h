@@ -1,5 +1,5 @@
-// Locks of open files: they end with the last process that has the file open, and network file systems know them too. A NamedLock also says
-// who holds it.
+// Locks of open files: they end with the last process that has the file open, and network file systems support them, too. A NamedLock also
+// says who holds it.
 #pragma once
 
 #include <filesystem>
@@ -45,7 +45,7 @@ class NamedLock {
 };
 
 /// Takes the lock PATH.lock of a file or folder that one job writes at a time. Throws IoError if another job has it. On file systems
-/// without locks, it keeps nobody away.
+/// without locks, it does not keep other jobs away.
 NamedLock lock_place(const std::filesystem::path& path);
 
 }  // namespace tessera

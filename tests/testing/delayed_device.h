@@ -31,10 +31,10 @@ void run(const c10::Stream& stream);
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
 
-/// Whether what is queued runs at once, as if the device did not lag.
+/// Whether queued work runs at once, as if the device did not lag.
 void set_lags(bool lags);
 
-/// How often the host has waited for the device, and not only asked: all threads, or the calling one.
+/// How often the host has waited for the device, not only asked whether work has ended: in all threads, or in the calling one.
 size_t host_waits();
 size_t own_waits();
 
