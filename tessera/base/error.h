@@ -64,7 +64,7 @@ class DeadlockError : public CommError {
 std::exception_ptr with_context(std::string_view where);
 
 /// The place of an exception's class in a fixed list of Tessera's classes; rethrow_as() makes an exception of the class at that place. So
-/// other ranks can throw the same class.
+/// other ranks can throw an error of the same class.
 char class_number(const std::exception_ptr& error);
 [[noreturn]] void rethrow_as(char class_number, const std::string& message);
 

@@ -12,7 +12,7 @@ namespace tessera {
 
 // The functions record_... do nothing if there is no launcher, or if the record can't be written.
 
-/// Records that `rank` joins a world, and waits until the other ranks join it too.
+/// Records that `rank` begins to wait for the other ranks of a world that it joins.
 void record_start(int rank) noexcept;
 /// Records that the world which `rank` has waited for is complete.
 void record_joined(int rank) noexcept;

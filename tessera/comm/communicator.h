@@ -99,8 +99,8 @@ class Communicator {
   void enter(std::string_view phase, std::string_view unit = {}) const;
   /// Marks the end of a training step, for tracing engines. Does nothing on others.
   void step_done() const;
-  /// Ends this group, for a rank that can't continue, and with it all groups that were split from it or from which it was split. All their
-  /// ranks get an error with this reason, now or at their next operation.
+  /// For a rank that can't continue: ends this group and all groups related to it by splits. All their ranks get an error with this reason,
+  /// now or at their next operation.
   void abort(std::string_view reason) const noexcept;
 
   /// 1, 2, 3...: numbers for objects that all ranks create in the same order.

@@ -113,7 +113,8 @@ TEST_P(TalkingWorld, NamesTheCallThatOnlyOneRankMakes) {
                 AllOf(HasSubstr("compare of 'Net' (unit 5), in tessera::full_parameter;"),
                       HasSubstr(last_rank() + " called tessera::full_parameter; every rank must make such a call")));
     EXPECT_THAT(disagreement(use, [&] { world.barrier(); }),
-                HasSubstr(last_rank() + " uses parameters of the model; every rank must run each forward pass, also in an evaluation, and make the first read of a member"));
+                HasSubstr(last_rank() + " uses parameters of the model; every rank must run each forward pass, also in an evaluation, "
+                                        "and make the first read of a member"));
     EXPECT_THAT(disagreement(use, [&] { world.extremes(1, {.unit = "Net", .number = 6}); }), HasSubstr("UnusedParameters::Zeros"));
     world.barrier();
     if (world.rank() == last()) return;

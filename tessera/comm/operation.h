@@ -42,8 +42,9 @@ struct Piece {
   std::shared_ptr<double> squares = {};
 };
 
-/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype or, if it is narrower,
-/// in float32. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are sent.
+/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, or in float32 if it
+/// is a narrower floating dtype. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are
+/// sent.
 struct Reduction {
   Reduce op = Reduce::Sum;
   std::optional<at::ScalarType> wire_dtype = {};

@@ -1,4 +1,4 @@
-// Careless: an engine that forgets a duty, so that tests can check that their numbers show it.
+// Careless: an engine that forgets a duty, so that tests can check that they would notice.
 #pragma once
 
 #include <functional>

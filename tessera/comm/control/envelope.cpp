@@ -77,7 +77,7 @@ std::string advice_about_gradients(const Alikes& groups) {
   const auto adds = [](const Envelope& envelope) -> uint64_t {
     const auto text = envelope.unit.view();
     const auto at = text.find(kEarlierGradients);
-    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with their number and a hash of their parameters
+    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with their number and hash
   };
   std::string advice;
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {

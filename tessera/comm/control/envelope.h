@@ -45,8 +45,8 @@ struct Envelope {
   /// Whether the envelope's rank waits in tessera::recover for the others.
   bool recovers() const { return unit.view() == kRecovery; }
 
-  /// A digest of all fields that ranks must have in common. The writer is a number of its own in it, because a rank may not know the
-  /// writer. The digest of a refusal agrees with no other.
+  /// A digest of all fields that ranks must have in common. The writer is in `known`, because a rank may not know it. The digest of a
+  /// refusal agrees with no other.
   Digest digest() const;
 
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"; "barrier, in checkpoint::save"

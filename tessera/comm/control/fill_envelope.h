@@ -14,8 +14,8 @@ namespace tessera {
 /// get an error at once instead of waiting for this one; if the rank `is_alone`, it throws.
 Envelope envelope_for(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill = {}, bool is_alone = false);
 
-/// Describes the tensors. Throws UsageError if they can't be sent. If they `have_parts`, each `own` must be this rank's part of its
-/// `whole`, which has one part for each rank.
+/// Describes the tensors. Throws UsageError if they can't be sent. If they `have_parts`, each `own` must fit its `whole`, which has one
+/// part for each rank.
 void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTraits& group, bool have_parts = true);
 /// Describes a reduction, which must be resolved.
 void describe(Envelope& envelope, const Reduction& reduction);

@@ -44,7 +44,7 @@ template <class T>
   for (int64_t i = 0; i < count; i++) sum[i] += value(row[i]);
 }
 
-/// Adds up kLanes partial sums on every processor, so that all get the same bits.
+/// Adds in kLanes partial sums on every processor, so that all get the same bits.
 [[gnu::always_inline]] inline double sum_of_squares(const float* values, int64_t count) {
   constexpr int64_t kLanes = 32;
   std::array<float, kLanes> lanes = {};

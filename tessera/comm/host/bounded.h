@@ -1,4 +1,4 @@
-// Time limits: the time that is left until one ends, and one around a call that may never return.
+// Time limits: how much time is left of a limit, and a limit around a call that may never return.
 #pragma once
 
 #include <algorithm>

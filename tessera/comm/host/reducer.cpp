@@ -38,7 +38,8 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
   const auto wire = *reduction.wire_dtype, sum = *reduction.sum_dtype;
   for (const auto& piece : pieces) {
     if (has_mean(piece.own.scalar_type()) != has_mean(dtype)) {
-      throw UsageError("own is {}, but whole is {}; both must be floating or complex, or neither", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
+      throw UsageError("own is {}, but whole is {}; both must be floating or complex, or neither", c10::toString(piece.own.scalar_type()),
+                       c10::toString(dtype));
     }
   }
   const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);

@@ -1,4 +1,4 @@
-// Serves the store in which the ranks of a job meet. It refuses clients that do not know the job's secret.
+// Serves the store in which the ranks of a job meet, and refuses clients that do not know the job's secret.
 #pragma once
 
 #include <chrono>
