@@ -52,7 +52,7 @@ LockedFile open_locked(const std::filesystem::path& path, int flags) {
       return {.file = std::move(file), .state = held ? LockedFile::State::Held : LockedFile::State::NotPossible};
     }
     if (is_at(file, path)) return {.file = std::move(file), .state = LockedFile::State::Taken};
-    // The last owner of the lock has just removed or renamed the file, so the next turn opens it anew.
+    // The last owner of the lock has just removed or renamed the file, so the next turn opens it again.
   }
 }
 

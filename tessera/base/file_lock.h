@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct LockedFile {
-  enum class State { Taken, Held, NotPossible };  // held by somebody else; not possible where the file system has no locks
+  enum class State { Taken, Held, NotPossible };  // Held: by another owner; NotPossible: the file system has no locks
 
   Fd file;  // not open if opening has failed
   State state = State::NotPossible;

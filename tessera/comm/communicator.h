@@ -35,7 +35,7 @@ class Communicator {
   const Topology& topology() const { return traits().topology; }
   /// The ranks that this process stands for: one, except on a tracing engine.
   const std::vector<int>& local_ranks() const { return traits().local_ranks; }
-  /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
+  /// Whether this process stands for rank 0, which prints, and writes files that are needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
   int world_rank(int rank) const { return traits().world_ranks[rank]; }
@@ -61,8 +61,8 @@ class Communicator {
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
-  /// A barrier that ranks may come to from any point of their programs: other operations of the group fail with a DisagreementError until
-  /// all ranks are here.
+  /// A barrier that ranks may enter at any point of their programs: until all ranks are in it, other operations of the group fail with a
+  /// DisagreementError.
   Work meet(Subject subject = {}) const;
 
   /// Collective: the smallest and the largest of the ranks' numbers. They are sent with the agreement, so they cost no message of their

@@ -302,7 +302,7 @@ int local_rank() {
   if (const auto known = local_rank_from_environment()) return *known;
   const auto identity = identity_from_environment();
   if (!identity || identity->world_size == 1) return 0;
-  throw ConfigError("LOCAL_RANK is not set: the launcher has to say which number this rank has on its host");
+  throw ConfigError("LOCAL_RANK is not set; set it to the number of this rank on its host, or start the program with tessera launch");
 }
 
 }  // namespace tessera

@@ -49,7 +49,7 @@ TEST(Init, JoinsAProcessGroupTwice) {
     const auto first = init(group, {.operation_limit = kTestLimit});
     const auto half = first.split(std::array{0, 1, 0});
     const auto second = init(group, {.operation_limit = kTestLimit});
-    // Operations of the two wait for each other's ranks in opposite orders, so messages of one must not reach the other.
+    // Operations of both worlds are under way at the same time, and messages of one must not reach the other.
     const auto a = at::full({100}, 1.0F), b = at::full({100}, 10.0F);
     const auto work_a = first.all_reduce(a), work_b = second.all_reduce(b);
     work_b.wait();

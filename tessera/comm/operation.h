@@ -87,7 +87,7 @@ struct Extremes {
     least = std::min(least, other.least);
     most = std::max(most, other.most);
   }
-  /// Whether there are no two different numbers.
+  /// Whether all the numbers are equal.
   bool are_one() const { return least >= most; }
 };
 

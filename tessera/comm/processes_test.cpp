@@ -311,7 +311,7 @@ TEST_P(OverTransport, ErrorsOfAPartNameRanksByTheirNumbersInTheWorld) {
                       HasSubstr("rank 1 called a function for all; every rank must make such a call")))
         << rank;
   }
-  // Where the other column has noticed it first, rank 1 hears of it before it gives up.
+  // If another rank notices the failure first, rank 1 gets that rank's error before it gives up.
   const auto ends = ::testing::AnyOf(HasSubstr("of rank 1, barrier, waited 0.3 s for rank 3"), HasSubstr("of rank 1, barrier, was broken off"));
   EXPECT_THAT(ended[1].output, AllOf(HasSubstr("rank 3 can't begin: too late"), ends));
   for (const int rank : {0, 2}) {

@@ -46,9 +46,9 @@ void set_keeps_memory(bool keeps);
 
 /// Whether the host memory is pinned, so that copies from and to it may be queued.
 bool is_pinned(const void* address);
-/// The current stream uses this pinned memory until it has run what is queued on it now: it is not freed before.
+/// Keeps this pinned memory from being freed until the current stream has run the work that is queued on it now.
 void note_use_of_pinned(const void* address);
-/// How much memory may be allocated at once; an allocation that does not fit throws what CUDA's throws.
+/// How much memory may be allocated at once; an allocation that does not fit throws the error of CUDA's allocator.
 void set_room(size_t bytes);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.

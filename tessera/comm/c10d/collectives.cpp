@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// How long a rank whose collective has failed waits for the others to say why.
+// How long a rank whose collective has failed waits for the other ranks to tell the reason.
 constexpr auto kLinkPatience = std::chrono::seconds(2);
 
 /// Views the values as bytes: a copy is the same for every dtype, and some backends support few dtypes.

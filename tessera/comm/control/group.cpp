@@ -103,7 +103,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   } catch (const LinkFailure& failure) {
     fail(failure, envelope, limit);
   } catch (const DisagreementError& error) {
-    // Ranks come to tessera::recover from different points of their programs.
+    // A disagreement with tessera::recover is expected: ranks enter it from different points of their programs.
     if (std::ranges::none_of(envelopes_, &Envelope::recovers)) {
       family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
     }
