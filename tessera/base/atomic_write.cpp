@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
   throw IoError("can't {} {}: {}", what, path, why_unwritable(errno));
 }
 
-/// Syncs the entries of the folder to disk: what was created, renamed or removed in it.
+/// Syncs the names in a folder to disk, after files in it were created, renamed or removed.
 void sync_folder(const fs::path& folder) {
   const auto path = folder.empty() ? fs::path(".") : folder;
   const Fd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -51,7 +51,7 @@ void make_last(const fs::path& path) {
   try {
     sync_folder(path.parent_path());
   } catch (const IoError& error) {
-    throw IoError("{}; {} is there, but may not outlast a loss of power", error.what(), path);
+    throw IoError("{}; {} exists, but may not survive a loss of power", error.what(), path);
   }
 }
 
@@ -89,7 +89,7 @@ class NewFile::Uploading {
   }
 
   void overwrite(uint64_t offset, std::span<const std::byte> bytes) {
-    if (offset + bytes.size() > first_.size()) refuse("it must be written again in its middle");
+    if (offset + bytes.size() > first_.size()) refuse("it must be overwritten in the middle");
     std::ranges::copy(bytes, first_.begin() + static_cast<std::ptrdiff_t>(offset));
   }
 
@@ -100,7 +100,7 @@ class NewFile::Uploading {
   }
 
   [[noreturn]] void refuse(const char* why) const {
-    throw IoError("{} can't be in such a store, because {}; save in Tessera's format there, or on a disk", path_, why);
+    throw IoError("{} can't be in an object store, because {}; save in Tessera's format there, or on a disk", path_, why);
   }
 
  private:
@@ -125,7 +125,7 @@ NewFile::NewFile(fs::path path) : path_(target_of(std::move(path))), part_(unfin
   if (!part.file) fail("create", path_);
   // On file systems without locks, a second writer gets no error here.
   if (part.state == LockedFile::State::Held) {
-    throw IoError("somebody else is writing {} now; if all ranks came here, call it on one rank", path_);
+    throw IoError("somebody else is writing {} now; if all ranks make this call, make it on one rank", path_);
   }
   fd_ = std::move(part.file);
   if (::ftruncate(fd_.get(), 0) == 0) return;
@@ -192,7 +192,7 @@ void write_text(const fs::path& path, std::string_view text) {
   NewFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
-  // A Storage is code of the program, so what it has stored is read back.
+  // A Storage is code of the program, so the stored bytes are read back and compared.
   if (object_path(path) && InputFile(path).read_all() != text)
     throw IoError("{} was written, but the store gives other bytes back; save again", path);
 }

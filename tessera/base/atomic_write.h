@@ -29,9 +29,10 @@ class NewFile : NoCopy {
   /// The name of the file until commit().
   const std::filesystem::path& part() const { return part_; }
   void write(std::span<const std::byte> bytes);
-  /// Leaves room for so many bytes, which are written through an UnfinishedFile.
+  /// Leaves room for so many bytes, which an UnfinishedFile writes.
   void reserve(uint64_t bytes);
-  /// Closes the file until overwrite() or commit(), because a process can't have many files open at once. Its lock ends for good.
+  /// Closes the file until overwrite() or commit(), because a process can't have many files open at once. The lock of the file ends for
+  /// good.
   void set_aside();
   /// Replaces bytes that have been written.
   void overwrite(uint64_t offset, std::span<const std::byte> bytes);
@@ -46,7 +47,7 @@ class NewFile : NoCopy {
   std::filesystem::path path_, part_;
   Fd fd_;
   bool is_aside_ = false;
-  std::unique_ptr<Uploading> uploading_;  // into a Storage, in place of the file
+  std::unique_ptr<Uploading> uploading_;  // set for a file in a Storage; then fd_ is not open
 };
 
 /// Writes a file with this text, and replaces a file of that name.
@@ -55,7 +56,7 @@ void write_text(const std::filesystem::path& path, std::string_view text);
 /// Writes into the file of a NewFile that another process or object has made.
 class UnfinishedFile {
  public:
-  /// NewFile::part().
+  /// `part` is NewFile::part().
   explicit UnfinishedFile(std::filesystem::path part);
 
   void write(uint64_t offset, std::span<const std::byte> bytes);
@@ -78,7 +79,7 @@ class NewFolder : NoCopy {
   ~NewFolder();
 
   void commit();
-  /// Leaves it where it is, because other ranks may still write into it.
+  /// Leaves the unfinished folder where it is, because other ranks may still write into it.
   void abandon() { pending_ = false; }
 
  private:

@@ -75,7 +75,7 @@ TEST(Words, CountAndShowControlCharacters) {
   EXPECT_EQ(printable("two\nlines\t", "\n"), "two\nlines\\x09");
   EXPECT_EQ(printable("\xc2\x9b"
                       "2J\xc2"),
-            "\\x9b2J\xc2");  // U+009B begins a command, too
+            "\\x9b2J\xc2");  // U+009B begins a terminal command, too
 }
 
 TEST(Compat, GuardsAStorageAndLiftsTheGuard) {
@@ -94,7 +94,7 @@ TEST(Compat, GuardsAStorageAndLiftsTheGuard) {
 }
 
 TEST(Compat, TellsOfWritesOnce) {
-  if (!compat::kTellsOfWrites) return;  // before libtorch 2.13 nobody counts on it
+  if (!compat::kTellsOfWrites) return;  // before libtorch 2.13 Tessera does not rely on it
   static int told = 0;
   auto tensor = at::ones({4});
   const auto listen = [&] { compat::tell_of_write(*tensor.storage().unsafeGetStorageImpl(), [](c10::StorageImpl*) { told++; }); };

@@ -33,8 +33,8 @@ auto make_node(Args&&... args) {
   }
 }
 
-/// A kind of thread-local information of our own. `name` lasts as long as the process. In older versions a kind is a number, of which
-/// libtorch uses the first few and the last; in newer ones it is the address of such a name.
+/// Returns a kind of thread-local debug information that only Tessera uses. `name` must last as long as the process. In older versions a
+/// kind is a number, of which libtorch uses the first few and the last; in newer ones it is the address of a name.
 template <class Kind = c10::DebugInfoKind>
 constexpr Kind debug_info_kind(const std::string_view& name) {
   if constexpr (std::is_enum_v<Kind>) {
@@ -96,7 +96,7 @@ constexpr bool kTellsOfWrites = requires(Storage& storage, void (*told)(c10::Sto
 /// Whether a storage can report that an operator or a caller requests its memory for writing (since 2.13).
 inline constexpr bool kTellsOfWrites = detail::kTellsOfWrites<c10::StorageImpl>;
 
-/// Calls `told` once, at the next such request. Does nothing where kTellsOfWrites is false.
+/// Calls `told` once, at the next request for writing. Does nothing where kTellsOfWrites is false.
 template <class Storage>
 void tell_of_write(Storage& storage, void (*told)(c10::StorageImpl*)) {
   if constexpr (detail::kTellsOfWrites<Storage>) {

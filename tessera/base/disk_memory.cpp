@@ -120,13 +120,13 @@ std::filesystem::path folder_of(const DiskMemoryOptions& options) {
 
 void expect_sensible(const DiskMemoryOptions& options) {
   if (!(options.fraction >= 0 && options.fraction <= 1))
-    throw ConfigError("the fraction to keep on disk is {}; it lies between 0 and 1", options.fraction);
+    throw ConfigError("the fraction to keep on disk is {}; it must be between 0 and 1", options.fraction);
   const auto folder = folder_of(options);
   struct statfs status = {};
   if (::statfs(folder.c_str(), &status) != 0)
-    throw ConfigError("the folder {} for what is kept on disk can't be used: {}", folder, std::strerror(errno));
+    throw ConfigError("the folder {} can't be used to keep memory on disk: {}", folder, std::strerror(errno));
   if (status.f_type == TMPFS_MAGIC || status.f_type == RAMFS_MAGIC) {
-    throw ConfigError("the folder {} lies in memory (tmpfs), so nothing would be gained there; name one on a disk, or set TMPDIR", folder);
+    throw ConfigError("the folder {} lies in memory (tmpfs), so it would save no memory; name a folder on a disk, or set TMPDIR", folder);
   }
 }
 

@@ -1,4 +1,4 @@
-// Memory that is mapped from a file, so that the system can have its pages back while nobody uses them.
+// Memory that is mapped from a file, so that the system can take its pages back while nobody uses them.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct DiskMemoryOptions {
-  /// The folder of the files, which have no names and end with the memory. Empty: TMPDIR, or /tmp.
+  /// The folder of the files, which have no names and are deleted with the memory. Empty: TMPDIR, or /tmp.
   std::filesystem::path folder = {};
   double fraction = 1;  // of the bytes; the rest is ordinary memory
 };
@@ -21,8 +21,8 @@ std::filesystem::path folder_of(const DiskMemoryOptions& options);
 /// Throws ConfigError if the folder can't be used or lies in memory, or if the fraction is not between 0 and 1.
 void expect_sensible(const DiskMemoryOptions& options);
 
-/// Returns zeroed memory. Takes the space on the disk at once, so that a full disk is an IoError here and not the end of the process later.
-/// `what` tells in that error what was to be kept there.
+/// Returns zeroed memory. Takes the space on the disk at once, so that a full disk is an IoError here and does not end the process later.
+/// `what` names the data in that error.
 at::DataPtr allocate_on_disk(size_t bytes, const DiskMemoryOptions& options, std::string_view what);
 
 // These two take any memory, and do nothing unless it is disk-backed.

@@ -15,8 +15,8 @@ namespace {
 constexpr int kExponents = 7;
 
 /// Divides the range from a tenth of each power of ten to that power into equal steps, and takes their middles. The smallest power has one
-/// step, or two if unsigned, and each other one twice as many as the one below. Uses the operators that bitsandbytes uses, so that the bits
-/// are the same.
+/// step, or two if unsigned, and each other power twice as many as the one below. Uses the operators that bitsandbytes uses, so that the
+/// bits are the same.
 std::vector<float> values_of(bool is_signed) {
   std::vector<float> all = {0, 1};
   for (int i = 0; i < kExponents; i++) {

@@ -1,5 +1,5 @@
-// Eight bits a value in blocks with a scale, dense near zero: the "dynamic" code of bitsandbytes, to the bit. Scales of quantised weights and
-// the state of optimizers are held in it.
+// DynamicCode: stores a block of values as one scale and eight bits for each value, with more codes near zero. It equals the "dynamic" code
+// of bitsandbytes to the bit. Scales of quantised weights and the state of optimizers are stored in it.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@ namespace tessera {
 
 class DynamicCode {
  public:
-  static constexpr int64_t kBlock = 256;   // values that have one scale
-  static constexpr int64_t kLeast = 4096;  // state of optimizers for tensors of fewer values stays in float32
+  static constexpr int64_t kBlock = 256;   // the number of values that share a scale
+  static constexpr int64_t kLeast = 4096;  // an optimizer's state of a tensor with fewer values stays in float32
 
   /// For values of both signs, or for those that are never negative.
   static const DynamicCode& of_signed();
@@ -21,7 +21,7 @@ class DynamicCode {
   float encode(std::span<const float> values, uint8_t* codes) const;
   void decode(const uint8_t* codes, float scale, std::span<float> values) const;
   float value(uint8_t code) const { return values_[code]; }
-  /// All 256, ascending.
+  /// All 256 values, ascending.
   std::span<const float, 256> values() const { return values_; }
 
  private:

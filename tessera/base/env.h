@@ -15,7 +15,7 @@ std::optional<std::string> env(const char* name);
 /// The value as a whole number in [low, high]; throws ConfigError naming the variable otherwise.
 std::optional<int64_t> env_int(const char* name, int64_t low, int64_t high);
 
-/// Which of the choices the value is; throws ConfigError naming the variable and the choices if it is none.
+/// The index of the value among the choices; throws ConfigError naming the variable and the choices if it is none of them.
 std::optional<size_t> env_choice(const char* name, std::span<const std::string_view> choices);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// All environment variables of Tessera itself. env() refuses to read any other, and one that is set is reported as a probable typo.
+// All environment variables of Tessera itself. env() refuses to read any other variable named TESSERA_...; if one is set, a warning reports
+// it as a probable typo.
 #pragma once
 
 #include <optional>

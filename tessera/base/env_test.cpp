@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::Optional;
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable for as long as this object lives.
 class Set {
  public:
   Set(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }

@@ -31,7 +31,7 @@ const ErrorClass& class_at(char number) {
 
 }  // namespace
 
-// The handler of last words is installed with the first error, so that it is there for one that nobody catches.
+// The first error installs the terminate handler, so that it is there for an error that nobody catches.
 Error::Error(std::string message) : message_(std::move(message)) {
   say_last_words();
 }
@@ -70,7 +70,7 @@ std::string message_of(const std::exception_ptr& error) {
   } catch (const std::exception& known) {
     return known.what();
   } catch (...) {
-    return "an exception that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 

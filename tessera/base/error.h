@@ -49,7 +49,7 @@ class TimeoutError : public CommError {
   using CommError::CommError;
 };
 
-/// Ranks called different collectives, or the same one with different arguments. All of them get the error, and may go on.
+/// Ranks called different collectives, or the same one with different arguments. All of them get the error, and may continue.
 class DisagreementError : public CommError {
   using CommError::CommError;
 };
@@ -64,7 +64,7 @@ class DeadlockError : public CommError {
 std::exception_ptr with_context(std::string_view where);
 
 /// The place of an exception's class in a fixed list of Tessera's classes; rethrow_as() makes an exception of the class at that place. So
-/// a failure can be told to other ranks.
+/// other ranks can throw an error of the same class.
 char class_number(const std::exception_ptr& error);
 [[noreturn]] void rethrow_as(char class_number, const std::string& message);
 

@@ -19,7 +19,7 @@ namespace {
 std::string message_in(const std::string& text) {
   const auto record = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!record.is_object() || !record.contains("message")) return text;
-  const auto& outer = record["message"];  // a text, or an object around it
+  const auto& outer = record["message"];  // a text, or an object that contains the text
   const auto& message = outer.is_object() && outer.contains("message") ? outer["message"] : outer;
   return message.is_string() ? message.get<std::string>() : text;
 }
@@ -38,7 +38,7 @@ void record_error(std::string_view message) noexcept try {
   const nlohmann::json record = {{"message", {{"message", message}, {"extraInfo", more}}}};
   const auto text = record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   [[maybe_unused]] const auto written = ::write(file.get(), text.data(), text.size());
-} catch (const std::exception&) {  // then the launcher repeats what the rank has said last
+} catch (const std::exception&) {  // without a record, the launcher repeats the last output of the rank
 }
 
 std::optional<ErrorRecord> read_error_record(const std::filesystem::path& file) {

@@ -23,8 +23,9 @@ class Event {
     return event;
   }
 
-  /// Like record(), for an event that hardly any other stream waits for. It is recorded on the device only when another stream waits, which
-  /// then waits for all work that is queued on the event's stream by that time. Until then the stream has to exist.
+  /// Like record(), but cheaper for an event that other streams rarely wait for: it is recorded on the device only when another stream
+  /// waits for it. That stream then waits for all work that is queued on the event's stream by that time. Until then the event's stream
+  /// must exist.
   static Event later(c10::Device device) {
     Event event;
     if (!device.is_cpu()) event.stream_ = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
@@ -33,7 +34,7 @@ class Event {
 
   bool is_on_stream_of(const Event& other) const { return stream_ == other.stream_; }
 
-  /// Whether it is known that nothing has to wait for it.
+  /// Whether the event is known to have passed, so that nothing has to wait for it.
   bool passed() const { return !stream_ || (event_ && event_->query()); }
 
   /// Makes work that the calling thread queues from now on, on its current stream of the event's device, run after the event.

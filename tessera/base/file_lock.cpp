@@ -52,7 +52,7 @@ LockedFile open_locked(const std::filesystem::path& path, int flags) {
       return {.file = std::move(file), .state = held ? LockedFile::State::Held : LockedFile::State::NotPossible};
     }
     if (is_at(file, path)) return {.file = std::move(file), .state = LockedFile::State::Taken};
-    // The last owner of the lock has just removed or renamed the file, so the next turn opens it anew.
+    // The last owner of the lock has just removed or renamed the file, so the next turn opens it again.
   }
 }
 
@@ -90,8 +90,8 @@ NamedLock lock_place(const std::filesystem::path& path) {
   NamedLock lock(file);
   if (lock.state() == LockedFile::State::Held) {
     throw IoError(
-        "another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks came "
-        "here, call it on one rank",
+        "another job is writing {} now ({}, says {}); wait for its end or write under another name; if all ranks "
+        "make this call, make it on one rank",
         path, lock.owner(), file);
   }
   return lock;

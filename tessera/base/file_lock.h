@@ -1,5 +1,5 @@
-// Locks of open files: they end with the last process that has the file open, and network file systems know them too. A NamedLock also says
-// who holds it.
+// Locks of open files: they end with the last process that has the file open, and network file systems support them, too. A NamedLock also
+// says who holds it.
 #pragma once
 
 #include <filesystem>
@@ -10,7 +10,7 @@
 namespace tessera {
 
 struct LockedFile {
-  enum class State { Taken, Held, NotPossible };  // held by somebody else; not possible where the file system has no locks
+  enum class State { Taken, Held, NotPossible };  // Held: by another owner; NotPossible: the file system has no locks
 
   Fd file;  // not open if opening has failed
   State state = State::NotPossible;
@@ -45,7 +45,7 @@ class NamedLock {
 };
 
 /// Takes the lock PATH.lock of a file or folder that one job writes at a time. Throws IoError if another job has it. On file systems
-/// without locks, it keeps nobody away.
+/// without locks, it does not keep other jobs away.
 NamedLock lock_place(const std::filesystem::path& path);
 
 }  // namespace tessera

@@ -146,7 +146,7 @@ fs::path beside(fs::path path, const char* suffix) {
 }
 
 void replace_folder(const fs::path& folder, const fs::path& made) {
-  if (object_path(folder)) throw IoError("{} is in a store, where nothing can be renamed; save under a name of its own each time", folder);
+  if (object_path(folder)) throw IoError("{} is in an object store, where nothing can be renamed; save under a new name each time", folder);
   recover_folder(folder);
   std::error_code unknown;
   if (!is_there(folder)) return move_folder(made, folder);

@@ -1,4 +1,4 @@
-// The contents of a folder, of the file system or of a Storage.
+// Functions for folders and their contents, in the file system or in a Storage.
 #pragma once
 
 #include <filesystem>
@@ -40,7 +40,7 @@ bool is_there(const std::filesystem::path& path);
 /// Whether there is a folder of this name. In a Storage, names before a slash are folders.
 bool is_folder(const std::filesystem::path& path);
 
-/// The bytes of a file, or nothing if there is none.
+/// The size of a file in bytes, or nothing if there is no such file.
 std::optional<uint64_t> size_of_file(const std::filesystem::path& path);
 
 /// Removes a file, or a folder with all that is in it, unless there is none. Throws IoError if it can't.

@@ -1,4 +1,4 @@
-// Formats text as fmt does, for headers that programs include: those can't use fmt.
+// Formats text as fmt does, for headers that programs include, because such headers can't use fmt.
 #pragma once
 
 #include <algorithm>
@@ -42,12 +42,12 @@ struct FormatString {
     size_t next = 0, most = 0;
     for (size_t i = 0; i < text.size(); i++) {
       if (text[i] != '{' && text[i] != '}') continue;
-      if (i + 1 < text.size() && text[i + 1] == text[i]) {  // a brace that is meant as such
+      if (i + 1 < text.size() && text[i + 1] == text[i]) {  // an escaped brace
         i++;
         continue;
       }
       const auto end = text.find('}', i);
-      if (text[i] == '}' || end == std::string_view::npos) throw "the format has a brace without its other one";
+      if (text[i] == '}' || end == std::string_view::npos) throw "the format has an unmatched brace";
       const auto place = text.substr(i + 1, end - i - 1);
       i = end;
       const bool has_index = !place.empty() && place[0] >= '0' && place[0] <= '9';
@@ -55,7 +55,7 @@ struct FormatString {
       most = std::max(most, index + 1);
       const auto spec = place.substr(has_index ? 1 : 0);
       if (index >= sizeof...(Values)) throw "the format has a place for a value that is not given";
-      if (!spec.empty() && (spec[0] != ':' || !kNumbers[index])) throw "only numbers are written in other ways than {}";
+      if (!spec.empty() && (spec[0] != ':' || !kNumbers[index])) throw "only numbers may have more than {} in the format";
     }
     if (most != sizeof...(Values)) throw "the format has no place for a value that is given";
   }

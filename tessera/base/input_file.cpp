@@ -27,7 +27,7 @@ InputFile::InputFile(std::filesystem::path path) : path_(std::move(path)) {
   fd_ = Fd(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status = {};
   if (!fd_ || ::fstat(fd_.get(), &status) != 0) throw IoError("can't open {}: {}", path_, why_not_opened(path_, errno));
-  if (!S_ISREG(status.st_mode)) throw IoError("{} is no file", path_);
+  if (!S_ISREG(status.st_mode)) throw IoError("{} is not a file", path_);
   size_ = static_cast<uint64_t>(status.st_size);
 }
 

@@ -1,4 +1,4 @@
-// A file of which any part can be read, or a function that stands for one.
+// InputFile: a file that can be read at any place, or a function that acts as one.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ class InputFile {
   InputFile(std::filesystem::path name, uint64_t size, Read read) : path_(std::move(name)), size_(size), read_(std::move(read)) {}
 
   const std::filesystem::path& path() const { return path_; }
-  /// In bytes, when it was opened.
+  /// The size in bytes, when the file was opened.
   uint64_t size() const { return size_; }
   void read(void* to, uint64_t count, uint64_t offset) const;
-  /// The first `count` bytes, of which the file must have as many; or all.
+  /// The first `count` bytes, or all. The file must have `count` bytes.
   std::string read_first(uint64_t count) const;
   std::string read_all() const { return read_first(size_); }
 

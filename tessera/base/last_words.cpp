@@ -19,16 +19,16 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kShowCalls = "TORCH_SHOW_CPP_STACKTRACES";  // libtorch's own name for it
+constexpr const char* kShowCalls = "TORCH_SHOW_CPP_STACKTRACES";  // a variable of libtorch
 
 std::terminate_handler handler_before = nullptr;
 
-// Of this thread. Fixed sizes, because units are entered all the time; longer names lose their beginnings.
+// The unit that this thread has used last. Of fixed size, because units are entered all the time; longer names lose their beginnings.
 thread_local std::array<char, 120> last_place = {};
 
 [[noreturn]] void end_with(const std::string& message) {
   record_error(message);
-  std::fflush(stdout);  // what the program has said belongs before its end
+  std::fflush(stdout);  // so that the program's output comes before the error
   // One write, so that lines of several ranks do not interleave.
   const auto line = fmt::format("{}: {}\n", ::program_invocation_short_name, message);
   [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -47,7 +47,7 @@ bool wants_calls() {
       end_with(own.what());
     } catch (const c10::Error& theirs) {
       auto message = message_without_calls(theirs);
-      if (last_place.front() != '\0') message += fmt::format("; the last that this thread used of the model is {}", last_place.data());
+      if (last_place.front() != '\0') message += fmt::format("; the part of the model that this thread used last is {}", last_place.data());
       if (!wants_calls()) message += fmt::format(" ({}=1 shows the calls)", kShowCalls);
       end_with(message);
     } catch (const std::exception& other) {

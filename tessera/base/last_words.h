@@ -1,4 +1,4 @@
-// What a program says when it ends because nobody caught an exception.
+// The message with which a program ends if nobody has caught an exception.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ namespace tessera {
 /// the launcher.
 void say_last_words();
 
-/// Notes for such a message where this thread is: "backward" of unit "layers.3".
+/// Notes where this thread is, for the message: "backward" of unit "layers.3".
 void note_place(std::string_view phase, std::string_view unit);
 
 /// The message of an error of libtorch without its stack trace, unless TORCH_SHOW_CPP_STACKTRACES=1 asks for it.

@@ -16,11 +16,11 @@
 namespace tessera::last_words_test {
 namespace {
 
-/// An exception that leaves a thread is caught by nobody; gtest would catch it in this one.
+/// Throws in a thread of its own, where nobody catches the exception; gtest would catch one in this thread.
 void throw_uncaught(std::string_view kind) {
   const rlimit none{};
   ::setrlimit(RLIMIT_CORE, &none);
-  std::printf("said before, ");  // without a new line it stays in the buffer
+  std::printf("said before, ");  // without a line end, the text stays in the buffer
   std::set_terminate([] {
     std::fprintf(stderr, "the program's own handler");
     std::_Exit(7);
@@ -45,8 +45,8 @@ TEST(LastWords, AreTheMessageOfAnErrorOfTessera) {
 TEST(LastWords, OfAnErrorOfLibtorchAreItsMessageAndTheLastUnitWithoutCalls) {
   ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");
   EXPECT_EXIT(throw_uncaught("libtorch's"), ::testing::ExitedWithCode(1),
-              ::testing::MatchesRegex("[a-z_]+: mat1 and mat2 shapes cannot be multiplied \\(2x3 and 2x3\\); the last that this thread used of the "
-                                      "model is 'layers.3' \\(forward\\) \\(TORCH_SHOW_CPP_STACKTRACES=1 shows the calls\\)\n"));
+              ::testing::MatchesRegex("[a-z_]+: mat1 and mat2 shapes cannot be multiplied \\(2x3 and 2x3\\); the part of the "
+                                      "model that this thread used last is 'layers.3' \\(forward\\) \\(TORCH_SHOW_CPP_STACKTRACES=1 shows the calls\\)\n"));
   ::setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
   EXPECT_EXIT(throw_uncaught("libtorch's"), ::testing::ExitedWithCode(1), "frame #0");
   ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");

@@ -33,7 +33,7 @@ void add_line(int rank, std::string_view words) noexcept try {
   const Fd file(::open(path->c_str(), O_WRONLY | O_APPEND | O_CLOEXEC));
   const auto line = fmt::format("{} {}\n", rank, words);
   [[maybe_unused]] const auto written = ::write(file.get(), line.data(), line.size());
-} catch (const std::exception&) {  // then the launcher names the rank that ended first
+} catch (const std::exception&) {  // without the line, the launcher names the rank that ended first
 }
 
 void add_failure(int rank, const std::string& words) noexcept {

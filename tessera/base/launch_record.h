@@ -1,5 +1,5 @@
 // Reports of ranks to the launcher that started them: that they wait for the others at the start, that they have read the configuration,
-// and because of which rank they fail.
+// and which rank made them fail.
 #pragma once
 
 #include <map>
@@ -10,21 +10,22 @@
 
 namespace tessera {
 
-// These do nothing if there is no launcher, or if the record can't be written.
+// The functions record_... do nothing if there is no launcher, or if the record can't be written.
 
-/// `rank` joins a world, and waits until the other ranks join it too.
+/// Records that `rank` begins to wait for the other ranks of a world that it joins.
 void record_start(int rank) noexcept;
-/// The world that `rank` has waited for is complete.
+/// Records that the world which `rank` has waited for is complete.
 void record_joined(int rank) noexcept;
-/// `rank` has read a configuration, and with it the settings that the launcher passes on.
+/// Records that `rank` has read a configuration, and with it the settings that the launcher passes on.
 void record_settings(int rank) noexcept;
-/// `rank` fails because of rank `culprit`.
+/// Records that `rank` fails because of rank `culprit`.
 void record_failure(int rank, int culprit) noexcept;
 /// Like record_failure(), but does nothing unless the launcher knows this process by the number `rank` and `culprit` is another one: a
 /// world of threads, or of only some ranks, has numbers of its own. `in_step` means that connections are intact, so all ranks may survive
 /// the failure.
 void record_failure_in_world(int rank, int culprit, bool in_step = false) noexcept;
-/// `rank` has survived the failure that it recorded last. Does nothing, at no cost, if it has recorded none since the last call.
+/// Records that `rank` has survived the failure that it recorded last. Does nothing, at no cost, if it has recorded none since the last
+/// call.
 void record_recovery(int rank) noexcept;
 
 /// The launcher's side. A line is `RANK starts`, `RANK joined`, `RANK settings`, `RANK CULPRIT`, `RANK CULPRIT step` or
@@ -41,12 +42,12 @@ class LaunchRecord {
   struct Rank {
     int starts = 0, joined = 0;  // how many worlds
     bool read_settings = false;
-    std::optional<int> culprit = {};  // the last that it named, until this rank or, if named in a step, the culprit has survived
+    std::optional<int> culprit = {};  // the last one named; unset once this rank has survived or, with in_step, the culprit has
     bool in_step = false;             // whether it named the culprit in a step
 
     bool waits() const { return starts > joined; }
   };
-  /// What each rank has told so far. Lines that make no sense are left out.
+  /// Returns the records of each rank so far. Skips lines that make no sense.
   std::map<int, Rank> read() const;
 
  private:

@@ -38,9 +38,9 @@ TEST(LaunchRecord, ForgetsTheCulpritOfARankThatGoesOn) {
   const Announced announced(record.path());
   record_failure(0, 2);
   record_failure(1, 2);
-  record_recovery(0);  // not the last to fail in this process
+  record_recovery(0);  // not the rank that failed last in this process
   record_recovery(1);
-  record_recovery(1);  // only the first one after a failure is recorded
+  record_recovery(1);  // only the first recovery after a failure is recorded
   EXPECT_EQ(record.read()[0].culprit, 2);
   EXPECT_EQ(record.read()[1].culprit, std::nullopt);
   record_failure(1, 0);

@@ -21,7 +21,7 @@ struct Launcher {
   const char* local_size;
 };
 constexpr Launcher kPlain = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};  // torchrun, tessera launch, or by hand
-// A server of PMIx counts ranks, but leaves it to others to say how many there are.
+// A PMIx server numbers the ranks, but does not say how many there are.
 constexpr Launcher kPmix = {"PMIX_RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr std::array kMpi = {
     Launcher{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
@@ -52,7 +52,7 @@ std::string describe(const Launcher& launcher, const Identity& identity) {
 }
 
 ConfigError contradiction(const Launcher& one, const Launcher& other) {
-  return ConfigError("the environment describes this process twice: {}, but {}; unset the variables that are left over",
+  return ConfigError("the environment describes this process twice: {}, but {}; unset the variables that do not apply",
                      describe(one, *identity_by(one)), describe(other, *identity_by(other)));
 }
 
@@ -60,7 +60,7 @@ bool agree(const Launcher& one, const Launcher& other) {
   return *identity_by(one) == *identity_by(other);
 }
 
-/// The launcher outside of RANK and WORLD_SIZE that has started this process, if there is one. mpirun may itself use srun, so its
+/// The launcher that has started this process, if it sets other variables than RANK and WORLD_SIZE. mpirun may itself use srun, so its
 /// variables come first.
 const Launcher* outer_launcher() {
   const Launcher* found = nullptr;
@@ -69,7 +69,7 @@ const Launcher* outer_launcher() {
     if (found != nullptr && !agree(*found, launcher)) throw contradiction(*found, launcher);
     if (found == nullptr) found = &launcher;
   }
-  // srun --mpi=pmi2 sets the variables of PMI beside its own, which say more.
+  // srun --mpi=pmi2 sets the variables of PMI in addition to its own, which say more.
   const bool is_srun = env(kSlurm.size) && (found == nullptr || (found == &kMpi[1] && agree(*found, kSlurm)));
   return is_srun ? &kSlurm : found;
 }
@@ -106,7 +106,7 @@ int slurm_port() {
 const Launcher* launcher_of_this_process() {
   const auto* const outer = outer_launcher();
   const auto* const plain = plain_launcher();
-  // torchrun starts ranks also inside of a job of another launcher, which then only started torchrun.
+  // torchrun may run inside a job of another launcher, which has then started torchrun and not the ranks.
   if (plain != nullptr && (outer == nullptr || env("TORCHELASTIC_RUN_ID"))) return plain;
   if (outer == nullptr && env(kPmix.rank)) {
     throw ConfigError("{}={} says that this process is one of several, but nothing says of how many; set {}", kPmix.rank, *env(kPmix.rank),
@@ -171,7 +171,7 @@ int restart_count() {
 }
 
 std::string first_host(const std::string& list) {
-  const auto refuse = [&] { return ConfigError("'{}' is no list of hosts as Slurm writes it; set MASTER_ADDR", list); };
+  const auto refuse = [&] { return ConfigError("'{}' is not a list of hosts as Slurm writes it; set MASTER_ADDR", list); };
   std::string host;
   for (size_t i = 0; i < list.size() && list[i] != ','; i++) {
     if (list[i] != '[') {

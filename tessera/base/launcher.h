@@ -30,11 +30,11 @@ struct MeetingPoint {
   std::string host;
   int port = 0;
   bool one_host = false;  // all ranks are on this host, so nobody else needs to reach the store
-  /// The name that a launcher has given to this job and to no other one, so that ranks of two jobs do not take each other for their own.
-  /// Empty if it gives none.
+  /// The name that a launcher has given to this job and to no other one, so that a rank does not join the ranks of another job. Empty if
+  /// the launcher gives none.
   std::string job = {};
 };
-/// From MASTER_ADDR and MASTER_PORT, or from the variables of Slurm or MPI.
+/// The meeting point according to MASTER_ADDR and MASTER_PORT, or to the variables of Slurm or MPI.
 MeetingPoint meeting_point();
 
 /// The variables by which launchers number their ranks.

@@ -1,4 +1,4 @@
-// What a process learns about its rank from the variables of torchrun, mpirun and srun.
+// A process learns its rank, and where the ranks meet, from the variables of torchrun, mpirun and srun.
 #include "tessera/base/launcher.h"
 
 #include <gmock/gmock.h>
@@ -103,7 +103,7 @@ TEST(Launcher, IsUnderstoodWhicheverItIs) {
   }
 }
 
-// Ranks of one host meet at loopback, where nobody else can come, even if MASTER_ADDR is set.
+// Ranks of one host meet at loopback, which other hosts can't reach, even if MASTER_ADDR is set.
 TEST(Launcher, KnowsWhenAllRanksAreHere) {
   const Environment environment(kOpenMpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}, {"MASTER_ADDR", "head"}});
   EXPECT_TRUE(meeting_point().one_host);

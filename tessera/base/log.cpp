@@ -30,7 +30,7 @@ LogLevel level_from_environment() {
   for (size_t i = 0; i < kLevelNames.size(); i++) {
     if (*wanted == kLevelNames[i]) return static_cast<LogLevel>(i);
   }
-  const auto complaint = fmt::format("TESSERA_LOG='{}' is none of debug, info, warning, error; taking warning", *wanted);
+  const auto complaint = fmt::format("TESSERA_LOG='{}' is not one of debug, info, warning, error; using warning", *wanted);
   print_record({.level = LogLevel::Warning, .rank = -1, .text = complaint});
   return LogLevel::Warning;
 }

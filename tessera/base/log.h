@@ -25,7 +25,8 @@ void print_record(const LogRecord& record);
 /// The sink may be called from any thread, but never by two at the same time.
 LogSink set_log_sink(LogSink sink);
 
-/// Records below the level are dropped. The default is Warning, or what TESSERA_LOG names (debug, info, warning, error).
+/// Drops records below the level from now on, and returns the previous level. The default is Warning, or what TESSERA_LOG names (debug,
+/// info, warning, error).
 LogLevel set_log_level(LogLevel level);
 
 /// Sets the rank in the records of this process.

@@ -12,7 +12,7 @@
 namespace tessera {
 
 MemoryFile::MemoryFile(const char* name) : file_(::memfd_create(name, MFD_CLOEXEC)) {
-  if (!file_) throw IoError("no file in memory for {}: {}", name, std::strerror(errno));
+  if (!file_) throw IoError("can't make a file in memory for {}: {}", name, std::strerror(errno));
 }
 
 std::string MemoryFile::path() const {

@@ -11,10 +11,10 @@ namespace tessera {
 
 class MemoryFile {
  public:
-  /// `name` is what /proc shows of it. Throws IoError.
+  /// /proc shows the file under `name`. Throws IoError.
   explicit MemoryFile(const char* name);
 
-  /// Other processes open it by this path, so it also works under wrappers that close inherited descriptors.
+  /// Other processes open the file by this path, which also works under wrappers that close inherited descriptors.
   std::string path() const;
 
  private:

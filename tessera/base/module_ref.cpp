@@ -5,7 +5,7 @@
 namespace tessera::detail {
 
 void refuse_no_module() {
-  throw UsageError("a function was given an empty shared_ptr, or an empty module holder, in place of a module; make the module first");
+  throw UsageError("a function was given an empty shared_ptr, or an empty module holder, instead of a module; make the module first");
 }
 
 }  // namespace tessera::detail

@@ -33,12 +33,12 @@ auto* module_in(const T& holder) {
 
 }  // namespace detail
 
-/// For parameters of functions: it does not keep the module alive. Functions that change nothing take a ConstModuleRef.
+/// The type of a function's parameter, which does not keep the module alive. Functions that change nothing take a ConstModuleRef.
 template <class Module>
 class BasicModuleRef {
  public:
   BasicModuleRef(Module& module) : module_(&module) {}  // NOLINT(google-explicit-constructor)
-  /// Throws UsageError if there is no module in it.
+  /// Throws UsageError if there is no module in the holder.
   template <detail::Holder T>
     requires requires(const T& holder) {
       { detail::module_in(holder) } -> std::convertible_to<Module*>;

@@ -1,4 +1,4 @@
-// A module may be given by itself, by a shared_ptr, and in its holder; what is empty is refused.
+// A module may be given by itself, by a shared_ptr, and in its holder; an empty pointer or holder is refused.
 #include "tessera/base/module_ref.h"
 
 #include <gmock/gmock.h>

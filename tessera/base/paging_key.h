@@ -10,7 +10,7 @@ namespace tessera {
 
 inline constexpr auto kPagingKey = c10::DispatchKey::DeferredInit;
 
-/// As long as it exists, operators of this thread work on the memory of tensors as it is: they meet neither paging nor autograd.
+/// As long as this object exists, operators of this thread bypass paging and autograd, and work on the memory of tensors as it is.
 struct BelowPaging {
   const c10::AutoGradMode no_grad{false};
   const c10::impl::ExcludeDispatchKeyGuard below{kPagingKey};

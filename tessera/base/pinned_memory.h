@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Whether this device, which is not the CPU, has such memory. XLA devices copy in ways of their own.
+/// Whether this device copies from and to pinned memory. XLA devices copy in ways of their own.
 bool has_pinned_memory(c10::Device device);
 /// Pinned host memory for copies of this device.
 at::DataPtr allocate_pinned(size_t bytes, c10::Device device);

@@ -53,7 +53,7 @@ std::string why_not_started(const std::string& program, int reason) {
 
 Pipe::Pipe() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError("no pipe for a child process: {}", std::strerror(errno));
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw IoError("can't make a pipe for a child process: {}", std::strerror(errno));
   read = Fd(ends[0]);
   write = Fd(ends[1]);
 }

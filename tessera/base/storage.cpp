@@ -23,7 +23,7 @@ Registry& registry() {
 
 void use_storage(const std::string& scheme, std::shared_ptr<Storage> storage) {
   if (scheme.empty() || scheme.find_first_of(":/.") != std::string::npos)
-    throw UsageError("use_storage was given the scheme '{}'; give it what stands before ://, such as s3", scheme);
+    throw UsageError("use_storage was given the scheme '{}'; give it the name before ://, such as s3", scheme);
   auto& [mutex, all] = registry();
   const std::lock_guard lock(mutex);
   if (storage) {
@@ -44,7 +44,7 @@ std::optional<ObjectPath> object_path(const std::filesystem::path& path) {
   if (found == all.end()) {
     const bool is_meant = text.compare(colon, 3, "://") == 0 && text.find('/') == colon + 1;
     if (!is_meant) return std::nullopt;
-    throw UsageError("{}: there is no storage {}://; a program names one by use_storage", text, text.substr(0, colon));
+    throw UsageError("{}: there is no storage {}://; add one by tessera::use_storage", text, text.substr(0, colon));
   }
   const auto begin = std::min(text.find_first_not_of('/', colon + 1), text.size());
   const auto end = text.find_last_not_of('/') + 1;

@@ -28,7 +28,7 @@ class Upload {
   virtual void complete() = 0;
 };
 
-/// The interface of a store. Any thread may call it. Failures are exceptions; IoError is for what users can mend. Once an upload is
+/// The interface of a store. Any thread may call it. Failures are exceptions; IoError is for failures that users can fix. Once an upload is
 /// complete, size() and read() know it by its name, on every host; list() may come later.
 class Storage {
  public:

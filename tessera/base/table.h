@@ -9,7 +9,8 @@
 
 namespace tessera {
 
-/// Columns are as wide as the longest text in them. '<' and '>' say on which side of a column its texts stand. The last one is not filled up.
+/// Columns are as wide as the longest text in them. `sides` has '<' for each column that is aligned left, and '>' for each that is aligned
+/// right. A last column that is aligned left is not padded.
 template <size_t N>
 std::string table_of(const std::vector<std::array<std::string, N>>& rows, std::string_view sides) {
   std::array<size_t, N> widths{};

@@ -1,5 +1,5 @@
-// An order of computations that their data does not show. A compiler that sees a whole program merges equal computations: values that are
-// computed again to save memory would be kept instead.
+// Orders computations that do not depend on each other's data. A compiler that sees a whole program merges equal computations, so it would
+// keep values that the program computes again to save memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

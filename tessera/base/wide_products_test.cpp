@@ -1,4 +1,4 @@
-// Products of bfloat16 and float16 are those of float32, rounded, whichever way a processor makes them.
+// Products of bfloat16 and float16 are those of float32, rounded, whichever instructions a processor has.
 #include "tessera/base/wide_products.h"
 
 #include <gmock/gmock.h>

@@ -24,14 +24,14 @@ std::string some_of(const std::vector<std::string>& names);
 /// "1 file", "2 files"
 std::string counted(int64_t number, std::string_view thing);
 
-/// The text with control characters as "\x1b", so that a terminal shows them in place of obeying. Those in `kept` stay.
+/// The text with control characters as "\x1b", so that a terminal shows them instead of obeying them. Characters in `kept` stay.
 std::string printable(std::string_view text, std::string_view kept = {});
 
 /// In ASCII.
 std::string lower(std::string_view text);
 std::string upper(std::string_view text);
 
-/// The number that a text is; nothing if it is none, or has more behind it.
+/// Parses a text that is a number and nothing else; nothing if it is not.
 template <class Number>
 std::optional<Number> number_of(std::string_view text) {
   Number value{};
@@ -42,7 +42,7 @@ std::optional<Number> number_of(std::string_view text) {
 /// Whether a text is UTF-8 as Python writes it: without surrogates.
 bool is_utf8(std::string_view text);
 
-/// The known name that is most like a mistyped one, for "did you mean"; empty if none is like it. All names begin with `prefix`.
+/// The known name that is most like a mistyped one, for "did you mean"; empty if no known name is similar. All names begin with `prefix`.
 std::string nearest_name(std::string_view name, const std::vector<std::string>& known, std::string_view prefix = {});
 
 }  // namespace tessera

@@ -169,7 +169,7 @@ TEST(Consolidate, OnAllRanksAtOnceSpoilsNothing) {
       try {
         checkpoint::consolidate(folder / "a", folder / "whole");
       } catch (const IoError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("call it on one rank"));
+        EXPECT_THAT(error.what(), HasSubstr("make it on one rank"));
       }
       world.barrier();
       EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);  // of one of the ranks

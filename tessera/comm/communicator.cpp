@@ -21,8 +21,8 @@ namespace {
 void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
   if (!tensor.defined() || !tensor.key_set().has(kPagingKey)) return;
   throw UsageError(
-      "{} was given a sharded parameter, its gradient, or what was computed from them: other ranks have other values of it at the same "
-      "places. Gradients of shards are means over all ranks already; tessera::to_local(tensor) is an ordinary copy, if you mean this",
+      "{} was given a sharded parameter, its gradient, or a value computed from them: each rank has another part of it, so the values do not "
+      "correspond. Gradients of shards are means over all ranks already; to combine the parts anyway, pass tessera::to_local(tensor), a copy",
       operation);
 }
 
@@ -30,8 +30,8 @@ void expect_not_sharded(const at::Tensor& tensor, std::string_view operation) {
 void expect_no_graph(const at::Tensor& tensor, std::string_view operation) {
   if (!c10::GradMode::is_enabled() || !tensor.defined() || !tensor.requires_grad()) return;
   throw UsageError(
-      "{} was given a tensor that requires a gradient, and autograd would not know of it; call tessera::nn::{}(tensor, world) of "
-      "tessera/nn/collectives.h, which has a gradient, or if none is to flow, pass tensor.detach()",
+      "{} was given a tensor that requires a gradient, but has no backward; call tessera::nn::{}(tensor, world) of "
+      "tessera/nn/collectives.h, which autograd differentiates, or pass tensor.detach() if no gradient is to flow",
       operation, operation);
 }
 
@@ -40,13 +40,13 @@ void note_write(const at::Tensor& tensor) {
   if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-/// The number of the part of a group that an operation makes.
+/// Returns the number of the group that operation `sequence` of the group `whole` makes of the ranks with this color.
 uint64_t number_of_part(uint64_t whole, uint64_t sequence, int color) {
   constexpr uint64_t kMixer = 0x9e3779b97f4a7c15;
   return ((whole ^ (sequence + 1)) * kMixer ^ static_cast<uint64_t>(color + 1)) * kMixer;
 }
 
-/// The work of a barrier once all ranks have arrived: nothing.
+/// The body of a barrier: nothing is left to do once all ranks have agreed.
 Moved nothing(const Launch& /*start*/) {
   return {};
 }
@@ -111,8 +111,8 @@ Work Communicator::meet(Subject subject) const {
     for (;;) {
       try {
         return group.run(envelope, {}, limit, nothing);
-      } catch (const DisagreementError&) {  // a rank was in another operation, and has got this error there
-      } catch (const UsageError&) {         // or could not take part in one
+      } catch (const DisagreementError&) {  // another rank was in another operation, and that has failed with this error
+      } catch (const UsageError&) {         // another rank could not take part in its operation
       }
     }
   });
@@ -190,10 +190,10 @@ SharedAttempt Communicator::share(const AreaShape& shape, Subject subject) const
 }
 
 at::Tensor Communicator::own_chunk(const at::Tensor& flat) const {
-  if (flat.dim() != 1) throw UsageError("own_chunk takes flat tensors; this one has {} dimensions", flat.dim());
+  if (flat.dim() != 1) throw UsageError("own_chunk takes flat tensors, but this one has {} dimensions; pass tensor.flatten()", flat.dim());
   const int64_t chunk = (flat.numel() + size() - 1) / size();
   std::vector<at::Tensor> parts;
-  if (std::ssize(local_ranks()) > 1) {  // views of one tensor, so that an engine can take each rank's from there
+  if (std::ssize(local_ranks()) > 1) {  // views of one tensor, so that a tracing engine can take each rank's part from it
     const auto missing = chunk * size() - flat.numel();
     const auto all = missing > 0 ? at::cat({flat, at::zeros({missing}, flat.options())}) : flat;
     for (const int rank : local_ranks()) parts.push_back(all.narrow(0, rank * chunk, chunk));
@@ -223,7 +223,7 @@ at::Tensor Communicator::to_local_ranks(const at::Tensor& rows) const {
   if (!rows.defined() || rows.dim() == 0 || rows.size(0) % ranks != 0) {
     const auto what =
         rows.defined() ? fmt::format("a tensor with sizes [{}]", fmt::join(rows.sizes(), ", ")) : std::string("an undefined tensor");
-    throw UsageError("{} has no equal parts for the {} ranks that this process stands for", what, ranks);
+    throw UsageError("{} can't be split evenly among the {} ranks that this process stands for", what, ranks);
   }
   return from_replicas(rows.chunk(ranks)).to(traits().device);
 }
@@ -237,7 +237,7 @@ void Communicator::step_done() const {
 }
 
 void Communicator::abort(std::string_view reason) const noexcept try {
-  if (!group_->link_) return;  // there is nobody who waits
+  if (!group_->link_) return;  // no other rank waits
   group_->family_->abort(fmt::format("rank {}: {}", group_->world_rank(), reason), group_->world_rank());
 } catch (const std::exception&) {  // out of memory: the other ranks wait until their time limit
 }

@@ -19,7 +19,7 @@ inline constexpr std::chrono::milliseconds kStartLimit = std::chrono::minutes(5)
 inline constexpr std::chrono::milliseconds kOperationLimit = std::chrono::minutes(10);
 
 /// A rank's membership in a group: a value, cheap to copy. All copies share one queue, which runs operations in the order of the calls. If
-/// ranks disagree about an operation, all of them get the same CommError and may go on. If a rank is late or gone, all get an error that
+/// ranks disagree about an operation, all of them get the same CommError and may continue. If a rank is late or gone, all get an error that
 /// names it, and the group can't be used any more: every later call throws that error again.
 ///
 /// Autograd knows nothing of these operations: tensors that require a gradient are refused, unless gradients are disabled. The functions in
@@ -35,14 +35,14 @@ class Communicator {
   const Topology& topology() const { return traits().topology; }
   /// The ranks that this process stands for: one, except on a tracing engine.
   const std::vector<int>& local_ranks() const { return traits().local_ranks; }
-  /// Whether this process stands for rank 0, which prints, and writes what is needed only once.
+  /// Whether this process stands for rank 0, which prints, and writes files that are needed only once.
   bool is_first() const { return local_ranks().front() == 0; }
   /// The number of a rank of this group in the world from which the group was split. Errors name ranks by it.
   int world_rank(int rank) const { return traits().world_ranks[rank]; }
   bool same_group(const Communicator& other) const { return group_ == other.group_; }
   /// The same for all copies of a communicator, and different from any other's as long as one of the copies exists.
   const void* id() const { return group_.get(); }
-  /// Its ranks, and the properties of its engine: name, device, preferred packing, whether it traces.
+  /// The group's ranks, and the properties of its engine: name, device, preferred packing, whether it traces.
   const GroupTraits& traits() const;
 
   /// How long an operation may wait for other ranks. with_limit returns a copy for the same group.
@@ -61,11 +61,12 @@ class Communicator {
   Work broadcast(at::Tensor tensor, int root = 0, Subject subject = {}) const;
   /// Returns when every rank has called it.
   void barrier(Subject subject = {}) const;
-  /// A barrier that ranks may come to from any point of their programs: other operations of the group fail with a DisagreementError until
-  /// all ranks are here.
+  /// A barrier that ranks may enter at any point of their programs: until all ranks are in it, other operations of the group fail with a
+  /// DisagreementError.
   Work meet(Subject subject = {}) const;
 
-  /// Collective: the least and the most of the ranks' numbers. They travel with the agreement, so that nothing else is sent.
+  /// Collective: the smallest and the largest of the ranks' numbers. They are sent with the agreement, so they cost no message of their
+  /// own.
   Extremes extremes(uint64_t own, Subject subject) const;
   /// Collective: the text of each rank, in rank order.
   std::vector<std::string> texts(const std::string& own, Subject subject) const;
@@ -73,10 +74,10 @@ class Communicator {
   /// Collective: ranks with equal colors form a new group, in the order of their ranks. `colors` has one color per rank, and is the same
   /// list on every rank.
   Communicator split(std::span<const int> colors) const;
-  /// Like split(), but equal divisions have one group in common, which lasts as long as this one. Only the first call for a division is
-  /// collective. Meshes are made of such groups, so that equal meshes are one mesh.
+  /// Like split(), but calls with equal divisions return the same group, which lasts as long as this one. Only the first call for a
+  /// division is collective. Meshes consist of such groups, so that equal meshes share them.
   Communicator part(std::span<const int> colors) const;
-  /// The groups that part() has made of this one.
+  /// The groups that part() has split from this one.
   std::vector<Communicator> parts() const;
 
   /// Collective: a new group of the same ranks. Its operations need no common order with those of this group, so each thread of a program
@@ -91,15 +92,15 @@ class Communicator {
   /// The value that each of local_ranks() sees; from_replicas is the inverse.
   std::vector<at::Tensor> replicas(const at::Tensor& tensor) const;
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) const;
-  /// Moves rows of a batch to the device where the ranks train. Each of local_ranks() gets a part of them, all of one size.
+  /// Moves rows of a batch to the device where the ranks train. Each of local_ranks() gets an equal part of the rows.
   at::Tensor to_local_ranks(const at::Tensor& rows) const;
 
   /// Notes where the program is ("backward" of a unit), for reports about jobs that hang.
   void enter(std::string_view phase, std::string_view unit = {}) const;
   /// Marks the end of a training step, for tracing engines. Does nothing on others.
   void step_done() const;
-  /// For a rank that can't go on: all ranks of the group get an error with this reason, now or later, and so do those of all groups
-  /// that were split from one another.
+  /// For a rank that can't continue: ends this group and all groups related to it by splits. All their ranks get an error with this reason,
+  /// now or at their next operation.
   void abort(std::string_view reason) const noexcept;
 
   /// 1, 2, 3...: numbers for objects that all ranks create in the same order.

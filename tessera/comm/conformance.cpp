@@ -52,8 +52,8 @@ at::Tensor values(const Communicator& world, int64_t numel, at::ScalarType dtype
   return given(world, [&](int rank) { return values(world, rank, numel, dtype); });
 }
 
-/// Compares what each rank of this process has. Sums of a transport that adds in any order are right to rounding in the dtype in which they
-/// were sent.
+/// Compares the values of each rank of this process with the expected ones. Sums of a transport that adds in any order may differ by
+/// rounding in the dtype in which they were sent.
 void expect_equal(const Communicator& world, const at::Tensor& actual, const OfRank& expected, std::optional<at::ScalarType> sent = {}) {
   const bool exact = !sent || world.traits().sums == SumOrder::Defined || !at::isFloatingType(*sent);
   const double rounding = exact ? 0 : *sent == at::kBFloat16 ? 1e-2 : *sent == at::kHalf ? 2e-3 : 1e-6;
@@ -98,7 +98,7 @@ void check_all_gather(const Communicator& world, int64_t numel, at::ScalarType d
   std::vector<at::Tensor> parts;
   for (int r = 0; r < size; r++) parts.push_back(values(world, r, numel, dtype));
   const auto expected = at::cat(parts);
-  // `own` lies once outside of `whole`, and once at its place inside.
+  // One piece has its `own` outside of `whole`, the other has it at its place inside.
   const Piece apart{.whole = filled(world, size * numel, 0, dtype), .own = values(world, numel, dtype)};
   std::vector<Piece> pieces = {apart};
   if (world.local_ranks().size() == 1) {  // several ranks would have several places
@@ -143,7 +143,7 @@ void check_split(const Communicator& world) {
   for (int r = 0; r < world.size(); r++) colors.push_back(r % 2);
   const auto half = world.split(colors);
   const int first = world.local_ranks().front(), first_of_half = half.local_ranks().front();
-  if (first_of_half != first / 2) throw Error("rank {} became {} among every second", first, first_of_half);
+  if (first_of_half != first / 2) throw Error("rank {} has number {} in the group of every second rank", first, first_of_half);
   const auto sum = given(world, [&](int rank) { return at::full({1}, int64_t{sender(world, rank)}, at::kLong); });
   half.all_reduce(sum).wait();
   expect_equal(world, sum, [&](int rank) {
@@ -174,7 +174,7 @@ void check_order(const Communicator& world) {
   }
 }
 
-/// The last rank calls something else than the others. All ranks must get the same error, and be able to go on.
+/// The last rank calls another operation than the others. All ranks must get the same error, and be able to continue.
 void check_disagreement(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const auto named = fmt::format("rank {} at operation", world.size() - 1);
@@ -190,7 +190,7 @@ void check_disagreement(const Communicator& world) {
   world.barrier();
 }
 
-/// The last rank's arguments are invalid. All ranks must get the same error, and be able to go on.
+/// The last rank's arguments are invalid. All ranks must get the same error, and be able to continue.
 void check_refusal(const Communicator& world) {
   const bool odd_one = world.local_ranks().back() == world.size() - 1;
   const auto zeros = [&](int64_t numel) { return filled(world, numel, 0, at::kFloat); };
@@ -239,7 +239,7 @@ std::vector<ConformanceCheck> conformance_checks(const Communicator& world) {
          [=](const auto&... given) { check_reduce_scatter(given..., mixed); });
   }
   add("barrier", "", [](const auto& c) { c.barrier(); });
-  // One program serves all parts of a split, so they have one size.
+  // A tracing engine has one program for all parts of a split, so they must have one size.
   if (!traces || world.size() % 2 == 0) add("split", "every second rank, and one by one", check_split);
   if (!simulated) add("order", "eight operations at once", check_order);
   if (!simulated && world.size() > 1) {

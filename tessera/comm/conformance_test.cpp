@@ -56,7 +56,7 @@ TEST_P(EveryWorld, CutsAFlatTensorIntoEqualChunks) {
   });
 }
 
-/// Not one of EveryWorld, whose tests count sent bytes exactly.
+/// Apart from EveryWorld, whose tests count sent bytes exactly.
 TEST(CollectivesOfABackend, KeepTheirPromises) {
   for (const int ranks : {1, 2, 3}) {
     run_world({.transport = "gloo_collectives", .ranks = ranks}, [](const Communicator& world) {

@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr auto kLimit = std::chrono::seconds(20);  // far more than a test takes that does not wait for it
+constexpr auto kLimit = std::chrono::seconds(20);  // far longer than a test takes that does not run into it
 
 class Waits : public ::testing::TestWithParam<World> {
  protected:
@@ -68,7 +68,7 @@ TEST_P(Waits, ThatMayYieldDoNotWhereOthersCant) {
     const auto what = [&] { return words(world.rank()); };
     const auto wait = [&] { world.rank() == 0 ? area.wait(0, 1, kLimit, what) : void(area.wait_or_yield(1, 1, kLimit, what)); };
     EXPECT_THAT(message_of<DeadlockError>(wait), HasSubstr(words(world.rank())));
-    world.barrier({.unit = "after"});  // a rank that has heard of it first must not be gone before the others have
+    world.barrier({.unit = "after"});  // the rank that gets the error first must not be gone before the others get it
   });
 }
 
@@ -76,7 +76,7 @@ TEST_P(Waits, InACollectiveGoOnUntilTheOthersCome) {
   run([](const Communicator& world, const SharedArea& area) {
     if (world.rank() != 0) {
       const auto text = message_of<DeadlockError>([&] { area.wait(0, 1, kLimit, [&] { return words(world.rank()); }); });
-      // Another rank that has heard of it before this one may be in the barrier by now.
+      // Another rank that got the error before this one may be in the barrier by now.
       EXPECT_THAT(text, AllOf(HasSubstr("rank 0: barrier of 'here'"), HasSubstr(words(world.rank()))));
     }
     world.barrier({.unit = "here"});
@@ -95,7 +95,7 @@ TEST_P(Waits, ForARankThatIsBusyAreNoDeadlock) {
 
 TEST_P(Waits, OfTwoThreadsOfARankAreNoDeadlock) {
   run([](const Communicator& world, const SharedArea& area) {
-    // While one thread waits, the other may be about to do what others wait for.
+    // While one thread of a rank waits, the other may be about to do what other ranks wait for.
     std::thread reader([&] { area.wait(0, 1, kLimit, [] { return "what the other thread does"; }); });
     std::this_thread::sleep_for(std::chrono::milliseconds(500));
     area.reach(0, 1);

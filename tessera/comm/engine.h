@@ -1,4 +1,4 @@
-// An engine, as the table of engines describes it.
+// Engine: a way to connect ranks and move their data, as a row of the table of engines.
 #pragma once
 
 #include <functional>
@@ -15,9 +15,9 @@ namespace tessera {
 
 class LinkFamily;
 
-/// What the ranks know of each other before they are connected.
+/// All that ranks know of each other before they are connected.
 struct Meeting {
-  StorePtr store;  // of this world alone
+  StorePtr store;  // only this world uses it
   Identity identity;
   Topology topology;
   c10::Device device = c10::kCPU;  // of this rank's tensors
@@ -25,14 +25,14 @@ struct Meeting {
   Clock::time_point end;  // of the start
 };
 
-/// The same on every rank: a link, or none and the reason in `why_not`.
+/// The result of connecting, the same on every rank: a link, or the reason in `why_not` if there is none.
 struct Connection {
   std::shared_ptr<Link> link = nullptr;
   std::string why_not = {};
   std::unique_ptr<Transport> transport = nullptr;  // unset: a HostTransport over the link
 };
 
-/// The `why_not` of engines that can always be had.
+/// The `why_not` of engines that are always available.
 inline std::string no_reason() {
   return {};
 }
@@ -42,14 +42,15 @@ struct Engine {
   using Program = std::function<void(Communicator world)>;
 
   std::string_view name;
-  std::string_view ranks;  // how they run, for people
+  std::string_view ranks;  // how the ranks run, in words for people
   Reach reach = Reach::Hosts;
-  /// Whose memory it moves. Engines for host memory serve devices, too, through host memory.
+  /// The kind of device whose memory the engine moves. An engine for the CPU serves other devices, too: their tensors are copied to and
+  /// from host memory.
   c10::DeviceType device = c10::kCPU;
-  bool automatic = false;  // whether `auto` chooses it, if it is the first that can be had
-  /// Why it can't be had in this process; empty if it can.
+  bool automatic = false;  // whether `auto`, which takes the first available engine, may take this one
+  /// Why the engine is not available in this process; empty if it is.
   std::string (*why_not)() = no_reason;
-  /// Collective: connects processes that have met. Unset: its ranks are not processes.
+  /// Collective: connects processes that have met in a store. Unset: the engine's ranks are not processes.
   Connection (*connect)(const Meeting& meeting) = nullptr;
   /// Makes the world of a process that is all ranks by itself. Unset: a process is one rank.
   Communicator (*alone)() = nullptr;
@@ -57,8 +58,8 @@ struct Engine {
   void (*run)(int ranks, const Program& program, std::chrono::milliseconds limit) = nullptr;
 };
 
-/// A world over a connection. `family` records what its groups do. Where its transport moves host memory and the device of `traits` is
-/// another, tensors go through host memory.
+/// Makes a world over a connection. `family` records the operations of its groups. If the transport moves host memory and the device of
+/// `traits` is not the CPU, tensors go through host memory.
 Communicator world_over(Connection connection, GroupTraits traits, std::shared_ptr<LinkFamily> family = nullptr);
 
 }  // namespace tessera

@@ -8,13 +8,13 @@
 
 namespace tessera {
 
-/// All of them; `auto` takes the first that fits.
+/// All engines; `auto` takes the first that fits.
 std::span<const Engine> engines();
-/// Adds a row while the library is loaded, for an engine of a folder that this one may not include.
+/// Adds a row when the library is loaded, for an engine in a folder that this folder may not include.
 struct AddedEngine {
   explicit AddedEngine(const Engine& engine);
 };
-/// Throws UsageError that lists the names.
+/// Throws a UsageError that lists the names if no engine has this one.
 const Engine& engine_named(std::string_view name);
 
 }  // namespace tessera

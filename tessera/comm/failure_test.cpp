@@ -37,7 +37,7 @@ TEST_P(TalkingWorld, NamesTheRankThatDoesNotCome) {
     world.all_reduce(at::ones({3}), {}, {.unit = "the first"}).wait();
     if (world.rank() == last()) {
       while (waiting > 0) std::this_thread::sleep_for(milliseconds(5));
-      // Whoever comes too late is told that the others have given up.
+      // A rank that comes too late is told that the others have given up.
       EXPECT_THAT(message_of<CommError>([&] { world.barrier(); }), HasSubstr("waited"));
       return;
     }
@@ -48,12 +48,12 @@ TEST_P(TalkingWorld, NamesTheRankThatDoesNotCome) {
     EXPECT_THAT(message, HasSubstr("all_gather of 'layers.3' version 7"));
     EXPECT_THAT(message, HasSubstr(last_rank()));
     EXPECT_THAT(message, HasSubstr("all_reduce of 'the first'"));
-    // The group is done for, and says why.
+    // The group can't be used any more, and its errors say why.
     EXPECT_EQ(message_of<CommError>([&] { world.barrier(); }), message);
   });
 }
 
-// By messages, the patient ones wait for a rank whose time is up and whose connections close; they must not blame it.
+// Over messages, ranks with a longer limit wait for a rank that gives up first and closes its connections; they must not blame it.
 TEST(Ranks, WithLongerLimitsAlsoBlameTheOneThatIsMissing) {
   std::atomic<int> waiting = 4;
   run_world({.transport = "gloo", .ranks = 5}, [&](const Communicator& world) {
@@ -80,7 +80,7 @@ TEST_P(TalkingWorld, CarriesAnExceptionToTheOthers) {
     });
   });
   EXPECT_THAT(message, HasSubstr("the disk is full"));
-  // Threads know for sure who was first.
+  // Ranks that are threads know for sure which of them failed first.
   if (GetParam().transport == "threads") {
     EXPECT_EQ(message, last_rank() + ": the disk is full");
   }
@@ -113,7 +113,8 @@ TEST_P(TalkingWorld, NamesTheCallThatOnlyOneRankMakes) {
                 AllOf(HasSubstr("compare of 'Net' (unit 5), in tessera::full_parameter;"),
                       HasSubstr(last_rank() + " called tessera::full_parameter; every rank must make such a call")));
     EXPECT_THAT(disagreement(use, [&] { world.barrier(); }),
-                HasSubstr(last_rank() + " uses parameters of the model; a forward pass, also in an evaluation, or the first read of a member"));
+                HasSubstr(last_rank() + " uses parameters of the model; every rank must run each forward pass, also in an evaluation, "
+                                        "and make the first read of a member"));
     EXPECT_THAT(disagreement(use, [&] { world.extremes(1, {.unit = "Net", .number = 6}); }), HasSubstr("UnusedParameters::Zeros"));
     world.barrier();
     if (world.rank() == last()) return;
@@ -201,7 +202,7 @@ TEST(Ranks, RefuseALimitThatLeavesNoTime) {
 
 TEST(Refusals, ReachAllRanksWhateverIsWrong) {
   run_world({.transport = "threads", .ranks = 2}, [](const Communicator& world) {
-    // Memory that is not there: a storage whose guard throws.
+    // A tensor without memory: a storage whose guard throws.
     auto tensor = at::ones({4});
     if (world.rank() == 1) compat::guard_storage(*tensor.storage().unsafeGetStorageImpl(), "unit 'layers.0' is elsewhere");
     EXPECT_THAT(message_of<UsageError>([&] { world.all_reduce(tensor).wait(); }), HasSubstr("rank 1 can't take part"));
@@ -215,7 +216,7 @@ TEST(Refusals, ReachAllRanksWhateverIsWrong) {
     const Piece odd_piece{.whole = at::empty({4}, odd), .own = at::empty({2}, odd)};
     EXPECT_THAT(message_of<UsageError>([&] { world.reduce_scatter(std::array{odd_piece}, sent_wider).wait(); }),
                 HasSubstr("rank 1 can't take part"));
-    // A unit without parameters has no pieces, and that is all right.
+    // A unit without parameters has no pieces, which is not an error.
     world.all_gather({}).wait();
     world.reduce_scatter({}, {.op = Reduce::Mean, .wire_dtype = at::kBFloat16}).wait();
   });
@@ -228,7 +229,7 @@ TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
       const auto column = world.split(std::array{0, 1, 0, 1});
       EXPECT_EQ(column.world_rank(1), world.rank() % 2 == 0 ? 2 : 3);
       EXPECT_EQ(column.split(std::array{0, 1}).world_rank(0), world.rank());
-      if (world.rank() % 2 == 0) return world.barrier();  // the other column has all the trouble
+      if (world.rank() % 2 == 0) return world.barrier();  // the failures are in the other column
       const bool is_last = world.rank() == 3;
       const auto piece = at::ones({2});
       EXPECT_THAT(message_of<DisagreementError>([&] { column.broadcast(piece, is_last ? 0 : 1).wait(); }),
@@ -251,7 +252,7 @@ TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
       world.barrier();
     });
   }
-  // A failure in one column reaches the other by way of the world. (Gloo closes the connections of a rank before that can say why.)
+  // A failure in one column reaches the other through the world. (Gloo closes the connections of a rank before the rank can say why.)
   for (const std::string transport : {"threads", "shm"}) {
     run_world({.transport = transport, .ranks = 4}, [&](const Communicator& world) {
       const auto column = world.split(std::array{0, 1, 0, 1});
@@ -266,7 +267,7 @@ TEST(Groups, NameRanksByTheirNumbersInTheWorld) {
   }
 }
 
-/// What this process holds of the system: threads, file descriptors, shared memory.
+/// The resources of the system that this process holds: threads, file descriptors, shared memory.
 std::array<size_t, 3> holdings() {
   const auto count = [](const char* folder) {
     return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()));
@@ -288,7 +289,7 @@ TEST(Groups, LeaveNothingBehind) {
       EXPECT_THROW(run_world({.transport = transport, .ranks = 3}, program), Error);
     }
   };
-  use_and_break();  // libraries allocate what they keep for ever
+  use_and_break();  // the first time, libraries allocate memory that they keep
   const auto before = holdings();
   for (int i = 0; i < 3; i++) use_and_break();
   // Connections close in a thread of gloo's, so the end may come a moment later.

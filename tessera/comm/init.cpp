@@ -42,7 +42,7 @@ std::vector<std::string_view> transport_names() {
 
 std::string chosen_transport(const InitOptions& options) {
   const auto names = transport_names();
-  // `tessera launch` sets it where the device or the configuration asks for XLA.
+  // `tessera launch` sets TESSERA_TRANSPORT=xla where the device or the configuration asks for XLA.
   if ((options.transport.empty() ? env("TESSERA_TRANSPORT") : options.transport) == kXla && std::ranges::find(names, kXla) == names.end())
     throw ConfigError(why_none_of(kXla));
   if (options.transport.empty()) {
@@ -69,7 +69,7 @@ Topology find_hosts(Link& link, std::chrono::milliseconds limit) {
   }
 }
 
-/// Returns after a barrier of all ranks, so no rank needs the store any more to join.
+/// Makes the world, and returns after a barrier of all ranks, so no rank needs the store any more to join.
 Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& options, const StorePtr& store) {
   const auto family = std::make_shared<LinkFamily>();
   if (store) family->monitor_peers(store, {.rank = connection.link->rank(), .world_size = connection.link->size()});
@@ -79,7 +79,7 @@ Communicator wrap(GroupTraits traits, Connection connection, const InitOptions& 
   return world.with_limit(options.operation_limit);
 }
 
-/// What each rank tells the others at the start: its host, the transport that it wants, and the device of its tensors.
+/// Sent by each rank to the others at the start: its host, the transport that it wants, and the device of its tensors.
 struct Introduction {
   std::string transport;
   c10::Device device;
@@ -100,18 +100,18 @@ std::vector<Introduction> introduce(const StorePtr& store, const Identity& ident
   for (size_t rank = 0; rank < ranks.size(); rank++) {
     const auto& other = ranks[rank];
     if (other.transport != one.transport) {
-      throw ConfigError("rank 0 wants transport {}, but rank {} wants {}; set TESSERA_TRANSPORT alike on all", one.transport, rank,
+      throw ConfigError("rank 0 wants transport {}, but rank {} wants {}; set the same TESSERA_TRANSPORT on all ranks", one.transport, rank,
                         other.transport);
     }
     if (other.device.type() != one.device.type()) {
-      throw ConfigError("rank 0 has its tensors on {}, but rank {} on {}; set InitOptions::device or TESSERA_DEVICE alike on all",
+      throw ConfigError("rank 0 has its tensors on {}, but rank {} on {}; set the same InitOptions::device or TESSERA_DEVICE on all ranks",
                         one.device.str(), rank, other.device.str());
     }
   }
   return ranks;
 }
 
-/// Two ranks that have one device; none if each has its own.
+/// Two ranks that share a device; nothing if each has its own.
 std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> ranks) {
   for (size_t b = 0; b < ranks.size(); b++) {
     for (size_t a = 0; a < b; a++) {
@@ -121,7 +121,8 @@ std::optional<std::pair<size_t, size_t>> sharers(std::span<const Introduction> r
   return std::nullopt;
 }
 
-/// The device of this rank's tensors. A named transport decides if nothing else asks for a device, because some serve one kind of device.
+/// The device of this rank's tensors. If the options name no device, and TESSERA_DEVICE is unset or cpu, a named transport decides, because
+/// some transports serve only one kind of device.
 c10::Device device_of(const InitOptions& options, const std::string& transport, int local_rank) {
   auto wanted = options.device.value_or(default_device());
   if (transport != kAuto && !options.device && wanted.is_cpu()) wanted = c10::Device(engine_named(transport).device);
@@ -164,7 +165,7 @@ std::optional<Communicator> world_of_this_process(const InitOptions& options) {
 Communicator lone_world(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   if (transport != kAuto && engine_named(transport).reach != Engine::Reach::OneRank) {
-    throw ConfigError("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with torchrun or mpirun",
+    throw ConfigError("transport {} needs ranks, but RANK and WORLD_SIZE are not set; start the program with tessera launch, torchrun or mpirun",
                       transport);
   }
   start_log(0);
@@ -177,7 +178,7 @@ StartWait start_wait(const InitOptions& options, std::string place) {
   return {.end = now + options.start_limit, .notice = now + options.start_notice, .place = std::move(place)};
 }
 
-/// Why the engine is not for ranks like these; empty if it is.
+/// Why the engine can't serve these ranks; empty if it can.
 std::string why_unfit(const Engine& engine, const Topology& topology, std::span<const Introduction> ranks) {
   if (engine.reach == Engine::Reach::OneRank && topology.ranks() > 1) {
     return fmt::format("transport {} is for a lone process; this world has {} ranks", engine.name, topology.ranks());
@@ -187,13 +188,13 @@ std::string why_unfit(const Engine& engine, const Topology& topology, std::span<
   }
   if (engine.device == c10::kCPU) return {};
   if (const auto device = ranks.front().device; engine.device != device.type()) {
-    return fmt::format("transport {} moves what lies on {}, but the ranks have their tensors on {}", engine.name,
+    return fmt::format("transport {} moves tensors that are on {}, but the ranks have theirs on {}", engine.name,
                        c10::DeviceTypeName(engine.device, /*lower_case=*/true), device.str());
   }
   if (auto why = engine.why_not(); !why.empty()) return fmt::format("transport {}: {}", engine.name, why);
   if (const auto both = sharers(ranks)) {
     return fmt::format(
-        "transport {}: ranks {} and {} have one device, {}, but each needs one of its own; auto moves their data through host memory",
+        "transport {}: ranks {} and {} share the device {}, but each needs its own; transport auto moves their data through host memory",
         engine.name, both->first, both->second, ranks[both->first].device_name);
   }
   return {};
@@ -226,7 +227,7 @@ Communicator join(const StorePtr& store, const Identity& identity, const InitOpt
                         .end = wait.end};
   const auto& topology = meeting.topology;
   warn_of_threads(identity.rank, static_cast<int>(topology.ranks_on(topology.host_of(identity.rank)).size()));
-  std::string trouble;  // of the engine before
+  std::string trouble;  // why the engine before can't be used
   for (const auto& engine : candidates(transport, device)) {
     if (auto why = why_unfit(engine, topology, ranks); !why.empty()) {
       if (transport != kAuto) throw ConfigError(why);
@@ -301,7 +302,7 @@ int local_rank() {
   if (const auto known = local_rank_from_environment()) return *known;
   const auto identity = identity_from_environment();
   if (!identity || identity->world_size == 1) return 0;
-  throw ConfigError("LOCAL_RANK is not set: the launcher has to say which number this rank has on its host");
+  throw ConfigError("LOCAL_RANK is not set; set it to the number of this rank on its host, or start the program with tessera launch");
 }
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// Joining the world: who this process is, how the ranks find each other, and which transport they use.
+// Joins the world: finds out which rank this process is, meets the other ranks, and chooses their transport.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,9 +19,9 @@ struct InitOptions {
   /// The name of an engine (`tessera env` lists them), or auto: self for a single process, shm for ranks of one host that can share memory,
   /// gloo otherwise. Empty: TESSERA_TRANSPORT, or else auto.
   std::string transport = {};
-  /// Where the tensors of this rank are: c10::kCUDA is the GPU of the rank's number on its host; with c10::kXLA this one process is all
-  /// ranks, as many as TESSERA_XLA_DEVICES says. Unset: TESSERA_DEVICE, or else the CPU. On GPUs auto is nccl if each rank has a GPU of its
-  /// own; otherwise data goes through host memory.
+  /// Where the tensors of this rank are: c10::kCUDA is the GPU with the rank's number on its host; with c10::kXLA this one process is all
+  /// ranks, and TESSERA_XLA_DEVICES says how many. Unset: TESSERA_DEVICE, or else the CPU. On GPUs, transport auto is nccl if each rank has
+  /// a GPU of its own; otherwise data goes through host memory.
   std::optional<c10::Device> device = {};
   std::chrono::milliseconds start_limit = kStartLimit;
   std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after which a warning says who is missing at the start

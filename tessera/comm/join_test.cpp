@@ -31,7 +31,7 @@ TEST(Init, JoinsAProcessGroup) {
     const auto world = init(group, {.operation_limit = kTestLimit});
     EXPECT_EQ(world.rank(), outer.rank());
     for (const auto& check : conformance_checks(world)) check.run(world);
-    // The program's own use of the group goes on beside ours.
+    // The program can use the group at the same time as Tessera.
     std::vector<at::Tensor> tensors = {at::full({3}, static_cast<float>(outer.rank()))};
     const auto theirs = backend->allreduce(tensors);
     world.barrier();
@@ -49,7 +49,7 @@ TEST(Init, JoinsAProcessGroupTwice) {
     const auto first = init(group, {.operation_limit = kTestLimit});
     const auto half = first.split(std::array{0, 1, 0});
     const auto second = init(group, {.operation_limit = kTestLimit});
-    // Operations of the two wait for each other's ranks in opposite orders, so messages of one must not reach the other.
+    // Operations of both worlds are under way at the same time, and messages of one must not reach the other.
     const auto a = at::full({100}, 1.0F), b = at::full({100}, 10.0F);
     const auto work_a = first.all_reduce(a), work_b = second.all_reduce(b);
     work_b.wait();
@@ -57,7 +57,7 @@ TEST(Init, JoinsAProcessGroupTwice) {
     EXPECT_EQ(a[0].item<float>(), 3);
     EXPECT_EQ(b[0].item<float>(), 30);
     half.barrier();
-    // The program's group lives on when ours ends with an error, which still reaches everybody.
+    // The program's group lives on when Tessera's ends with an error, and the error still reaches every rank.
     if (outer.rank() == 1) second.abort("enough of this");
     EXPECT_THAT(message_of<CommError>([&] { second.barrier(); }), ::testing::HasSubstr("enough of this"));
   });

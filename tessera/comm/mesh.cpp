@@ -19,7 +19,7 @@ std::string text_of(const std::vector<MeshAxis>& axes) {
   return fmt::format("{}", fmt::join(parts, " x "));
 }
 
-/// The axes with their sizes, the one that was left open filled in.
+/// Checks the axes, and returns them with the size that was left open (-1) filled in.
 std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> axes) {
   const auto refuse = [&](std::string_view why) {
     throw UsageError("a mesh of the axes {} {}", axes.empty() ? "(none)" : text_of(axes), why);
@@ -31,7 +31,7 @@ std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> a
     if (axis.name.empty()) refuse("has one without a name");
     if (std::ranges::count(axes, axis.name, &MeshAxis::name) > 1) refuse(fmt::format("has '{}' twice", axis.name));
     if (axis.size == -1) {
-      if (open != nullptr) refuse("leaves two sizes open; -1 may be the size of one of them");
+      if (open != nullptr) refuse("leaves two sizes open; only one of them may be -1");
       open = &axis;
     } else if (axis.size < 1) {
       refuse(fmt::format("has no ranks along '{}'; sizes are positive, or -1 for the rest", axis.name));
@@ -45,7 +45,7 @@ std::vector<MeshAxis> checked(const Communicator& world, std::vector<MeshAxis> a
   }
   if (open != nullptr) open->size = static_cast<int>(world.size() / known);
   if (axes.size() == 2 && (axes[0].name == "shard" || axes[1].name == "replicate")) {
-    refuse("replicates over the first and shards over the second, unlike their names; exchange them");
+    refuse("replicates over the first and shards over the second, contrary to their names; exchange them");
   }
   return axes;
 }
@@ -61,7 +61,7 @@ int coordinate(const std::vector<MeshAxis>& axes, int place, size_t axis) {
   return place / stride_of(axes, axis) % axes[axis].size;
 }
 
-/// For each rank a number that is the same for those which differ only in these axes.
+/// Returns for each rank a number, which is the same for ranks that differ only in these axes.
 std::vector<int> colors(const std::vector<MeshAxis>& axes, const std::vector<int>& places, const std::vector<size_t>& along) {
   std::vector<int> result;
   for (int place : places) {
@@ -147,7 +147,7 @@ Mesh Mesh::by_host(const Communicator& world) {
   }
   if (!is_even) {
     throw UsageError(
-        "a mesh by hosts needs the same number of ranks on each, but {}; start as many on each, or give the mesh by hand, "
+        "a mesh by hosts needs the same number of ranks on each host, but {}; start as many on each, or give the mesh by hand, "
         "as Mesh(world, {{.replicate = 2, .shard = -1}})",
         joined(hosts));
   }
@@ -167,7 +167,7 @@ Mesh Mesh::sub(const std::vector<std::string>& axes) const {
     groups.push_back(groups_[along.back()]);
   }
   if (std::ranges::adjacent_find(along, std::greater_equal<>()) != along.end()) {
-    throw UsageError("axes of a part come once each, in the order of the mesh, {}; given were {}", text_of(axes_), joined(axes));
+    throw UsageError("the axes of a part must be named once each, in the order of the mesh, {}; given were {}", text_of(axes_), joined(axes));
   }
   if (kept.size() == axes_.size()) return *this;
   const auto colors = tessera::colors(axes_, places_, along);

@@ -19,9 +19,9 @@ struct MeshAxis {
   int size = 1;  // at most one axis may have -1: as many as the others leave
 };
 
-/// A value, cheap to copy. Equal meshes of one world are one mesh: they have the same groups. The last axis varies fastest, so ranks along
-/// it are consecutive, such as those of a host. A mesh of one axis shards a model over it; a mesh of two replicates over the first and
-/// shards over the second. From a mesh with more axes, `sub` takes those that a model needs.
+/// A value, cheap to copy. Equal meshes of one world share their groups. The last axis varies fastest, so ranks along it are consecutive,
+/// such as those of a host. A mesh of one axis shards a model over it; a mesh of two replicates over the first and shards over the second.
+/// From a mesh with more axes, `sub` takes those that a model needs.
 class Mesh {
  public:
   /// One axis, "shard". Implicit, so that a Communicator can be passed as a mesh.
@@ -41,12 +41,12 @@ class Mesh {
   const Communicator& world() const { return world_; }
   /// This rank's group along an axis: the ranks that differ from it only there.
   const Communicator& group(std::string_view axis) const { return groups_[index_of(axis)]; }
-  /// The mesh of some axes, given in the order of this one. Its world has the ranks that differ from this one only in those axes.
-  /// Collective, unless it is one axis or all.
+  /// The mesh of some axes, named in the order of this mesh. Its world has the ranks that differ from this rank only in those axes.
+  /// Collective, unless `axes` has one axis or all.
   Mesh sub(const std::vector<std::string>& axes) const;
   Mesh operator[](const std::string& axis) const { return sub({axis}); }
 
-  // How a model is sharded over a mesh of one or two axes. These throw UsageError if the mesh has more.
+  // The functions below say how a model is sharded over a mesh of one or two axes. They throw UsageError if the mesh has more.
   MeshShape shape() const { return {.replicate = replicate().size(), .shard = shard().size()}; }
   /// This rank's shard group: the ranks of its row, which together hold one copy of the parameters.
   const Communicator& shard() const {

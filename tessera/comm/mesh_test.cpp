@@ -79,7 +79,8 @@ TEST(Mesh, HasNamedAxesOfWhichTheLastVariesFastest) {
   }
 }
 
-// Otherwise ranks would wait for each other in different groups, and each mesh would cost shared memory and a thread.
+// Equal meshes share their groups. Otherwise ranks would wait for each other in different groups, and each mesh would cost shared memory
+// and a thread.
 TEST(Mesh, IsTheSameIfItIsMadeAnew) {
   run_world({.transport = "threads", .ranks = 4}, [](const Communicator& world) {
     const Mesh mesh(world, {.replicate = 2, .shard = 2}), again(world.with_limit(std::chrono::seconds(1)), {{"a", 2}, {"b", 2}});

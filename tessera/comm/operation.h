@@ -20,13 +20,13 @@ class SharedArea;
 
 enum class Reduce { Sum, Mean, Min, Max };
 
-/// What an operation is about. Ranks compare it, so that those which disagree get an error instead of each other's weights.
+/// The subject of an operation. Ranks compare it, so that ranks which disagree get an error instead of each other's weights.
 struct Subject {
   std::string_view unit = {};  // "layers.3", or another name of the caller's choice
   uint64_t number = 0;         // distinguishes units of the same name
   uint64_t version = 0;        // of the parameters that are moved
   uint64_t members = 0;        // a hash over which of the unit's parameters are moved
-  /// Names what has written the parameters last, with its options. Empty if unknown, which agrees with everything.
+  /// Names whoever has written the parameters last, such as an optimizer with its options. Empty if unknown, which agrees with any writer.
   std::string_view writer = {};
 };
 
@@ -42,8 +42,9 @@ struct Piece {
   std::shared_ptr<double> squares = {};
 };
 
-/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, but at least in
-/// float32. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are sent.
+/// How the values of all ranks become one. Unset dtypes: values are sent in their own dtype, and added in that dtype, or in float32 if it
+/// is a narrower floating dtype. Where sums have no defined order (GroupTraits::sums), values are added in the dtype in which they are
+/// sent.
 struct Reduction {
   Reduce op = Reduce::Sum;
   std::optional<at::ScalarType> wire_dtype = {};
@@ -70,13 +71,13 @@ struct Request {
   bool has_parts() const { return operation == Operation::AllGather || operation == Operation::ReduceScatter; }
 };
 
-/// What one kind of operation has cost this rank. `bytes` were sent to other ranks.
+/// The cost of one kind of operation on this rank: how often it was called, and how many bytes were sent to other ranks.
 struct Traffic {
   uint64_t calls = 0;
   uint64_t bytes = 0;
 };
 
-/// The least and the most of some numbers; of none at first.
+/// The smallest and the largest of some numbers; of none at first.
 struct Extremes {
   uint64_t least = std::numeric_limits<uint64_t>::max();
   uint64_t most = 0;
@@ -86,7 +87,7 @@ struct Extremes {
     least = std::min(least, other.least);
     most = std::max(most, other.most);
   }
-  /// Whether there are no two different numbers.
+  /// Whether all the numbers are equal.
   bool are_one() const { return least >= most; }
 };
 
@@ -96,7 +97,7 @@ struct AreaShape {
   int counters = 0;
 };
 
-/// Shared memory on every rank; or on none, and then `area` is null and `why_not` has the reason.
+/// The result of sharing memory: every rank has it in `area`, or none has it, and `why_not` has the reason.
 struct SharedAttempt {
   std::shared_ptr<SharedArea> area = nullptr;
   std::string why_not = {};

@@ -85,7 +85,7 @@ int child(const std::string& task) {
         ::raise(SIGKILL);
       }).detach();
     }
-    // Longer than a rank takes to notice the dead, shorter than the limit.
+    // Longer than a rank takes to notice that another has died, shorter than the limit.
     if (task == "die in waiting" && world.rank() == 2) std::this_thread::sleep_for(std::chrono::seconds(3));
     if (task == "die with a shared area") {
       const auto area = world.share({.bytes_per_rank = 64, .counters = 1}, {.unit = "counters"}).area;
@@ -239,7 +239,7 @@ TEST(SharedMemory, TellsOfTheDeadWhileOthersAreLate) {
   EXPECT_EQ(ended[2].status, 3);
 }
 
-// Memory that one rank can't have is refused to all, and all may continue.
+// If one rank can't get its memory, all ranks get the error, and all may continue.
 TEST(SharedMemory, IsRefusedToAllWhereOneRankHasNoRoom) {
   for (const auto& ended : run_job({.ranks = 3, .task = "share too much", .transport = "shm"})) {
     EXPECT_EQ(ended.status, 0) << ended.output;
@@ -311,7 +311,7 @@ TEST_P(OverTransport, ErrorsOfAPartNameRanksByTheirNumbersInTheWorld) {
                       HasSubstr("rank 1 called a function for all; every rank must make such a call")))
         << rank;
   }
-  // Where the other column has noticed it first, rank 1 hears of it before it gives up.
+  // If another rank notices the failure first, rank 1 gets that rank's error before it gives up.
   const auto ends = ::testing::AnyOf(HasSubstr("of rank 1, barrier, waited 0.3 s for rank 3"), HasSubstr("of rank 1, barrier, was broken off"));
   EXPECT_THAT(ended[1].output, AllOf(HasSubstr("rank 3 can't begin: too late"), ends));
   for (const int rank : {0, 2}) {
@@ -355,7 +355,7 @@ TEST(Init, NoticesAStoreThatWasUsedBefore) {
     return Process({this_program()}, in_child.environment("wait in vain", environment), Process::Output::Capture).read_output();
   };
   EXPECT_THAT(run("0"), HasSubstr("rank 1 of 2 still missing"));
-  EXPECT_THAT(run("0"), HasSubstr("rank 0 is there already"));
+  EXPECT_THAT(run("0"), HasSubstr("rank 0 has already joined"));
   std::filesystem::remove(path);
 }
 
@@ -392,7 +392,7 @@ TEST(Init, RefusesAStoreThatIsNone) {
   }
   EXPECT_THAT(said(folder.path()), HasSubstr("TESSERA_STORE"));
   EXPECT_EQ(::mkfifo((folder / "fifo").c_str(), 0600), 0);
-  EXPECT_THAT(said(folder / "fifo"), HasSubstr("is no file"));
+  EXPECT_THAT(said(folder / "fifo"), HasSubstr("is not a file"));
 }
 
 TEST(Init, RanksMustWantTheSameTransport) {
@@ -428,7 +428,7 @@ TEST(Init, SaysThatRankZeroCanNotBeReached) {
   };
   EXPECT_THAT(lonely({}), HasSubstr("[rank 1] warning: can't reach the store at 127.0.0.1:" + port +
                                     ", where rank 0 listens (MASTER_ADDR, MASTER_PORT): Connection refused; trying for 0."));
-  // Where all could see each other, the first that is there says it.
+  // Of the ranks that have joined, the first one warns for all.
   const Folder folder;
   const auto file = "file:" + (folder / "store").string();
   EXPECT_THAT(lonely({{"TESSERA_STORE", file}}), HasSubstr("waiting for ranks 0 and 2 of 3 to join in TESSERA_STORE=" + file));

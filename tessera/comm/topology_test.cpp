@@ -59,7 +59,7 @@ TEST_P(Sums, AreTheSameOnTwoLevels) {
             [&](const Communicator& world) {
               const auto flat = contribution(world.rank(), numel);
               world.all_reduce(flat).wait();
-              // As in an engine that sums on each host, and then sends one contribution of each.
+              // Adds as an engine would that sums on each host first, and then sends one sum for each host.
               const auto host = world.split(kHosts);
               EXPECT_EQ(host.topology().hosts(), 1);
               const bool leads = host.rank() == 0;

@@ -1,4 +1,4 @@
-// The properties of a group: its ranks, and what the engine that moves their data is like.
+// The properties of a group: its ranks, and the properties of the engine that moves their data.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -13,7 +13,7 @@ namespace tessera {
 
 /// How an engine prefers the parameters of a unit to be packed.
 enum class Packing { OneBuffer, BufferPerParameter };
-/// Whether sums are taken in the order that Topology defines, so that the same run gives the same bits, or in any.
+/// Whether sums are taken in the order that Topology defines, so that the same run gives the same bits, or in any order.
 enum class SumOrder { Defined, Any };
 
 struct GroupTraits {

@@ -1,4 +1,5 @@
-// The interface that an engine implements: it moves the data of collectives. Agreement, time limits and common failure are up to Group.
+// Transport: the interface by which an engine moves the data of collectives. Group does the rest: agreement, time limits, and the same
+// error on all ranks.
 #pragma once
 
 #include <chrono>
@@ -17,9 +18,9 @@ class Link;
 
 /// How an operation starts.
 struct Launch {
-  std::string_view unit;                           // which it is about; valid during the call
-  Event inputs = {};                               // on a device, it runs after this point of the caller's stream
-  std::chrono::steady_clock::time_point end = {};  // when it must have ended
+  std::string_view unit;                           // that the operation is about; valid during the call
+  Event inputs = {};                               // on a device, the operation runs after this point of the caller's stream
+  std::chrono::steady_clock::time_point end = {};  // when the operation must have ended
 };
 
 /// The result of an operation. On the host the operation has ended; on a device the results are ready after the event.
@@ -53,7 +54,7 @@ class Transport {
   /// Marks the end of a training step, where a tracing engine ends its program.
   virtual void step_done() {}
 
-  /// Ends what is under way on a device. Any thread may call it.
+  /// Ends the operations that are under way on a device. Any thread may call it.
   virtual void abort(std::string_view /*reason*/) noexcept {}
 
   const GroupTraits& traits() const { return traits_; }

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Every collective returns one. Dropping it does not cancel the operation. The operation keeps its buffers alive until it has ended.
+/// Every collective returns a Work. Dropping it does not cancel the operation. The operation keeps its buffers alive until it has ended.
 class [[nodiscard]] Work {
  public:
   /// Implemented by an engine. On a device, the operation runs after what its caller had queued on the current stream.

@@ -87,7 +87,7 @@ TEST(Offload, RefusesFoldersInMemoryAndThoseThatAreNotThere) {
   };
   EXPECT_THAT(refused({.folder = "/nowhere"}), HasSubstr("/nowhere"));
   EXPECT_THAT(refused({.folder = "/dev/shm"}), HasSubstr("lies in memory (tmpfs)"));
-  EXPECT_THAT(refused({.folder = folder_on_disk(), .fraction = 2}), HasSubstr("lies between 0 and 1"));
+  EXPECT_THAT(refused({.folder = folder_on_disk(), .fraction = 2}), HasSubstr("must be between 0 and 1"));
 }
 
 }  // namespace

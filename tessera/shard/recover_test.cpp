@@ -241,7 +241,7 @@ TEST(Recovering, SaysWhoRecoversToThoseWhoDoNotYet) {
       const auto text = message_of<DisagreementError>([&] { mesh.replicate().barrier({.unit = "mine"}); });
       EXPECT_THAT(text, AllOf(HasSubstr("rank 1 at operation 0: barrier of 'mine'"),
                               HasSubstr("rank 3 at operation 0: barrier of 'tessera::recover'"),
-                              HasSubstr("call it on every rank, or end")));
+                              HasSubstr("call it on every rank, or end the program")));
     }
     recover(*net);
   });

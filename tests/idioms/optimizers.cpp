@@ -238,7 +238,7 @@ Chapter chapter() {
        }, .refused = "in no unit", .remark = "torch's optimizers are found out in the second backward pass"},
       {.what = "a loss with weights of its own in no unit", .act = [](Run& run) {
         train_with_loss_of_its_own(run, [](const Tensors&) {});
-       }, .refused = "the ranks train something in no unit to different values"},
+       }, .refused = "the ranks train tensors in no unit to different values"},
       {.what = "the same, with `average_gradients` of these weights", .act = [](Run& run) {
         train_with_loss_of_its_own(run, [&](const Tensors& weights) { average_gradients(weights, run.world()); });
        }},

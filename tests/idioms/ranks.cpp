@@ -424,7 +424,7 @@ Chapter chapter() {
         const auto model = nested(run);
         if (run.rank() == 0) (void)model->second->weight.norm().item<double>();
         run.world().barrier();
-       }, .refused = "the first read of a member is for every rank"},
+       }, .refused = "make the first read of a member"},
       {.what = "`full_parameter` on rank 0 alone", .act = [](Run& run) {
         const auto model = nested(run);
         const auto optimizer = run.sgd(*model);

@@ -13,7 +13,7 @@ namespace tessera::testing {
 class Allocations {
  public:
   int64_t bytes() const { return report_->bytes; }
-  /// The bytes among them that are not freed.
+  /// The part of bytes() that is not freed yet.
   int64_t held() const { return report_->held; }
   /// The peak of held().
   int64_t peak() const { return report_->peak; }

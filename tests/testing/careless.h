@@ -1,4 +1,4 @@
-// An engine that forgets a duty, so that tests see whether anybody notices.
+// Careless: an engine that forgets a duty, so that tests can check that they would notice.
 #pragma once
 
 #include <functional>

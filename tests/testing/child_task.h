@@ -1,4 +1,5 @@
-// Tasks that a test runs in a process of its own: it starts its own program again, where main() runs the task instead of the tests.
+// ChildTask: a task that a test runs in a child process. The test starts its own program again, in which main() runs the task instead of
+// the tests.
 #pragma once
 
 #include <map>
@@ -11,7 +12,7 @@ namespace tessera::testing {
 /// Process owner({this_program()}, hold.environment(prefix));
 class ChildTask {
  public:
-  /// Returns the status of the process. What it throws is printed, and the status is 3.
+  /// Returns the exit status of the process. An exception of the task is printed, and the status is 3.
   using Task = int (*)(const std::string& argument);
 
   ChildTask(const std::string& name, Task task);
@@ -23,7 +24,7 @@ class ChildTask {
   std::string name_;
 };
 
-/// If this process is a child, the status of its task.
+/// Runs the task if this process is such a child, and returns its exit status.
 std::optional<int> run_child_task();
 
 }  // namespace tessera::testing

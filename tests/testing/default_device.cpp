@@ -13,13 +13,13 @@
 namespace tessera::testing {
 namespace {
 
-/// A function's variable, because one of the namespace might be initialized after its value was set.
+/// A static variable of a function, because a global one might be initialized after its value was set.
 c10::Device& chosen() {
   static c10::Device device(c10::kCPU);
   return device;
 }
 
-/// Where a factory makes its tensor. Memory that shall be pinned is the host's.
+/// Where a factory makes its tensor. A tensor in pinned memory is always in host memory.
 c10::Device place_by_default(std::optional<at::Device> device, std::optional<bool> pin) {
   return device.value_or(pin.value_or(false) ? c10::Device(c10::kCPU) : chosen());
 }
@@ -66,7 +66,7 @@ void use_default_device() {
   c10::FatalSignalHandler::getInstance().setPrintStackTracesOnFatalSignal(true);
   chosen() = own_device(default_device(), 0);
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);  // for some dtypes libtorch can't
+  at::globalContext().setDeterministicFillUninitializedMemory(false);  // libtorch can't fill tensors of some dtypes
   at::globalContext().setAllowTF32CuDNN(false);
   at::globalContext().setAllowTF32CuBLAS(false);
   // All other factories call these. libtorch warns that kernels of its own are replaced, which is meant.

@@ -31,10 +31,10 @@ void run(const c10::Stream& stream);
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
 
-/// Whether what is queued runs at once, as if the device did not lag.
+/// Whether queued work runs at once, as if the device did not lag.
 void set_lags(bool lags);
 
-/// How often the host has waited for the device, and not only asked: all threads, or the calling one.
+/// How often the host has waited for the device, not only asked whether work has ended: in all threads, or in the calling one.
 size_t host_waits();
 size_t own_waits();
 
@@ -46,9 +46,9 @@ void set_keeps_memory(bool keeps);
 
 /// Whether the host memory is pinned, so that copies from and to it may be queued.
 bool is_pinned(const void* address);
-/// The current stream uses this pinned memory until it has run what is queued on it now: it is not freed before.
+/// Keeps this pinned memory from being freed until the current stream has run the work that is queued on it now.
 void note_use_of_pinned(const void* address);
-/// How much memory may be allocated at once; an allocation that does not fit throws what CUDA's throws.
+/// How much memory may be allocated at once; an allocation that does not fit throws the error of CUDA's allocator.
 void set_room(size_t bytes);
 
 /// The device memory that is allocated. Freed memory is reused by the next allocation of the same size.

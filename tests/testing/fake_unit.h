@@ -1,4 +1,4 @@
-// Units on memory that only notes what it is asked for, so that schedules and versions are tested alone.
+// Units on memory that only notes the requests that it gets, so that tests can check schedules and versions alone.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@
 
 namespace tessera::testing {
 
-/// What was asked of the memory of all units: "unshard a", "publish a 1".
+/// The requests to the memory of all units: "unshard a", "publish a 1".
 using Notes = std::vector<std::string>;
 
 class NotingChunks final : public Chunks {
@@ -60,7 +60,7 @@ class NotingTurns final : public Turns {
   at::Tensor published_copy(size_t /*buffer*/) const override { return copy; }
   void reset(const Subject& subject, bool /*again*/) override { note("reset", subject); }
 
-  /// Whether waiting for readers ends well.
+  /// Whether waiting for readers succeeds.
   std::function<bool()> readers = [] { return true; };
   at::Tensor copy = {};
 

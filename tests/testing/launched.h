@@ -129,7 +129,7 @@ inline char state(const std::string& pid) {
 }
 
 inline bool comes_true(const std::function<bool()>& condition) {
-  for (int i = 0; i < 6000; i++) {  // a minute, which ends only what hangs
+  for (int i = 0; i < 6000; i++) {  // for a minute: only a test that hangs reaches the end
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -154,7 +154,7 @@ struct OnTerminal {
   explicit OnTerminal(const Command& command, const Environment& environment = {})
       : keyboard(opened()), process(command, environment, {}, [name = std::string(::ptsname(keyboard.get()))] {
           ::setsid();
-          const int terminal = ::open(name.c_str(), O_RDWR);  // and so the terminal of this session
+          const int terminal = ::open(name.c_str(), O_RDWR);  // which makes it the terminal of this session
           for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(terminal, stream);
         }) {}
 

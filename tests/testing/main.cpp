@@ -30,7 +30,7 @@ void select_source(const std::string& name) {
   ::testing::GTEST_FLAG(filter) = selected;
 }
 
-/// Is initialized before the tensors that tests keep in variables of their own.
+/// Sets the default device before the global variables of tests, which may be tensors, are initialized.
 [[gnu::init_priority(200)]] const struct Chosen {
   Chosen() { tessera::testing::use_default_device(); }
 } chosen;

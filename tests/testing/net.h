@@ -41,7 +41,7 @@ inline at::Tensor input(int shift = 0) {
   return at::arange(18, at::kFloat).view({3, 6}).div(10) + 0.25 * shift;
 }
 
-/// The mean of the losses of all ranks. Its gradients for the unsharded model are those that the sharded model gets.
+/// The mean of the losses of all ranks. Its gradients in the unsharded model equal those that the sharded model gets.
 inline at::Tensor mean_over_ranks(const Communicator& world, const std::function<at::Tensor(int rank)>& loss) {
   auto sum = loss(0);
   for (int rank = 1; rank < world.size(); rank++) sum = sum + loss(rank);

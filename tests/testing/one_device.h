@@ -53,7 +53,7 @@ at::Tensor empty_in(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, 
 }
 
 /// Registers the device's allocator, guard and hooks, operators that need no values, and for all others a fallback. Libtorch never frees
-/// them. Returns where the device registers operators of its own.
+/// them. Returns the library in which the device registers operators of its own.
 template <class Memory, auto kFallback>
 torch::Library& register_device(const char* name, OneDeviceGuard* guard, OneDeviceHooks* hooks) {
   constexpr auto kKey = c10::DispatchKey::PrivateUse1;

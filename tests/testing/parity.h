@@ -29,7 +29,7 @@ void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator&
 /// Makes each child a unit, and the model's own parameters another.
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
 
-/// When the gradients of the passes of a step meet those of other ranks.
+/// When the gradients of the passes of a step are averaged with those of other ranks.
 enum class Meets {
   InEachPass,            // gradients add up in the shards
   ShardGroupInEachPass,  // those of other replicas only in the last pass: set_requires_all_reduce
@@ -37,11 +37,11 @@ enum class Meets {
   AfterTheLastPass,      // no_sync and sync_gradients
 };
 
-/// How a step comes to its gradients.
+/// How a step computes its gradients.
 struct Passes {
   int count = 1;
   Meets meets = Meets::InEachPass;
-  int replicas = 1;  // of a model that is sharded over the other axis of a mesh, over which the mean is taken first
+  int replicas = 1;  // of the model, along one axis of a mesh; the mean is first taken over the other axis, which shards
   UnusedParameters unused = UnusedParameters::Refuse;
 };
 
@@ -54,7 +54,8 @@ struct Trained {
 Trained train(const Communicator& world, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard = {},
               const Passes& passes = {});
 
-/// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank, or differ by no more than this.
+/// Fails the test unless losses and parameters of both kinds of training have the same bits on every rank, or differ by no more than
+/// `tolerance`.
 void expect_parity(int ranks, const MakeModel& make, const MakeOptimizer& optimizer, int steps, const Shard& shard,
                    const Passes& passes = {}, double tolerance = 0);
 

@@ -11,14 +11,14 @@
 
 namespace tessera::testing {
 
-constexpr int kNoPackage = 3;  // the exit status of scripts that lack a package of Python
+constexpr int kNoPackage = 3;  // the exit status of scripts whose Python lacks a package
 
 struct Ended {
   int status;          // -1 if it did not end in a minute
   std::string output;  // what it wrote to standard output
 };
 
-/// An empty name is that of an interpreter that the build has not found.
+/// An empty program name stands for a Python interpreter that the build has not found.
 inline Ended run_program(const std::vector<std::string>& command, const std::map<std::string, std::string>& environment = {}) {
   if (command.front().empty()) return {.status = kNoPackage, .output = "there is no such Python here"};
   Process process(command, environment, Process::Output::Capture);

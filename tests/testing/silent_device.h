@@ -27,7 +27,7 @@ std::vector<at::Tensor> download(const at::Tensor& tensor);
 /// knows.
 void move_to_silent_device(const torch::nn::Module& module);
 
-/// One replica's value of a tensor, as a CPU tensor over the same memory. This is what the device's kernels work on.
+/// One replica's value of a tensor, as a CPU tensor over the same memory. The device's kernels work on such tensors.
 at::Tensor replica(const at::Tensor& tensor, int index);
 
 /// How often the host has read a value of the device: by item(), copies to the CPU, and operators that do not return a tensor.

@@ -18,7 +18,7 @@ inline std::filesystem::path torch_xla_file(const std::filesystem::path& prefix,
   return prefix.string() + fmt::format("_rank-{:08}-of-{:08}.pth", rank, ranks);
 }
 
-/// How parameters are divided: their values, all of them as one parameter, or rows.
+/// How parameters are divided among the ranks: by their values, after joining them in one flat parameter, or by their rows.
 enum class TorchXlaWay { Values, Flat, Rows };
 
 /// Writes the files of all ranks. The state of their optimizer has the parameters' own values as `exp_avg`.
@@ -39,7 +39,7 @@ inline void write_torch_xla(const std::filesystem::path& prefix, int ranks, std:
     flatten_info["_fsdp_wrapped_module.flat_param_0"] = {names, shapes, numels};
     parameters = {{"flat_param_0", at::cat(values)}};
   }
-  constexpr int64_t kMultiple = 128;  // of which the number of values of a rank is a multiple
+  constexpr int64_t kMultiple = 128;  // the number of values of a rank is a multiple of it
   for (int rank = 0; rank < ranks; rank++) {
     pickle::Dict model, state;
     nlohmann::json shards, numbers = nlohmann::json::array();

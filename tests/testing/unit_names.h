@@ -9,7 +9,7 @@
 
 namespace tessera::testing {
 
-/// In the order of the model.
+/// Returns the names in the order of the model.
 inline std::vector<std::string> unit_names(const torch::nn::Module& model) {
   std::vector<std::string> names;
   for (const auto& unit : units(model)) names.push_back(unit->name());

@@ -1,4 +1,4 @@
-// For tests: what is logged while they look.
+// Warnings: collects log messages for tests.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// For tests: a process has one XLA device, which the first of them makes.
+// For tests: the XLA device of a process, which the first test makes.
 #pragma once
 
 #include "tessera/xla/device/device.h"

@@ -80,7 +80,7 @@ inline Subject resnet50() {
           .targets = [](int seed) { return words(seed, {8}, 10); }};
 }
 
-/// Where a batch goes: numbers in the dtype of the model, words as they are.
+/// Moves a batch to the device of the model: numbers also to its dtype, words as they are.
 inline at::Tensor to_model(const at::Tensor& input, at::TensorOptions where) {
   return input.is_floating_point() ? input.to(where) : input.to(where.device());
 }
@@ -153,13 +153,14 @@ inline std::vector<Case> all_cases() {
       cases.push_back({name + "AdamW" + end, make, adamw, dtype});
     }
   }
-  // With single precision, rounding alone moves its losses by tenths within two steps: batch norms divide by the spread of a few values.
+  // With single precision, rounding alone changes the losses of a ResNet by tenths within two steps: batch norms divide by the spread of a
+  // few values.
   cases.push_back({"ResNet50SgdInDouble", resnet50, sgd, at::kDouble, 10});
   cases.push_back({"MlpSgdInFp16", [] { return mlp(); }, sgd, at::kHalf});
   return cases;
 }
 
-/// Expects the CPU's losses, one program for the first and one for all later steps, and no operator on the CPU.
+/// Expects the losses of the CPU, one program for the first step and one for all later steps, and no operator that fell back to the CPU.
 inline void expect_losses_of_the_cpu(const Case& which) {
   const auto& [name, make, optimizer, dtype, steps] = which;
   const auto device = device_for_tests();
@@ -173,8 +174,8 @@ inline void expect_losses_of_the_cpu(const Case& which) {
     for (size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(actual[i], expected[i], 1e-4) << i;
     return;
   }
-  // Half types leave the losses of full precision early, and compilers round in other places: the device may be as far from them as the CPU
-  // is, and as much again.
+  // Losses in half precision soon differ from those in full precision, and compilers round in other places: the device may be twice as far
+  // from full precision as the CPU is.
   const auto full = losses_of(make, optimizer, at::TensorOptions(at::kCPU).dtype(at::kFloat), steps);
   EXPECT_LE(mean_distance(actual, full), 2 * mean_distance(expected, full) + 0.002) << mean_distance(expected, full);
 }

@@ -137,7 +137,7 @@ TEST(Safetensors, RefusesHeadersThatLie) {
   write_file(folder / "a", file_of("{}", 4, 200));
   EXPECT_THAT(refusal(folder / "a"), HasSubstr("cut off"));
   EXPECT_THAT(refusal(folder / "none"), HasSubstr("No such file"));
-  EXPECT_THAT(refusal(folder.path()), HasSubstr("is no file"));
+  EXPECT_THAT(refusal(folder.path()), HasSubstr("is not a file"));
 }
 
 TEST(Safetensors, NamesTheTensorWhoseBytesHaveChanged) {

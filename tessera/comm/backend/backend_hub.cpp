@@ -24,7 +24,8 @@ at::Tensor as_tensor(ConstBytes bytes) {
   return at::from_blob(const_cast<std::byte*>(bytes.data()), {static_cast<int64_t>(bytes.size())}, at::kByte);
 }
 
-/// Returns the answer of the store, or nothing if it gives none; then ranks know only what their connections tell them.
+/// Returns the store's answer, or nothing if the store fails or does not answer in time. Then this rank knows only what its connections
+/// tell it.
 template <class Question>
 auto ask(const StorePtr& store, Question question) noexcept -> std::optional<decltype(question(*store))> try {
   return bounded(kVerdictLimit, [=] { return question(*store); });
@@ -32,7 +33,7 @@ auto ask(const StorePtr& store, Question question) noexcept -> std::optional<dec
   return std::nullopt;
 }
 
-/// The form in the store: the rank, a blank, the reason.
+/// Writes a verdict as the store keeps it: the rank, a blank, the reason.
 std::string packed(const LinkFailure& verdict) {
   return fmt::format("{} {}", verdict.culprit, verdict.reason);
 }
@@ -133,17 +134,17 @@ void BackendHub::publish(const LinkFailure& verdict) {
 }
 
 void BackendHub::end(const LinkFailure& verdict) {
-  c10::intrusive_ptr<c10d::Backend> ended;  // destroyed after the lock is given back, because that waits for the backend's own threads
+  c10::intrusive_ptr<c10d::Backend> ended;  // destroyed after the lock is released, because the destructor waits for the backend's own threads
   std::lock_guard lock(mutex_);
   if (!verdict_.reason.empty()) return;
   verdict_ = verdict;
   for (const auto& work : receiving_) {
     try {
       work->abort();
-    } catch (const std::exception&) {  // that wait then ends at its time limit
+    } catch (const std::exception&) {  // the receive then ends at its time limit
     }
   }
-  ended = std::move(backend_);  // which closes the connections if nobody else holds them
+  ended = std::move(backend_);  // its destructor closes the connections, unless somebody else holds the backend
 }
 
 std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store) {

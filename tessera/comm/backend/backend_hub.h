@@ -1,4 +1,5 @@
-// What all links over one c10d backend share: the backend itself, the tags of their messages, and the reason why they failed.
+// BackendHub: the state that all links over one c10d backend share, namely the backend, the tags of messages, and the verdict, which says
+// why the links failed.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -24,13 +25,14 @@ namespace tessera {
 
 using BackendWork = c10::intrusive_ptr<c10d::Work>;
 
-/// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use it from different threads.
+/// When one link over a backend fails, all of them do, because gloo then closes every connection. Links may use the hub from different
+/// threads.
 class BackendHub {
  public:
   /// Far above the small tags that the program itself uses for messages over the same backend.
   static constexpr int32_t kFirstTag = 0x54000000;
 
-  /// `store` may be null. Verdicts are kept in it under `key`.
+  /// `store`, which may be null, keeps the verdict under `key`.
   BackendHub(c10::intrusive_ptr<c10d::Backend> backend, c10::intrusive_ptr<c10d::Store> store, std::string key);
 
   int rank() const { return rank_; }
@@ -41,24 +43,25 @@ class BackendHub {
   /// Forgets works of receive() that have ended, because abort() must end only those that still run.
   void forget(std::span<const std::pair<int, BackendWork>> works);
 
-  /// Publishes the verdict in the store *before* it closes anything, so that the other ranks, which only see connections close, can find
-  /// the reason. The first verdict of all ranks stays.
+  /// Publishes the verdict in the store, and only then closes connections: other ranks that see a connection close find the reason in the
+  /// store. Of several ranks' verdicts, only the first counts.
   void abort(const LinkFailure& verdict) noexcept;
 
-  /// The verdict of any rank; one without a reason if there is none yet; nothing if the store does not answer.
+  /// The first verdict of all ranks; its reason is empty if no rank has failed yet. Nothing if the store does not answer.
   std::optional<LinkFailure> verdict();
 
-  /// Tells the others to wait for this rank's verdict: a rank whose time is up has to find out who is missing, and its connections close
-  /// meanwhile.
+  /// Tells the other ranks to wait for this rank's verdict. After a time-out, this rank needs a while to find out who is missing, and its
+  /// connections close in the meantime.
   void announce_verdict();
-  /// Like verdict(), but waits for one that is announced.
+  /// Like verdict(), but if a rank has announced a verdict, waits for it.
   std::optional<LinkFailure> announced_verdict();
 
-  /// A tag above all that this rank has used. The largest of several ranks' tags is one that none of them has used.
+  /// A tag above all tags that this rank has used. So the largest next_tag() of several ranks is unused on all of them.
   int32_t next_tag() const { return next_tag_; }
   void use_tag(int32_t tag);
 
-  /// Polls the store for a verdict in a thread. Needed if the program holds the backend too: then an abort elsewhere closes no connection.
+  /// Polls the store for a verdict in a thread. Needed if the program holds the backend too: then an abort on another rank closes no
+  /// connection.
   void watch();
 
  private:
@@ -79,8 +82,8 @@ class BackendHub {
   std::jthread watcher_;  // last: it uses the members above
 };
 
-/// The hub of a backend that belongs to the program. There is one for as long as links over the backend exist, however often the program
-/// joins it.
+/// Returns the hub of a backend that belongs to the program. All links over the backend share one hub, however often the program calls
+/// init() with it.
 std::shared_ptr<BackendHub> shared_hub(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
 
 /// The first line of an exception of c10d or gloo, without the stack trace that follows. cmake/tsan.supp names this function: the text may

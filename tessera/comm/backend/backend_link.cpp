@@ -28,7 +28,7 @@ class BackendLink final : public Link {
   std::span<const int> world_ranks() const override { return global_; }
 
   void combine(Digest& digest, Clock::time_point deadline) override {
-    constexpr int kFew = 3;  // for so few ranks, an all-gather sends as many messages as dissemination, in one turn
+    constexpr int kFew = 3;  // for so few ranks, an all-gather sends as many messages as the dissemination below, in one turn
     if (size() <= kFew) {
       for (const auto& each : all_gather_values(*this, digest, deadline)) digest.add(each);
       return;
@@ -40,7 +40,7 @@ class BackendLink final : public Link {
       try {
         transfer(std::span(&got, 1), std::span(&sent, 1), deadline);
       } catch (LinkFailure& failure) {
-        failure.is_guess = failure.kind == LinkFailure::Kind::Late;  // the peer may not be late, but wait for another rank
+        failure.is_guess = failure.kind == LinkFailure::Kind::Late;  // the peer may itself be waiting for another rank
         throw;
       }
       digest.add(received);

@@ -15,10 +15,11 @@ class Store;
 
 namespace tessera {
 
-/// Uses a backend that nobody else uses. Ranks publish in the store why they gave up.
+/// Makes a link over a backend that nobody else uses. A rank that gives up publishes the reason in the store.
 std::unique_ptr<Link> own_backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store);
 
-/// Collective: uses a backend that belongs to the program. `store` may be null; then ranks that give up have nowhere to publish the reason.
+/// Collective: makes a link over a backend that the program uses, too. `store` may be null; then a rank that gives up can't publish the
+/// reason.
 std::unique_ptr<Link> backend_link(const c10::intrusive_ptr<c10d::Backend>& backend, const c10::intrusive_ptr<c10d::Store>& store,
                                    std::chrono::milliseconds start_limit);
 

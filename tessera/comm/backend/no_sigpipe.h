@@ -19,7 +19,7 @@ class NoSigpipe {
   ~NoSigpipe() {
     if (::sigismember(&before_, SIGPIPE) == 0) {
       const timespec now{};
-      ::sigtimedwait(&only_, nullptr, &now);  // discards one that is pending
+      ::sigtimedwait(&only_, nullptr, &now);  // discards a pending SIGPIPE
     }
     ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }

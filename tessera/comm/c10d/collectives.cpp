@@ -14,15 +14,15 @@
 namespace tessera {
 namespace {
 
-// How long a rank whose collective has failed waits for the others to say why.
+// How long a rank whose collective has failed waits for the other ranks to tell the reason.
 constexpr auto kLinkPatience = std::chrono::seconds(2);
 
-/// Views the values as bytes, because moving them is the same for every dtype, and some backends know few dtypes.
+/// Views the values as bytes: a copy is the same for every dtype, and some backends support few dtypes.
 at::Tensor as_bytes(const at::Tensor& tensor) {
   return tensor.view({-1}).view(at::kByte);
 }
 
-/// Views complex numbers as pairs, whose sums are the same.
+/// Views complex numbers as pairs of real numbers, which have the same sums.
 at::Tensor as_real(const at::Tensor& tensor) {
   return tensor.is_complex() ? at::view_as_real(tensor).view({-1}) : tensor.view({-1});
 }
@@ -34,7 +34,7 @@ c10d::ReduceOp op_of(Reduce op) {
     case Reduce::Max:
       return c10d::ReduceOp::MAX;
     case Reduce::Sum:
-    case Reduce::Mean:  // a sum that is divided later, because not every backend knows means
+    case Reduce::Mean:  // a sum that is divided later, because not every backend supports means
       break;
   }
   return c10d::ReduceOp::SUM;
@@ -70,7 +70,7 @@ template <class Begin>
 void CollectivesTransport::collective(const Launch& start, const Begin& begin) const try {
   const auto work = begin();
   if (queue_) {
-    work->wait();  // on the device: what is queued from now on runs after it
+    work->wait();  // on the device, not here: work that is queued from now on runs after the collective
   } else {
     work->wait(time_until(start.end));
   }
@@ -79,7 +79,8 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   auto failure = others_are_late(*link_);
   bool failed_on_all = false;
   try {
-    // A rank on which the collective has not failed compares this with its next operation, which has another hash.
+    // Finds out whether the collective failed on every rank. A rank on which it did not fail combines the hash of its next operation, which
+    // differs.
     Digest digest{.what = Extremes::of(0), .known = {}};
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
     failed_on_all = digest.agrees();
@@ -88,8 +89,8 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
     failure.ranks = found.ranks;
   }
   if (late) throw failure;
-  if (failed_on_all) throw CommError("{} (on every rank, so it is the fault of none)", first_line(error));
-  throw;  // no other rank has ended the group
+  if (failed_on_all) throw CommError("{} (on every rank, so no single rank is to blame)", first_line(error));
+  throw;  // no other rank has given up, so the error is this rank's own
 }
 
 uint64_t CollectivesTransport::move(const Request& request, const Piece& piece, const Launch& start) {
@@ -104,7 +105,7 @@ uint64_t CollectivesTransport::move(const Request& request, const Piece& piece, 
     sent = own.nbytes() * (ranks - 1);
   } else if (request.operation == Operation::ReduceScatter) {
     const bool direct = piece.own.scalar_type() == *wire;
-    // On the host, backends may write sums that are not complete into the input, so it is copied.
+    // On the host, backends may overwrite the input with partial sums, so it is copied.
     auto whole = as_real(piece.whole.to(*wire, /*non_blocking=*/false, /*copy=*/!queue_));
     const auto result = direct ? piece.own : at::empty(piece.own.sizes(), piece.own.options().dtype(*wire));
     auto own = as_real(result);

@@ -19,17 +19,17 @@ namespace tessera {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-/// Knows nothing of the vendor: streams and events are libtorch's, for any device. Sums are the backend's, in the dtype in which values are
-/// sent and in an order of its own.
+/// Works with the backend of any vendor, because it uses libtorch's streams and events. The backend adds values in the dtype in which they
+/// are sent and in an order of its own.
 ///
-/// On a device, operations are queued on a stream of this transport, behind the inputs of the caller. Nothing waits for them on the host.
-/// Memory that they use is noted with its allocator, which does not hand it out again before they have ended.
+/// On a device, operations run on a stream of this transport, after the work that makes their inputs. The host does not wait for them. The
+/// allocator is told which memory they use, and does not reuse it before they have ended.
 class CollectivesTransport final : public Transport {
  public:
   /// Collective: makes the backend of a part of the ranks. `name` is the same on all of them, and no other group has it.
   using MakeBackend = std::function<BackendPtr(const std::string& name, int rank, int size)>;
 
-  /// The ranks come from the link.
+  /// Takes the ranks from the link.
   CollectivesTransport(GroupTraits traits, std::shared_ptr<Link> link, BackendPtr backend, MakeBackend make);
 
   Moved run(const Request& request, const Launch& start) override;
@@ -39,9 +39,9 @@ class CollectivesTransport final : public Transport {
  private:
   /// Returns how many bytes it sent.
   uint64_t move(const Request& request, const Piece& piece, const Launch& start);
-  /// Waits for the collective of the backend that `begin` returns; on a device, only work that is queued later waits. If it fails, the link
-  /// says which rank is gone, late or has given up, because backends name sockets and not ranks. On a device, a rank that does not come
-  /// makes nothing fail here.
+  /// Waits for the collective that `begin` starts; on a device, only work that is queued later waits. If the collective fails, asks the
+  /// link which rank is gone, late or has given up, because a backend's errors name sockets and not ranks. On a device, a missing rank
+  /// causes no failure here.
   template <class Begin>
   void collective(const Launch& start, const Begin& begin) const;
 

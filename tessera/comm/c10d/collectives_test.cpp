@@ -1,4 +1,4 @@
-// Collectives of c10d backends: on a device whose streams lag, where a missing wait shows as a wrong number, and over gloo's own.
+// Collectives of c10d backends: on a device whose streams lag, where a missing wait shows as a wrong number, and those of gloo.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -67,8 +67,8 @@ std::vector<float> gathered(Forgets forgets) {
 
 TEST(CollectivesOnADevice, RunBehindTheirInputsAndBeforeWhatReadsThem) {
   EXPECT_THAT(gathered(Forgets::Nothing), AllOf(SizeIs(kRanks * kNumel), Each(3)));
-  EXPECT_THAT(gathered(Forgets::Inputs), Each(0)) << "it reads what is not written yet";
-  EXPECT_THAT(gathered(Forgets::Results), Each(0)) << "it is read before it is there";
+  EXPECT_THAT(gathered(Forgets::Inputs), Each(0)) << "the gather reads its input before it is written";
+  EXPECT_THAT(gathered(Forgets::Results), Each(0)) << "the result is read before it is written";
 }
 
 /// Sums gradients whose memory is freed and written again as soon as the reduction is started.
@@ -92,14 +92,14 @@ std::vector<float> reduced(Forgets forgets) {
 
 TEST(CollectivesOnADevice, KeepTheMemoryThatTheyRead) {
   EXPECT_THAT(reduced(Forgets::Nothing), Each(10));
-  EXPECT_THAT(reduced(Forgets::Memory), Each(140)) << "it has read what came after";
+  EXPECT_THAT(reduced(Forgets::Memory), Each(140)) << "the reduction has read values that were written after it started";
 }
 
 TEST(CollectivesOnADevice, HaveATimeLimitThere) {
   const auto world = world_on_delayed_device(Forgets::Nothing).with_limit(milliseconds(300));
   const auto whole = on_device(kRanks * kNumel), own = on_device(kNumel);
   const Piece piece{.whole = whole, .own = own};
-  world.all_gather(std::span(&piece, 1), {.unit = "layers.3"}).wait();  // it is queued, and nothing lets it run
+  world.all_gather(std::span(&piece, 1), {.unit = "layers.3"}).wait();  // the gather is queued, and nothing lets it run
   const auto error = [&] {
     for (const auto end = Clock::now() + kTestLimit; Clock::now() < end; std::this_thread::sleep_for(milliseconds(50))) {
       try {
@@ -182,7 +182,7 @@ TEST(CollectivesOfABackend, NameARankThatStopsInTheirMiddle) {
   }
 }
 
-/// Its broadcasts fail on the last rank, and have ended at once on all others.
+/// A backend whose broadcasts fail on ranks from `first_to_fail` on, and end at once on all others.
 class OneSided final : public c10d::Backend {
  public:
   int first_to_fail = 0;
@@ -197,7 +197,7 @@ class OneSided final : public c10d::Backend {
   }
 };
 
-/// The error of each rank in a broadcast over a backend that fails on some.
+/// The error of each rank in a broadcast over a backend that fails on some ranks.
 std::vector<std::string> errors_of_broadcast(int first_to_fail) {
   constexpr int kSize = 3;
   const auto block = SharedBlock::make(SharedBlock::Source::Heap, SharedMemoryLink::block_size(kSize));
@@ -220,7 +220,7 @@ std::vector<std::string> errors_of_broadcast(int first_to_fail) {
 }
 
 TEST(CollectivesOfABackend, BlameNoRankForWhatFailsOnAll) {
-  EXPECT_THAT(errors_of_broadcast(0), Each(HasSubstr("failed: no buffer left (on every rank, so it is the fault of none)")));
+  EXPECT_THAT(errors_of_broadcast(0), Each(HasSubstr("failed: no buffer left (on every rank, so no single rank is to blame)")));
 }
 
 TEST(CollectivesOfABackend, TellOthersOfAFailureThatTheyDoNotHave) {

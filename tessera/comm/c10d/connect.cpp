@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// The link by which ranks agree whose data has other ways: over shared memory on one host, by messages on several.
+/// Makes the link over which the ranks agree while the backend moves their data: through shared memory on one host, by messages otherwise.
 std::shared_ptr<Link> link_of_hosts(const Meeting& meeting) {
   if (meeting.topology.hosts() == 1) {
     if (auto attempt = connect_shm(meeting); attempt.link) return std::move(attempt.link);
@@ -50,7 +50,7 @@ Connection connect_nccl(const Meeting& meeting) {
 }
 #else
 std::string why_no_nccl() {
-  return "this build links no CUDA (TESSERA_LINK_CUDA)";
+  return "this build has no CUDA; build with TESSERA_LINK_CUDA=ON";
 }
 
 Connection connect_nccl(const Meeting& /*meeting*/) {

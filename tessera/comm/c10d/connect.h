@@ -1,4 +1,4 @@
-// The rows of engines that move data by collectives of c10d.
+// Connects the engines that move data by collectives of c10d.
 #pragma once
 
 #include "tessera/comm/c10d/collectives.h"
@@ -6,11 +6,11 @@
 
 namespace tessera {
 
-/// gloo's own collectives, in host memory: the same transport as on devices, for hosts that have none.
+/// Connects by gloo's own collectives in host memory: the transport of devices, for hosts without a device.
 Connection connect_gloo_collectives(const Meeting& meeting);
 
 std::string why_no_nccl();
-/// In nccl.cpp.
+/// Defined in nccl.cpp.
 BackendPtr make_nccl(const StorePtr& store, int rank, int size);
 Connection connect_nccl(const Meeting& meeting);
 

@@ -46,7 +46,7 @@ std::string advice_about_calls(const Alikes& groups) {
     if (!envelope.call.empty()) who += fmt::format(" {} called {};", name_ranks(ranks), envelope.call.view());
   }
   if (is_one) return {};
-  return who + " every rank must make such a call, so it can't stand behind `if (world.rank() == 0)`;";
+  return who + " every rank must make such a call, so do not put it behind `if (world.rank() == 0)`;";
 }
 
 std::string advice_about_passes(const Alikes& groups) {
@@ -59,8 +59,8 @@ std::string advice_about_passes(const Alikes& groups) {
     if (!differ(&Envelope::number)) {
       return differ(&Envelope::operation) ? " every rank must run as many forward and as many backward passes between two steps;" : "";
     }
-    return " every rank must use the same units in each pass: add what a branch leaves out with a factor of 0, or in memory that the ranks "
-           "share, shard with {.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
+    return " every rank must use the same units in each pass: call the units that a branch leaves out and add their results with a factor of "
+           "0, or, if units are node-shared, shard with {.schedule = {.unused_parameters = tessera::UnusedParameters::Zeros}};";
   }
   const bool are_calls = std::ranges::any_of(groups, [](const Alike& each) { return !each.envelope.call.empty(); });
   if (of_pass == 0 || are_calls) return {};
@@ -69,29 +69,29 @@ std::string advice_about_passes(const Alikes& groups) {
     if (envelope.is_of_pass()) who += fmt::format(" {} {} parameters of the model;", name_ranks(ranks), ranks.size() == 1 ? "uses" : "use");
   }
   return who +
-         " a forward pass, also in an evaluation, or the first read of a member is for every rank, and not behind `if (world.rank() == "
-         "0)`;";
+         " every rank must run each forward pass, also in an evaluation, and make the first read of a member, so do not put them behind "
+         "`if (world.rank() == 0)`;";
 }
 
 std::string advice_about_gradients(const Alikes& groups) {
   const auto adds = [](const Envelope& envelope) -> uint64_t {
     const auto text = envelope.unit.view();
     const auto at = text.find(kEarlierGradients);
-    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with how many and which
+    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with their number and hash
   };
   std::string advice;
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {
     advice +=
-        " the shards were written on some ranks only: write them on every rank, also where they are empty, and say tessera::skip_step (or "
-        "the optimizer's own) for a step that is left out; shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
+        " only some ranks have written the shards: write them on every rank, also where they are empty, and where a step is left out, call "
+        "tessera::skip_step or the optimizer's skip_step(); shard.data_ptr() counts as writing, shard.const_data_ptr() does not;";
   }
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.members; })) {
     advice +=
         " the ranks have gradients for different parameters of the unit: freeze the same ones on every rank, and use the same ones in "
-        "every pass (add the others with a factor of 0, or shard with UnusedParameters::Zeros);";
+        "every pass (add what uses the others with a factor of 0, or shard with UnusedParameters::Zeros);";
   }
   if (differ_in(groups, adds))
-    advice += " only some ranks have cleared the gradients of the pass before: call zero_grad() on every rank or on none;";
+    advice += " only some ranks have cleared the gradients of earlier passes: call zero_grad() on every rank or on none;";
   return advice;
 }
 
@@ -101,16 +101,15 @@ std::string advice_about_writers(const Alikes& groups) {
   if (std::ranges::none_of(groups, is_other)) return {};
   const bool beside = std::ranges::any_of(groups, [](const Alike& each) { return each.envelope.words.view().starts_with(kBeside); });
   std::string advice =
-      beside ? " the ranks train something in no unit to different values:" : " different optimizers have written the shards:";
+      beside ? " the ranks train tensors in no unit to different values:" : " different optimizers have written the shards:";
   for (const auto& [envelope, ranks] : groups) {
     const auto words = envelope.words.view();
     advice += fmt::format(" {} {},", name_ranks(ranks), words.empty() ? beside ? "without" : "none yet" : words);
   }
   if (!beside) return advice + " give every rank the same one, with the same options;";
   return advice +
-         " nobody averages its gradients: call fully_shard for the whole model last, or tessera::average_gradients for what lies outside "
-         "of it; "
-         "where ranks are to differ, take the gradient by torch::autograd::grad;";
+         " the gradients of such tensors are not averaged: call fully_shard for the whole model last, or tessera::average_gradients for "
+         "tensors outside of it; if the ranks are meant to differ, take their gradients by torch::autograd::grad;";
 }
 
 }  // namespace
@@ -186,15 +185,15 @@ void expect_agreement(std::span<const Envelope> envelopes, std::span<const int> 
     message += fmt::format(" {} at operation {}: {};", name_ranks(ranks), envelope.sequence, envelope.describe());
   }
   if (std::ranges::any_of(envelopes, &Envelope::recovers)) {
-    throw DisagreementError(message + " a rank that calls tessera::recover has met an error of its own: call it on every rank, or end");
+    throw DisagreementError(message + " a rank that calls tessera::recover had an error of its own: call it on every rank, or end the program");
   }
   for (const auto advice : {advice_about_calls, advice_about_passes, advice_about_gradients, advice_about_writers})
     message += advice(groups);
   message += " every rank must call the same operations, with the same sizes, in the same order";
   if (callers == Callers::SeveralThreads) {
     message +=
-        "; several threads of this rank have called the group: if they do so at the same time, each needs one of its own, made in the same "
-        "order on every rank, by world.duplicate()";
+        "; several threads of this rank use the group: if they do so at the same time, give each thread a group of its own by "
+        "world.duplicate(), called in the same order on every rank";
   }
   throw DisagreementError(message);
 }

@@ -42,17 +42,18 @@ struct Envelope {
   void refuse(std::string_view why);
   /// Mixes a number into the layout hash, so that envelopes differ if the numbers do.
   void mix_into_layout(int64_t number) { layout = (layout ^ static_cast<uint64_t>(number)) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL; }
-  /// Whether its rank waits in tessera::recover for the others.
+  /// Whether the envelope's rank waits in tessera::recover for the others.
   bool recovers() const { return unit.view() == kRecovery; }
 
-  /// A digest of all that ranks must have in common. The writer is apart, because a rank may not know it. A refusal agrees with nothing.
+  /// A digest of all fields that ranks must have in common. The writer is in `known`, because a rank may not know it. The digest of a
+  /// refusal agrees with no other.
   Digest digest() const;
 
   /// "all_gather of 'layers.3' version 7: 2 pieces, 4096 x BFloat16"; "barrier, in checkpoint::save"
   std::string describe() const;
-  /// What to do if a rank waits in this operation for one that has ended well. Empty if there is nothing more to say.
+  /// Advice for the error of a rank that waits in this operation for a rank that never comes. Empty if there is none.
   std::string advice_if_alone() const;
-  /// Whether a forward or backward pass has brought its rank here, as far as one can tell.
+  /// Whether the operation most likely belongs to a forward or backward pass.
   bool is_of_pass() const;
 };
 static_assert(std::has_unique_object_representations_v<Envelope>);

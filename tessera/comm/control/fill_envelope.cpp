@@ -18,8 +18,8 @@ std::string complaint(const at::Tensor& tensor, std::string_view what, const Gro
   if (!tensor.defined()) return fmt::format("{} is undefined", what);
   if (const auto device = group.device; tensor.device() != device) {
     return fmt::format("{} is on {}; transport {} moves {}", what, tensor.device().str(), group.name,
-                       device.is_cpu() ? "host memory, pass a CPU tensor"
-                                       : fmt::format("memory of {}, move it there, and a model before fully_shard", device.str()));
+                       device.is_cpu() ? "host memory; pass a CPU tensor"
+                                       : fmt::format("memory of {}; move the tensor there, or a model before fully_shard", device.str()));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) return fmt::format("{} is not contiguous; pass .contiguous()", what);
   bytes_of(tensor);  // throws if the memory can't be accessed
@@ -39,7 +39,7 @@ std::string complaint(const Piece& piece, const GroupTraits& group) {
   const bool same_memory = piece.whole.is_cpu() || piece.whole.is_alias_of(piece.own);
   const bool overlap = same_memory && !own.empty() && own.data() < whole.data() + whole.size() && whole.data() < own.data() + own.size();
   if (overlap && own.data() != part_of(whole, rank, size).data()) {
-    return fmt::format("own overlaps whole, but does not lie at the place of rank {}", group.world_ranks[rank]);
+    return fmt::format("own overlaps whole, but is not at the place of rank {} in it", group.world_ranks[rank]);
   }
   return {};
 }

@@ -10,16 +10,16 @@
 
 namespace tessera {
 
-/// `fill` describes the operands. If it throws, this rank refuses, so that all ranks get an error at once instead of waiting for this one;
-/// a rank that `is_alone` throws.
+/// Makes an envelope, in which `fill` describes the operands. If `fill` throws, the envelope says that this rank refuses, so that all ranks
+/// get an error at once instead of waiting for this one; if the rank `is_alone`, it throws.
 Envelope envelope_for(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill = {}, bool is_alone = false);
 
-/// Throws UsageError if the tensors can't be sent, or if an `own` does not fit its `whole`, of which it is one part for each rank if they
-/// `have_parts`.
+/// Describes the tensors. Throws UsageError if they can't be sent. If they `have_parts`, each `own` must fit its `whole`, which has one
+/// part for each rank.
 void describe(Envelope& envelope, std::span<const Piece> pieces, const GroupTraits& group, bool have_parts = true);
-/// The reduction must be resolved.
+/// Describes a reduction, which must be resolved.
 void describe(Envelope& envelope, const Reduction& reduction);
-/// Resolves the reduction of the request.
+/// Describes a request, and resolves its reduction.
 void describe(Envelope& envelope, Request& request, const GroupTraits& group);
 
 }  // namespace tessera

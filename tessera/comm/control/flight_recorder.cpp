@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// The only phase whose end is recorded: nobody can see where a forward pass ends.
+// The only phase whose end is recorded: the library can't see where a forward pass ends.
 constexpr std::string_view kInBackward = "backward";
 constexpr std::array<const char*, 3> kOutcomes = {"running", "done", "failed"};
 
@@ -55,8 +55,8 @@ std::string where(const Rank& rank) {
                             last.outcome == "done" ? "ended" : "failed", time_text(last.ago - last.took));
 }
 
-/// The first operation of a group that is not the same on all ranks which know of it. Operations before the last that the group has
-/// completed do not count, because its ranks have agreed since.
+/// Describes the first operation of a group that differs between the ranks that have recorded it. Operations before the last one that the
+/// group has completed do not count, because its ranks have agreed since.
 std::string differences(const std::map<int, Rank>& ranks) {
   std::map<std::pair<uint64_t, uint64_t>, std::map<std::string, std::vector<int>>> whats;
   std::map<uint64_t, uint64_t> completed;  // the last operation of each group
@@ -68,7 +68,7 @@ std::string differences(const std::map<int, Rank>& ranks) {
   }
   for (const auto& [operation, variants] : whats) {
     if (variants.size() < 2 || completed[operation.first] > operation.second) continue;
-    // Ranks come to tessera::recover from different points of their programs, so it is no difference.
+    // Ranks enter tessera::recover from different points of their programs, so that is not a difference.
     if (std::ranges::any_of(variants, [](const auto& each) { return each.first.find(kRecovery) != std::string::npos; })) continue;
     auto text = fmt::format("the ranks differ at operation {}:", operation.second);
     for (const auto& [what, numbers] : variants) text += fmt::format("\n  {}: {}", name_ranks(numbers), what);
@@ -144,13 +144,13 @@ std::string flight_report(const std::map<int, std::string>& texts, int world_siz
       report += fmt::format("  {} {}: {}, began {} ago{}\n", line->sequence, line->what, line->outcome, time_text(line->ago), took);
     }
   }
-  if (report.ends_with('\n')) report.pop_back();  // a log ends its lines itself
+  if (report.ends_with('\n')) report.pop_back();  // the log adds the end of the line
   return report;
 }
 
 std::vector<int> not_come(const std::map<int, std::string>& answers, uint64_t group, uint64_t sequence, std::span<const int> ranks) {
   std::vector<int> missing;
-  if (answers.empty()) return missing;  // nobody can be asked
+  if (answers.empty()) return missing;  // no rank could be asked
   for (const int number : ranks) {
     const auto found = answers.find(number);
     const auto has_come = [&](const Line& line) { return line.group == group && line.sequence >= sequence; };

@@ -19,7 +19,7 @@ class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// Records where the program is: "backward" of unit "layers.3". An empty phase: the last one has ended.
+  /// Records where the program is: "backward" of unit "layers.3". An empty phase says that the last one has ended.
   void enter(std::string_view phase, std::string_view unit);
   /// Records that an operation of a group begins. `group` is the same number on all ranks of the group. Returns the operation for end().
   uint64_t begin(uint64_t group, const Envelope& envelope);
@@ -40,18 +40,18 @@ class FlightRecorder {
 
   mutable std::mutex mutex_;
   std::array<Operation, 32> ring_;
-  uint64_t begun_ = 0;  // number of operations, of which the ring has the last
+  uint64_t begun_ = 0;  // number of operations so far; the ring has the last of them
   FixedText<32> phase_;
   FixedText<80> unit_;      // only the end of a longer name
   bool is_inside_ = false;  // whether the program is in the phase for certain, or was there last
   Time entered_ = {};
 };
 
-/// Puts the recorders of the ranks together in one text: where each rank is, at which operation they differ, and what each has done last.
-/// `ranks` lacks those that have not answered.
+/// Combines the records of the ranks, each from to_json(), in one text: where each rank is, at which operation they differ, and the last
+/// operations of each. `ranks` lacks the ranks that have not answered.
 std::string flight_report(const std::map<int, std::string>& ranks, int world_size);
 
-/// The ranks that have not come to this operation of a group, by what their recorders say; also those that have not answered.
+/// The ranks that have not reached this operation of a group according to their recorders, or that have not answered.
 std::vector<int> not_come(const std::map<int, std::string>& answers, uint64_t group, uint64_t sequence, std::span<const int> ranks);
 
 }  // namespace tessera

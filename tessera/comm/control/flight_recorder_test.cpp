@@ -40,7 +40,7 @@ TEST(FlightReports, SayWhetherARankIsStillWhereItWasLast) {
   FlightRecorder recorder;
   const auto report = [&] { return flight_report({{0, recorder.to_json()}}, 1); };
   EXPECT_THAT(report(), HasSubstr("rank 0 is before its first unit; has begun no operation"));
-  recorder.enter("forward", "layers.3");  // nobody can see where it ends
+  recorder.enter("forward", "layers.3");  // the library can't see where a forward pass ends
   EXPECT_THAT(report(), HasSubstr("rank 0 was last in forward of 'layers.3', "));
   recorder.enter("backward", "layers.3");
   EXPECT_THAT(report(), HasSubstr("rank 0 is in backward of 'layers.3' for "));

@@ -19,7 +19,7 @@ namespace {
 // How long the destructor waits for operations that were started and not waited for.
 constexpr auto kFarewell = std::chrono::seconds(10);
 
-/// The Work of an operation in the caller's thread, which may have queued something on a device.
+/// The Work of an operation that ran in the caller's thread, and may have queued work on a device.
 struct Queued final : Work::State {
   explicit Queued(Event ready) : ready(std::move(ready)) {}
   void wait() override {}
@@ -95,7 +95,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   const auto record = c10::make_scope_exit([&] { family_->recorder().end(recorded, outcome); });
   try {
     agree(envelope, known, start.end);
-    record_recovery(world_rank());  // this rank has survived whatever has failed before
+    record_recovery(world_rank());  // this rank has survived all earlier failures
     auto ready = run_agreed(envelope, start, act);
     outcome = FlightRecorder::Outcome::Done;
     if (!ready.passed()) under_way_.push_back({.ready = ready, .envelope = envelope, .limit = limit, .end = start.end});
@@ -103,7 +103,7 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
   } catch (const LinkFailure& failure) {
     fail(failure, envelope, limit);
   } catch (const DisagreementError& error) {
-    // Ranks come to tessera::recover from different points of their programs.
+    // A disagreement with tessera::recover is expected: ranks enter it from different points of their programs.
     if (std::ranges::none_of(envelopes_, &Envelope::recovers)) {
       family_->report(fmt::format("{:x}-{}", number_, envelope.sequence), error.what());
     }
@@ -114,17 +114,17 @@ Event Group::run(Envelope envelope, Event inputs, std::chrono::milliseconds limi
 bool Group::watch_device() try {
   while (!under_way_.empty() && under_way_.front().ready.passed()) {
     under_way_.pop_front();
-    // The time of an operation begins when the one before it has ended, because work that the program had queued before does not count.
+    // The time of an operation begins when the operation before it has ended: work that the program had queued before does not count.
     if (!under_way_.empty()) under_way_.front().end = std::max(under_way_.front().end, Clock::now() + under_way_.front().limit);
   }
   if (under_way_.empty()) return false;
   const auto& oldest = under_way_.front();
   if (Clock::now() < oldest.end) return true;
-  // All ranks have agreed about it, so either a device hangs, or a rank has ended since.
+  // All ranks have agreed about the operation, so either a device hangs, or a rank has ended since.
   try {
     fail(others_are_late(*link_), oldest.envelope, oldest.limit);
   } catch (const std::exception& error) {
-    log(LogLevel::Error, error.what());  // a wait on the device gets no error, and the next operation may be far
+    log(LogLevel::Error, error.what());  // a wait on the device throws nothing, and the next operation may come late
   }
   under_way_.clear();
   return false;
@@ -172,8 +172,8 @@ void Group::fail(LinkFailure failure, const Envelope& envelope, std::chrono::mil
   const auto what = fmt::format("operation {} of rank {}, {}", envelope.sequence, world_rank(), envelope.describe());
   // Every operation begins with an exchange among all ranks, so the failed ranks came at least to the last operation that finished here.
   const auto before =
-      last_ ? fmt::format("the last that {} came to was operation {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
-            : fmt::format("it is the first of this group");
+      last_ ? fmt::format("the last operation that {} reached was {}, {}", name_ranks(failure.ranks), last_->sequence, last_->describe())
+            : fmt::format("it is the first operation of this group");
   const bool advises = failure.kind == LinkFailure::Kind::Late ? !envelope.call.empty() : !failure.reason.ends_with("has died");
   broken_ = error_of(failure, what, limit, fmt::format("; {}{}", before, advises ? envelope.advice_if_alone() : ""));
   family_->tell(failure, world_rank(), message_of(broken_));

@@ -1,5 +1,5 @@
-// The control plane of a group, once for all engines: ranks agree before data moves, operations run in order and in time, and all ranks get
-// the same error.
+// Group: the control plane of a group of ranks, the same for every engine. Ranks agree before data moves, operations run in order and
+// within their time limits, and all ranks get the same error.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -27,9 +27,9 @@ namespace tessera {
 /// The state that the communicators of one group share.
 class Group {
  public:
-  /// Ranks talk by the link, and the transport moves their data. Without a link this process stands for all ranks: there is nobody to agree
-  /// with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from those of
-  /// this rank's other groups.
+  /// The ranks agree over the link, and the transport moves their data. Without a link this process stands for all ranks: there is nobody
+  /// to agree with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from
+  /// those of this rank's other groups.
   explicit Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link = nullptr,
                  std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>(), uint64_t number = 0);
   Group(const Group&) = delete;
@@ -37,7 +37,7 @@ class Group {
   ~Group();
 
  private:
-  friend class Communicator;  // which has the verbs of a group
+  friend class Communicator;  // has the operations of a group
 
   struct AtomicTraffic {
     std::atomic<uint64_t> calls = 0;
@@ -58,7 +58,7 @@ class Group {
 
   /// Describes an operation of this rank: see envelope_for().
   Envelope describe(Operation operation, const Subject& subject, c10::function_ref<void(Envelope&)> fill = {}) const;
-  /// Queues an operation: all ranks compare their envelopes, and exchange the extremes of `known`, then `act` does it.
+  /// Queues an operation: all ranks compare their envelopes and exchange the extremes of `known`, then `act` moves the data.
   template <class Act>
   Work start(const Envelope& envelope, std::chrono::milliseconds limit, Act act, std::optional<uint64_t> known = std::nullopt) {
     if (!link_) return run_here(envelope, act);
@@ -72,9 +72,10 @@ class Group {
   Event run(Envelope envelope, Event inputs, std::chrono::milliseconds limit, Run act, std::optional<uint64_t> known = std::nullopt);
   void agree(const Envelope& envelope, std::optional<uint64_t> known, Clock::time_point deadline);
   Event run_agreed(const Envelope& envelope, const Launch& start, Run act);
-  /// Ends the group if a device has not ended an operation in time. Returns whether any is under way. For the queue's thread.
+  /// Ends the group if a device has not ended an operation in time. Returns whether any operation is under way on the device. The queue's
+  /// thread calls it.
   bool watch_device();
-  /// Throws what `failure` means for the operation, after telling the other ranks.
+  /// Tells the other ranks about the failure, and throws the error that it means for the operation.
   [[noreturn]] void fail(LinkFailure failure, const Envelope& envelope, std::chrono::milliseconds limit);
   void count(Operation operation, uint64_t bytes);
   SharedAttempt share(const AreaShape& shape, const Subject& subject, std::chrono::milliseconds limit);
@@ -88,13 +89,13 @@ class Group {
   uint64_t sequence_ = 0;
   std::optional<Envelope> last_;     // the last operation that finished
   Envelope now_;                     // the current operation
-  Extremes known_;                   // the extremes of the ranks' `known` for it
-  std::vector<Envelope> envelopes_;  // of all ranks, if they differ
-  std::exception_ptr broken_;        // what every later call throws
+  Extremes known_;                   // the extremes of the ranks' `known` for the current operation
+  std::vector<Envelope> envelopes_;  // of all ranks, when they last differed
+  std::exception_ptr broken_;        // the error that every later call throws
   std::deque<UnderWay> under_way_;
 
   mutable std::mutex mutex_;
-  std::map<std::vector<int>, std::shared_ptr<Group>> parts_;  // by the first rank of each rank's part
+  std::map<std::vector<int>, std::shared_ptr<Group>> parts_;  // the key has, for each rank, the first rank of its part
   std::array<AtomicTraffic, kOperations> counters_;
   std::atomic<uint64_t> last_number_ = 0;
   Queue queue_{[this] { return watch_device(); }};  // last, because its thread uses the members above

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-// The name of all time-outs in reports. The first ends all groups, so that there is only one.
+// The name of any time-out in reports. One name is enough, because the first time-out ends all groups.
 constexpr auto kLateRanks = "late";
 
 }  // namespace

@@ -1,4 +1,4 @@
-// LinkFamily: the groups of a rank that fail together, the record of their operations, and the rank that made them fail.
+// LinkFamily: the groups of a rank that fail together, and the record of their operations. It tells the launcher which rank made them fail.
 #pragma once
 
 #include <memory>
@@ -20,14 +20,15 @@ class LinkFamily {
  public:
   void add(const std::shared_ptr<Link>& link, const std::shared_ptr<Transport>& transport);
   FlightRecorder& recorder() { return *recorder_; }
-  /// From now on, report() collects what all ranks that have met in the store have recorded. Without it, report() does nothing.
+  /// Makes report() log what all ranks that have met in the store have recorded. Before this call, report() does nothing.
   void monitor_peers(const StorePtr& store, const Identity& identity) { monitor_.emplace(store, identity, recorder_); }
   void report(std::string_view incident, std::string_view reason) const noexcept {
     if (monitor_) monitor_->report(incident, reason);
   }
-  /// Those of `ranks` that have not come to an operation of a group, as far as the ranks that have met in the store can tell.
+  /// Returns those of `ranks` that have not reached an operation of a group, according to the records of the ranks that have met in the
+  /// store.
   std::vector<int> missing(uint64_t group, uint64_t sequence, std::span<const int> ranks) const;
-  /// Tells the launcher, and the other ranks unless they know, that rank `own` of the world has failed with this message.
+  /// Tells the launcher, and the other ranks unless they know already, that rank `own` of the world has failed with this message.
   void tell(const LinkFailure& failure, int own, std::string_view message);
   /// Ends all groups with this reason.
   void abort(std::string_view reason, int culprit) noexcept;

@@ -19,7 +19,7 @@ namespace {
 using Time = FlightRecorder::Clock;
 
 constexpr auto kPollRequests = std::chrono::seconds(1);
-constexpr auto kPatience = std::chrono::seconds(3);  // with ranks that have not answered
+constexpr auto kPatience = std::chrono::seconds(3);  // how long to wait for ranks to answer
 constexpr auto kMostPatience = kPatience + kPollRequests;
 constexpr auto kPollAnswers = std::chrono::milliseconds(20);
 
@@ -55,7 +55,7 @@ std::string answer_key(const std::string& incident, int rank) {
 /// The state of the thread. It outlives the PeerMonitor if the store does not answer any more.
 struct PeerMonitor::State {
   struct Incident {
-    std::string name, reason;  // without a reason, it is only asked about
+    std::string name, reason;  // an empty reason: the ranks are asked, but nothing is logged
   };
 
   StorePtr store;
@@ -65,7 +65,7 @@ struct PeerMonitor::State {
 
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
-  std::vector<Incident> incidents = {};  // to be reported
+  std::vector<Incident> incidents = {};  // that the thread is to investigate
   std::set<std::string> reported = {};
   std::map<std::string, std::map<int, std::string>> answers = {};  // of all ranks, by incident
   bool ends = false, has_ended = false;
@@ -110,7 +110,8 @@ struct PeerMonitor::State {
 
   void answer(const std::string& incident) const { store->set(answer_key(incident, identity.rank), recorder->to_json()); }
 
-  /// Asks all ranks. Of those that report the incident, the first logs the text, and the others wait until it has.
+  /// Asks all ranks for their records. The first rank that reports the incident logs the text, and other ranks that report it wait for
+  /// that.
   void investigate(const Incident& incident) {
     const auto end = Time::now() + kPatience;
     const auto& known = ask(incident.name, end);
@@ -155,7 +156,7 @@ PeerMonitor::PeerMonitor(const StorePtr& store, const Identity& identity, std::s
   std::thread([state = state_] {
     try {
       state->run();
-    } catch (const std::exception&) {  // rank 0 keeps the store, and has ended
+    } catch (const std::exception&) {  // the store is gone: rank 0, which keeps it, has ended
     }
     const std::lock_guard lock(state->mutex);
     state->has_ended = true;

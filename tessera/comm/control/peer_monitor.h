@@ -1,4 +1,4 @@
-// PeerMonitor: puts together what the flight recorders of all ranks say, when ranks wait in vain, disagree, or get SIGUSR2.
+// PeerMonitor: combines the flight recorders of all ranks in a report when ranks wait in vain, disagree, or get SIGUSR2.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ class PeerMonitor {
   PeerMonitor& operator=(const PeerMonitor&) = delete;
   ~PeerMonitor();
 
-  /// Returns the records of all ranks that answer within some seconds. Asks them once for an incident.
+  /// Returns the records of all ranks that answer within some seconds. Asks them only once for each incident.
   std::map<int, std::string> ask(std::string_view incident) const;
   /// Logs one text about all ranks. If several ranks call it for the same incident, only one of them logs. Returns when the text is logged,
   /// or after some seconds if the store does not answer.

@@ -60,7 +60,7 @@ struct Queue::Task : Work::State {
   std::exception_ptr error;
   Event ready;
   bool is_done = false;
-  bool seen = false;  // a thread has waited for it
+  bool seen = false;  // a thread has waited for the task
 };
 
 Queue::~Queue() {

@@ -16,14 +16,14 @@ namespace tessera {
 
 class Queue {
  public:
-  /// While the queue is empty, its thread calls `watch` again and again, until it returns false and another task has run.
+  /// While the queue is empty, its thread calls `watch` again and again until that returns false, and resumes after the next task.
   explicit Queue(std::function<bool()> watch = [] { return false; }) : shared_(std::make_shared<Shared>(std::move(watch))) {}
   Queue(const Queue&) = delete;
   Queue& operator=(const Queue&) = delete;
   ~Queue();  // runs the remaining tasks first
 
-  /// The Work is done when the task has returned, and on a device after the event that it returned. Its wait() throws an exception of the
-  /// task.
+  /// The Work is done when the task has returned; on a device, the results are ready after the event that the task returned. wait() throws
+  /// the exception that the task threw.
   Work run(std::function<Event()> task);
   /// Waits until all tasks have ended; false if they have not within the limit.
   bool wait_until_idle(std::chrono::milliseconds limit);

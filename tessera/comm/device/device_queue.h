@@ -1,4 +1,4 @@
-// DeviceQueue: a stream for the operations of an engine, beside the stream on which the device computes.
+// DeviceQueue: a stream for the operations of an engine, separate from the stream on which the device computes.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -14,7 +14,8 @@ class DeviceQueue {
   explicit DeviceQueue(c10::Device device)
       : stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
 
-  /// Runs `act` on the stream, so that what it queues comes behind the inputs of the caller. `act` returns how many bytes it sends.
+  /// Runs `act`, so that work that it queues runs on this stream, after the caller's inputs are ready. `act` returns how many bytes it
+  /// sends.
   template <class Act>
   Moved run(const Launch& start, const Act& act) const {
     const c10::StreamGuard current(stream_);

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-/// Why an operator can't run there, in libtorch's words.
+/// Why operators can't run on the device, in libtorch's words; nothing if they can.
 std::optional<std::string> why_unusable(c10::Device device) {
   try {
     at::zeros({1}, at::TensorOptions(device)).add_(1);
@@ -24,7 +24,7 @@ std::optional<std::string> why_unusable(c10::Device device) {
     auto why = first_line(error);
     if (why.find("no kernel image") == std::string::npos) return why;
     return why +
-           ": this libtorch was not built for GPUs of this kind; take a wheel of torch that names it, or build one with "
+           ": this libtorch was not built for GPUs of this kind; install a wheel of torch that supports this GPU, or build torch with "
            "TORCH_CUDA_ARCH_LIST";
   }
 }
@@ -38,7 +38,7 @@ c10::Device default_device() {
     return c10::Device(*name);
   } catch (const c10::Error&) {
     throw ConfigError(
-        "TESSERA_DEVICE='{}' names no device; cpu, cuda, cuda:1 or xla would, and TESSERA_PJRT_PLUGIN=tpu makes TPUs of the last", *name);
+        "TESSERA_DEVICE='{}' is not a device; set it to cpu, cuda, cuda:1 or xla (for TPUs, also set TESSERA_PJRT_PLUGIN=tpu)", *name);
   }
 }
 
@@ -49,10 +49,9 @@ int devices_here(c10::DeviceType type) {
 
 std::string why_none_of(std::string_view kind) {
   if (kind != "xla")
-    return "the libtorch of this program knows no such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA";
-  return "this program has no XLA devices; link it with tessera::xla, which is built where libtorch has the package xla-cpu-pjrt beside it "
-         "(build/python/bin/pip install --no-deps "
-         "xla-cpu-pjrt), configure and build again (cmake --preset release && cmake --build build); ./check does all of it";
+    return "the libtorch of this program does not support such devices; build Tessera with TESSERA_LINK_CUDA=ON and a libtorch with CUDA";
+  return "this program has no XLA devices; link it with tessera::xla, which is built if the package xla-cpu-pjrt is installed next to libtorch: "
+         "build/python/bin/pip install --no-deps xla-cpu-pjrt, then cmake --preset release && cmake --build build; ./check does all of it";
 }
 
 c10::Device own_device(c10::Device wanted, int local_rank) {

@@ -1,4 +1,4 @@
-// Which device the tensors of a world are on.
+// Chooses the device on which the tensors of a world are.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -8,17 +8,17 @@
 
 namespace tessera {
 
-/// The device that TESSERA_DEVICE names for worlds whose program names none; the CPU if it is unset.
+/// The device of worlds whose program names none: the one in TESSERA_DEVICE, or the CPU if that is unset.
 c10::Device default_device();
 
-/// How many devices of this type are here. 0 also where this libtorch knows nothing of them.
+/// How many devices of this type this process sees; 0 also if this libtorch does not support them.
 int devices_here(c10::DeviceType type);
 
-/// Why this build knows no devices of the kind, "xla" or "cuda", and the way out.
+/// Why this build does not support devices of the kind, "xla" or "cuda", and the way out.
 std::string why_none_of(std::string_view kind);
 
-/// The device of a rank with this number on its host: `wanted`, or if that has no index, the device of the rank's number. More ranks than
-/// devices share them. Throws ConfigError if there is none.
+/// The device of a rank with this number on its host: `wanted`, or if that has no index, the device with the rank's number. If there are
+/// more ranks than devices, ranks share devices. Throws ConfigError if there is none.
 c10::Device own_device(c10::Device wanted, int local_rank);
 
 /// A name that distinguishes the devices of this host, even if each process numbers those that it sees from 0 (CUDA_VISIBLE_DEVICES).

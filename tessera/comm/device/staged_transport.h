@@ -9,8 +9,8 @@
 
 namespace tessera {
 
-/// The host waits for the inputs of an operation, in the thread of the group; the program's own thread does not. Sums are those of the
-/// engine below, in the same order, so that results have the same bits as on the host.
+/// The group's thread waits until the inputs of an operation are ready; the program's own threads do not. The engine for host memory adds
+/// values in the same order as without a device, so results have the same bits as on the host.
 class StagedTransport final : public Transport {
  public:
   StagedTransport(c10::Device device, std::unique_ptr<Transport> host);

@@ -100,7 +100,7 @@ TEST(Staged, PartsOfOneRankGoOnAfterTheirTime) {
 
 TEST(Staged, NeedsADeviceThatIsThere) {
   EXPECT_THAT(message_of<ConfigError>([] { self_world(0, c10::Device(c10::kXPU)); }),
-              HasSubstr("device xpu: the libtorch of this program knows no"));
+              HasSubstr("device xpu: the libtorch of this program does not support"));
   EXPECT_THAT(message_of<ConfigError>([] { self_world(0, c10::Device(delayed_device().type(), 3)); }), HasSubstr("there are 1 here"));
 }
 

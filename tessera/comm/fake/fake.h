@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-/// Rank `rank` of `size`. Sizes, dtypes, limits and traffic are those of a real group. Values are placeholders: an all-gather repeats this
-/// rank's part.
+/// Makes the world of rank `rank` of `size`. Sizes, dtypes, limits and traffic are those of a real group. Values are placeholders: an
+/// all-gather repeats this rank's part.
 Communicator fake_world(int rank, int size);
 
 }  // namespace tessera

@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// Warns of an address that other hosts can't reach. Needed only if there are several hosts.
+/// Warns of an address that other hosts can't reach. Called only if there are several hosts.
 void warn_of_loopback(const std::string& address) {
   if (env("GLOO_SOCKET_IFNAME") || !(address.starts_with("127.") || address == "::1")) return;
   log(LogLevel::Warning,
@@ -42,7 +42,7 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int
   const NoSigpipe no_sigpipe;
   try {
     const auto settings = c10d::ProcessGroupGloo::Options::create(limit);
-    settings->threads = 1;  // one operation after the other needs no more
+    settings->threads = 1;  // enough, because operations run one after the other
     if (const auto interface = env("GLOO_SOCKET_IFNAME")) {
       settings->devices.push_back(c10d::ProcessGroupGloo::createDeviceForInterface(*interface));
     } else if (!address.empty()) {

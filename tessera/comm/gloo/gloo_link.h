@@ -13,9 +13,10 @@ std::string why_no_gloo();
 /// Throws CommError if the ranks can't be connected in time.
 Connection connect_gloo(const Meeting& meeting);
 
-/// The address by which other hosts reach this one: the one from which it reaches the meeting point.
+/// The address by which other hosts reach this one: the local address from which this host reaches the meeting point.
 std::string gloo_address(const Meeting& meeting);
-/// Collective: connects the ranks of a store that nobody else uses. GLOO_SOCKET_IFNAME names the network interface, before any address.
+/// Collective: connects the ranks of a store that nobody else uses. GLOO_SOCKET_IFNAME, if set, names the network interface, and overrides
+/// `address`.
 c10::intrusive_ptr<c10d::Backend> make_gloo(const StorePtr& store, int rank, int size, const std::string& address,
                                             std::chrono::milliseconds limit);
 

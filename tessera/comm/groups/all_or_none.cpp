@@ -18,7 +18,7 @@ void AllOrNone::attempt(c10::function_ref<void()> act) {
   } catch (...) {
     if (failed()) return;
     error_ = std::current_exception();
-    trouble_ = "threw something that is no std::exception";
+    trouble_ = "threw something that is not a std::exception";
   }
 }
 

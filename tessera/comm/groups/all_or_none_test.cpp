@@ -53,7 +53,7 @@ TEST(AllOrNone, TellsAllRanksOfTheFailureOfOne) {
         EXPECT_THAT(message_of<UsageError>([&] { refuse(words); }), StartsWith("rank 1 can't go on: " + words.substr(0, 200)));
       }
     }
-    world.barrier();  // all may go on
+    world.barrier();  // all may continue
   });
 }
 

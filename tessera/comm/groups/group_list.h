@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-/// Whether two groups of one world have the same ranks of it.
+/// Whether two groups of one world have the same ranks.
 inline bool same_ranks(const Communicator& a, const Communicator& b) {
   return a.same_group(b) || std::ranges::is_permutation(a.traits().world_ranks, b.traits().world_ranks);
 }

@@ -11,7 +11,8 @@
 
 namespace tessera {
 
-/// Keeps one T for each group as long as somebody owns it. Its owners must also keep the group, because groups are told apart by address.
+/// Keeps one T for each group as long as somebody owns that T. The owners of a T must also keep its group, because groups are told apart by
+/// address.
 template <class T>
 class PerGroup {
  public:

@@ -54,7 +54,7 @@ std::string first_difference(const Communicator& world, const std::vector<std::s
     for (const auto& own : lines) found.push_back(i < own.size() ? own[i] : "nothing more");
     if (auto words = difference(world, found); !words.empty()) return words;
   }
-  return "what they have differs";
+  return "their texts differ";
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ float value(uint16_t bfloat) {
 
 template <class T>
 [[gnu::always_inline]] inline void add_two(const T* first, const T* second, float divisor, float* result, int64_t count) {
-#pragma GCC ivdep  // the result may be one of the rows, but then each value only depends on its own place
+#pragma GCC ivdep  // the result may be one of the rows, but each sum only depends on the values at its own place
   for (int64_t i = 0; i < count; i++) result[i] = (value(first[i]) + value(second[i])) / divisor;
 }
 
@@ -44,7 +44,7 @@ template <class T>
   for (int64_t i = 0; i < count; i++) sum[i] += value(row[i]);
 }
 
-/// Always in kLanes partial sums, so that all processors get the same bits.
+/// Adds in kLanes partial sums on every processor, so that all get the same bits.
 [[gnu::always_inline]] inline double sum_of_squares(const float* values, int64_t count) {
   constexpr int64_t kLanes = 32;
   std::array<float, kLanes> lanes = {};
@@ -89,7 +89,7 @@ void in_blocks(std::span<const std::span<const std::byte>> rows, const at::Tenso
   c10::SmallVector<const T*, 16> pointers;
   for (const auto& row : rows) pointers.push_back(reinterpret_cast<const T*>(row.data()));
   auto* const target = result.data_ptr<float>();
-  // The parts, each with a sum of its own, depend only on the length, and not on the number of threads.
+  // The parts, each with a sum of squares of its own, depend only on the length, and not on the number of threads.
   std::array<double, 64> sums = {};
   const auto count = result.numel();
   const auto part = (count / std::ssize(sums) / kBlock + 1) * kBlock;

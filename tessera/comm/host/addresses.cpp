@@ -12,7 +12,7 @@
 namespace tessera {
 namespace {
 
-/// The code of getaddrinfo(), and what it has found.
+/// Returns the code of getaddrinfo(), and the addresses that it has found.
 std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, int kind_of_socket, int flags = 0) {
   addrinfo hints{};
   hints.ai_socktype = kind_of_socket;
@@ -26,7 +26,7 @@ std::pair<int, std::shared_ptr<addrinfo>> look_up(const char* host, int port, in
 }  // namespace
 
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end) {
-  // A number asks no name server, and so needs no time.
+  // A numeric address needs no name server, and so no time.
   if (auto found = look_up(host.c_str(), port, kind_of_socket, AI_NUMERICHOST).second) return {.first = std::move(found)};
   const auto result = bounded(time_until(end), [=] { return look_up(host.c_str(), port, kind_of_socket); });
   const auto why_not = [&](const char* reason) { return fmt::format("the name '{}' can't be resolved: {}", host, reason); };

@@ -1,4 +1,4 @@
-// Looks up the addresses of a host, within a limit.
+// Looks up the addresses of a host, within a time limit.
 #pragma once
 
 #include <netdb.h>
@@ -15,10 +15,10 @@ struct Addresses {
   std::string why_not = {};
 };
 
-/// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because name servers answer when they like.
+/// `kind_of_socket` is SOCK_STREAM or SOCK_DGRAM. Gives up at `end`, because a name server may take long to answer.
 Addresses addresses_of(const std::string& host, int port, int kind_of_socket, std::chrono::steady_clock::time_point end);
 
-/// Sets options of a connection: small messages go at once, and a peer that is gone is noticed.
+/// Sets options of a connection, so that small messages are sent at once, and a peer that is gone is noticed.
 void set_options(int socket);
 
 /// All addresses of this host, to listen at.

@@ -1,4 +1,4 @@
-// Time limits: what is left of one, and one around a call that may never return.
+// Time limits: how much time is left of a limit, and a limit around a call that may never return.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace tessera {
 
-/// At least a millisecond, because some calls take none for no limit.
+/// The time until `end`, but at least a millisecond, because some calls take 0 for no limit.
 inline std::chrono::milliseconds time_until(std::chrono::steady_clock::time_point end) {
   return std::max(std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now()), std::chrono::milliseconds(1));
 }

@@ -1,4 +1,4 @@
-// Whether several threads of the program use one group. Then a deadlock can't be told from a thread that works while another one waits.
+// Whether several threads of the program use one group. If so, a deadlock can't be told from a thread that waits while another one works.
 #pragma once
 
 #include <atomic>

@@ -13,7 +13,7 @@ template <size_t kSize>
 struct FixedText {
   std::array<char, kSize> chars = {};
 
-  /// As much of the text as there is room for: its beginning, or its end.
+  /// Takes as much of the text as there is room for: its beginning (prefix), or its end (suffix).
   void assign_prefix(std::string_view text) {
     chars.fill('\0');
     text.copy(chars.data(), kSize);

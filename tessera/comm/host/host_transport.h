@@ -10,7 +10,7 @@ namespace tessera {
 
 class HostTransport final : public Transport {
  public:
-  /// The ranks come from the link.
+  /// Takes the ranks from the link.
   HostTransport(GroupTraits traits, std::shared_ptr<Link> link)
       : Transport(with_ranks_of(*link, std::move(traits))), link_(std::move(link)) {}
 
@@ -20,7 +20,7 @@ class HostTransport final : public Transport {
  private:
   size_t size() const { return static_cast<size_t>(link_->size()); }
   size_t rank() const { return static_cast<size_t>(link_->rank()); }
-  /// Returns how many bytes it sent, as the functions below.
+  /// Returns how many bytes it sent, as do the functions below.
   uint64_t move(const Request& request, const Piece& piece, const Launch& start);
   uint64_t gather(ConstBytes own, std::span<const Bytes> from, const Launch& start);
   /// Reduces what all ranks send to this one into `own`. Adds the squares of `own` to `squares`, if given.

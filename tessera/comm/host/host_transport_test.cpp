@@ -54,7 +54,7 @@ class ScriptedLink final : public Link {
   void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point /*deadline*/) override {
     const auto move = next();
     sent.push_back(to[0].size() + to[2].size());
-    // In two parts, as a link does whose memory is small.
+    // Visits the data in two parts, as does a link with little memory.
     const size_t half = to[1].size() / 2 / sizeof(float) * sizeof(float);
     for (const auto& [begin, size] : {std::pair{size_t{0}, half}, std::pair{half, to[1].size() - half}}) {
       std::vector<ConstBytes> rows;

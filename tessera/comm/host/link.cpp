@@ -47,7 +47,7 @@ GroupTraits with_ranks_of(const Link& link, GroupTraits traits) {
   traits.size = link.size();
   traits.local_ranks = {link.rank()};
   traits.world_ranks.assign(link.world_ranks().begin(), link.world_ranks().end());
-  if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // nobody has named hosts
+  if (traits.topology.ranks() == 1) traits.topology = Topology::one_host(traits.size);  // the caller has named no hosts
   if (traits.topology.ranks() != traits.size) {
     throw UsageError("hosts are named for {} ranks, but there are {}", traits.topology.ranks(), traits.size);
   }

@@ -1,5 +1,5 @@
-// Moves bytes between ranks in host memory. Every group of several processes has a link, by which its ranks agree, whatever moves their
-// data.
+// Link: moves bytes between ranks in host memory. Every group of several processes has a link, over which its ranks agree, whichever
+// transport moves their data.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -24,8 +24,8 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 using Clock = std::chrono::steady_clock;
 
-/// Compares ranks by messages of constant size: the least and the most of two numbers. Plain bytes, which links send. Adding a digest twice
-/// changes nothing.
+/// Compares ranks by messages of constant size: the smallest and the largest of all ranks' values, for two numbers. Links send it as plain
+/// bytes. Adding a digest twice changes nothing.
 struct Digest {
   Extremes what;   // of a hash over what each rank is about to do
   Extremes known;  // of a number that only some ranks may have
@@ -40,14 +40,14 @@ struct Digest {
   bool agrees() const { return what.are_one() && known.are_one(); }
 };
 
-/// Why bytes did not arrive. It is thrown; Group turns it into an error that names the operation.
+/// Thrown by a link, with the reason why bytes did not arrive. Group turns it into an error that names the operation.
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
   std::vector<int> ranks = {};  // for Late and Gone: which ranks of the world
   std::string reason = {};      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
   int culprit = -1;             // for Aborted: the world rank that made the group fail
-  bool is_guess = false;        // for Late: the ranks may be there, and wait for others themselves
+  bool is_guess = false;        // for Late: the ranks may not be late, but wait for others themselves
 };
 
 /// The caller must make all calls from one thread at a time, and in the same order with the same sizes on every rank. Only abort() may come
@@ -66,8 +66,8 @@ class Link {
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
-  /// Rank r receives to[r]. `visit(begin, rows)` sees the data range by range, where it lies: rows[r] is what rank r sends to this rank,
-  /// from byte `begin` on. This rank is one of them.
+  /// Sends to[r] to rank r. `visit(begin, rows)` gets the received data in place, one range after the other: rows[r] is the part from byte
+  /// `begin` on of the data that rank r, which may be this rank, sends to this one.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) = 0;
 
@@ -109,11 +109,12 @@ std::vector<int> members_of(std::span<const int> colors, int rank);
 GroupTraits with_ranks_of(const Link& link, GroupTraits traits);
 /// Returns the traits of a part of the group, given the link of the part.
 GroupTraits with_ranks_of(const Link& part, GroupTraits whole, std::span<const int> colors);
-/// The failure of an operation that has not ended in time, if nobody can tell which of the other ranks is the reason.
+/// The failure of an operation that has not ended in time, if it is unknown which of the other ranks is late.
 LinkFailure others_are_late(const Link& link);
-/// The error that the failure of an operation, or of a wait, means. `rest` is what else is known if ranks are late or gone.
+/// Makes the error for the failure of an operation, or of a wait, that `what` describes. If ranks are late or gone, the message ends with
+/// `rest`.
 std::exception_ptr error_of(const LinkFailure& failure, std::string_view what, std::chrono::milliseconds limit, std::string_view rest);
-/// Says for an error why a link was not made.
+/// The reason why a link was not made, in words for an error.
 std::string why_not_started(const LinkFailure& failure);
 
 /// Copies what a rank sends to itself, unless it is in place already.

@@ -19,7 +19,7 @@ namespace {
 
 // How often a waiting rank checks that the others are alive, and that there is no deadlock.
 constexpr auto kCheckInterval = std::chrono::milliseconds(50);
-// About ten microseconds, which is what falling asleep and waking up would take.
+// About ten microseconds, as long as falling asleep and waking up would take.
 constexpr int kSpins = 2000;
 
 /// Returns when the word is no longer `seen`, after a wake, or after `most`. It may also return early, so the caller must check the word.
@@ -111,7 +111,7 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
   }
   // The others may have found the deadlock, and ended their waits, before this rank looked.
   if (own.confirmed != 0 && own.confirmed == header().deadlock) {
-    wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // a wait that goes on is posted anew: it may become part of another deadlock
+    wait.posted = wait.waiting.deadlock != Deadlock::WaitOn;  // a wait that continues is posted again: it may become part of another deadlock
     return true;
   }
   // Another rank may wait for work that this rank does outside of the program's threads.
@@ -124,8 +124,8 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     all_yield &= peer(r).yields != 0;
   }
   hash = hash << 1 | static_cast<uint64_t>(all_yield);
-  if (has_come(counter, value)) return false;  // checked after the tickets, as that rank may have raised it just before it began to wait
-  // Not written out of step, so that ranks which hear of a deadlock late still read what all ranks waited for in it.
+  if (has_come(counter, value)) return false;  // after the tickets: a rank may have raised its counter just before it began to wait
+  // Not written while the ranks are out of step, so that ranks which learn of a deadlock late still read what all ranks waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;
     own.waits_for.assign_prefix(wait.waiting.what());

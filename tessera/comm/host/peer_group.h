@@ -1,5 +1,5 @@
-// The ranks that share memory: who is alive, who has died, whether one has aborted, and how they wait for each other. Threads and processes
-// use the same protocol, so what the thread sanitizer shows for threads also holds for processes.
+// PeerGroup: the ranks that share memory. It knows which of them are alive, have died or have aborted, and lets them wait for each other.
+// Threads and processes use the same protocol, so what the thread sanitizer shows for threads also holds for processes.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -25,7 +25,7 @@ namespace tessera {
 enum class Deadlock {
   Throw,
   Yield,   // returns early if all ranks wait with Yield; otherwise like Throw
-  WaitOn,  // continues, because the ranks that throw may then come to what this wait needs
+  WaitOn,  // continues to wait, because the ranks that throw may then raise the counters that this wait needs
 };
 
 /// Describes a wait to the search for deadlocks.
@@ -46,7 +46,7 @@ class PeerGroup {
   /// The size of the group's own data at the beginning of the block. The rest, payload(), belongs to the block's owner.
   static size_t header_bytes(int ranks);
 
-  /// `world_ranks`: of each rank of the group, the number by which errors name it.
+  /// `world_ranks`: for each rank of the group, the number by which errors name it.
   PeerGroup(SharedBlock block, int rank, std::vector<int> world_ranks);
   PeerGroup(const PeerGroup&) = delete;
   PeerGroup& operator=(const PeerGroup&) = delete;
@@ -58,7 +58,7 @@ class PeerGroup {
   const SharedBlock& block() const { return block_; }
   std::byte* payload() const { return block_.data() + header_bytes(size()); }
 
-  /// Sets this rank's counter to `value` and wakes those who wait for it. They also see everything that this rank wrote before.
+  /// Sets this rank's counter to `value` and wakes the ranks that wait for it. They also see everything that this rank wrote before.
   void raise(Counter& own, uint32_t value) const;
   /// Waits until all ranks' counters, one per rank, have reached `value`. Any thread may call it. Throws LinkFailure. Returns false if it
   /// yielded in a deadlock.
@@ -94,9 +94,9 @@ class PeerGroup {
   /// A wait that has lasted a while and is visible to the other ranks.
   struct PostedWait;
   /// Whether all ranks wait for each other. Each rank, while it is awake, confirms the set of waits that it sees if it still has not
-  /// received what it waits for. What all ranks have confirmed is true, since no waiting rank can end another's wait.
+  /// received what it waits for. A set that all ranks have confirmed is a deadlock, since no waiting rank can end another's wait.
   bool deadlocked(const Counter& counter, uint32_t value, PostedWait& wait);
-  /// How it is known that a rank is gone, or nothing if it is not. A rank whose counter has reached `value` may leave, but must not die.
+  /// Says how a rank is known to be gone; nothing if it is not gone. A rank whose counter has reached `value` may leave, but must not die.
   std::optional<std::string> gone(int rank, const Counter& counter, uint32_t value);
 
   SharedBlock block_;

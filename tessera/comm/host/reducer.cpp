@@ -38,7 +38,8 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
   const auto wire = *reduction.wire_dtype, sum = *reduction.sum_dtype;
   for (const auto& piece : pieces) {
     if (has_mean(piece.own.scalar_type()) != has_mean(dtype)) {
-      throw UsageError("own is {}, whole is {}", c10::toString(piece.own.scalar_type()), c10::toString(dtype));
+      throw UsageError("own is {}, but whole is {}; both must be floating or complex, or neither", c10::toString(piece.own.scalar_type()),
+                       c10::toString(dtype));
     }
   }
   const bool floating = at::isFloatingType(dtype) && at::isFloatingType(wire) && at::isFloatingType(sum);
@@ -46,8 +47,8 @@ void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::spa
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/false) && wire == dtype && sum == dtype;
   if (!floating && !complex && !integral) {
     throw UsageError(
-        "can't reduce {} sent as {} and added in {}; all three must be floating, or one and the same integer type, or complex "
-        "type for sums and means",
+        "can't reduce {} sent as {} and added in {}; all three must be floating, or the same integer type, or (for sums and means) "
+        "the same complex type",
         c10::toString(dtype), c10::toString(wire), c10::toString(sum));
   }
   if (integral && op == Reduce::Mean) {

@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// Sets both dtypes of a reduction of these values, as engines get it.
+/// Returns the reduction of these values with both dtypes set, as engines need it.
 Reduction resolved(Reduction reduction, const at::Tensor& values);
 /// Throws UsageError if values of this dtype can't be reduced like this. The reduction must be resolved.
 void expect_reducible(const Reduction& reduction, at::ScalarType dtype, std::span<const Piece> pieces = {});

@@ -38,9 +38,9 @@ namespace {
 
 constexpr auto kPoll = std::chrono::milliseconds(5);
 constexpr auto kGrace = std::chrono::seconds(2);
-constexpr size_t kMostNamed = 64;  // of the missing ranks: each costs a question to the store
+constexpr size_t kMostNamed = 64;  // how many missing ranks an error names: each costs a request to the store
 
-/// Throws ConfigError if the file holds something else than keys and values as c10d writes them. c10d itself would believe any length.
+/// Throws ConfigError if the file holds something else than keys and values as c10d writes them. c10d itself would trust any length in it.
 void expect_store(const Fd& file, const std::string& where) {
   ::flock(file.get(), LOCK_SH);
   const auto end = ::lseek(file.get(), 0, SEEK_END);
@@ -63,14 +63,14 @@ class OwnFileStore : public c10d::FileStore {
   ~OwnFileStore() override {
     try {
       if (::access(path_.c_str(), F_OK) == 0) leave();
-    } catch (const std::exception&) {  // the error from which this process ends is the one to be seen; the file stays
+    } catch (const std::exception&) {  // ignored, because another error may already end this process; the file stays
     }
     path_.clear();  // nothing is left for c10d's destructor
   }
   c10::intrusive_ptr<Store> clone() override { return c10::make_intrusive<OwnFileStore>(path_, numWorkers_); }
 
  private:
-  /// As c10d's destructor does it: the last one removes the file.
+  /// Does the work of c10d's destructor: the last user removes the file.
   void leave() {
     const auto gone = addHelper(cleanupKey_, 1), users = addHelper(refCountKey_, -1);
     if (users == 0 && numWorkers_ >= 0 && gone >= numWorkers_) ::unlink(path_.c_str());
@@ -80,7 +80,7 @@ class OwnFileStore : public c10d::FileStore {
 StorePtr file_store(const std::string& where, const Identity& identity, Clock::time_point end) {
   constexpr std::string_view kFile = "file:";
   if (!where.starts_with(kFile)) {
-    throw ConfigError("TESSERA_STORE='{}' names no store; write file:/path/that/all/ranks/see", where);
+    throw ConfigError("TESSERA_STORE='{}' is not the name of a store; write file:/path/that/all/ranks/see", where);
   }
   const auto path = where.substr(kFile.size());
   const auto open_it = [=]() -> StorePtr {
@@ -88,9 +88,9 @@ StorePtr file_store(const std::string& where, const Identity& identity, Clock::t
     const Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0644));
     struct stat status = {};
     if (!file || ::fstat(file.get(), &status) != 0) {
-      throw ConfigError("TESSERA_STORE={}: {}; the file must lie where every rank can create and write it", where, std::strerror(errno));
+      throw ConfigError("TESSERA_STORE={}: {}; name a file that every rank can create and write", where, std::strerror(errno));
     }
-    if (!S_ISREG(status.st_mode)) throw ConfigError("TESSERA_STORE={} is no file; name one that does not exist yet", where);
+    if (!S_ISREG(status.st_mode)) throw ConfigError("TESSERA_STORE={} is not a file; name one that does not exist yet", where);
     expect_store(file, where);
     return c10::make_intrusive<OwnFileStore>(path, identity.world_size);
   };
@@ -134,8 +134,8 @@ StorePtr open_store(const Identity& identity, const StartWait& wait) {
     return c10::make_intrusive<c10d::PrefixStore>("tessera/" + env("TORCHELASTIC_RESTART_COUNT").value_or("0"), store);
   } catch (const TimeoutError& error) {
     throw TimeoutError(
-        "rank {} found no store at {} within {:.1f} s: {}. {} keeps it: has it started, and do MASTER_ADDR and "
-        "MASTER_PORT name it?",
+        "rank {} found no store at {} within {:.1f} s: {}. {} keeps the store: has it started, and do MASTER_ADDR and "
+        "MASTER_PORT lead to it?",
         identity.rank, place, limit, error.what(), agent_serves ? "torchrun" : "Rank 0");
   } catch (const ConfigError& error) {
     throw ConfigError("rank {}, at {}: {}", identity.rank, place, error.what());
@@ -151,7 +151,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
   const auto key = [&](int rank) { return fmt::format("{}/{}", topic, rank); };
   if (store.add(key(identity.rank) + "/seen", 1) != 1) {
     throw CommError(
-        "rank {} is there already. Either two processes have RANK={}, or the store is left over from an earlier "
+        "rank {} has already joined. Either two processes have RANK={}, or the store is left over from an earlier "
         "run: give every run a fresh MASTER_PORT or file",
         identity.rank, identity.rank);
   }
@@ -180,7 +180,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
             identity.rank, who, env("TESSERA_STORE") ? " and TESSERA_STORE" : ", MASTER_ADDR and MASTER_PORT");
       }
       warned = true;
-      // The first rank that is there says it for all.
+      // Of the ranks that have joined, the first one warns for all.
       int first = rank > 0 ? 0 : 1;
       while (first < identity.rank && !store.check({key(first)})) first++;
       if (first == identity.rank)
@@ -199,7 +199,7 @@ std::vector<std::string> exchange_now(c10d::Store& store, const Identity& identi
   throw;
 } catch (const std::exception& error) {
   throw CommError(
-      "start of rank {}: the store is gone ({}); rank 0 keeps it, and has ended or was given another WORLD_SIZE: see what it said",
+      "start of rank {}: the store is gone ({}); rank 0, which keeps it, has ended or has another WORLD_SIZE: see its output",
       identity.rank, first_line(error));
 }
 
@@ -266,7 +266,7 @@ std::vector<std::string> exchange(const StorePtr& store, const Identity& identit
 
 std::string address_towards_master(Clock::time_point end) {
   const auto point = meeting_point();
-  // A connect() of datagrams sends nothing, but selects the route.
+  // connect() on a datagram socket sends nothing, but selects the route.
   const auto found = addresses_of(point.host, point.port, SOCK_DGRAM, end).first;
   for (const auto* entry = found.get(); entry != nullptr; entry = entry->ai_next) {
     const Fd socket(::socket(entry->ai_family, entry->ai_socktype | SOCK_CLOEXEC, entry->ai_protocol));

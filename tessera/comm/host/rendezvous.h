@@ -16,8 +16,8 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 /// How long a rank waits for the others at the start.
 struct StartWait {
-  Clock::time_point end;                                // then an error says who is missing
-  Clock::time_point notice = Clock::time_point::max();  // then a warning says it
+  Clock::time_point end;                                // then an error names the missing ranks
+  Clock::time_point notice = Clock::time_point::max();  // then a warning names them
   std::string place = {};                               // where they meet, for warnings
 };
 
@@ -32,14 +32,16 @@ std::string meeting_place();
 /// TimeoutError with the reason of the last attempt.
 StorePtr serve_or_join(const Identity& identity, const MeetingPoint& point, const StartWait& wait);
 
-/// How many worlds this process has joined as this rank through this store; each world has keys of its own. The process counts, and not the
-/// store: a second process of the same rank, or a file of an earlier run, would change a count in the store and so stay unnoticed.
+/// Counts the worlds that this process joins as this rank through this store, and returns how many there were before: each world has keys
+/// of its own. The count is not kept in the store, because a second process of the same rank, or a file of an earlier run, would change it
+/// there and so stay unnoticed.
 int next_round(const StorePtr& store, int rank);
 
 /// A text that is the same for ranks of one host, and different for others. TESSERA_HOST_ID overrides it.
 std::string host_id();
 
-/// Collective: what each rank passes as `own`, in rank order, through the store. Throws TimeoutError that names the missing ranks.
+/// Collective: returns the `own` of each rank, in rank order, exchanged through the store. Throws a TimeoutError that names the missing
+/// ranks.
 std::vector<std::string> exchange(const StorePtr& store, const Identity& identity, const std::string& topic, const std::string& own,
                                   const StartWait& wait);
 

@@ -57,7 +57,7 @@ void SharedArea::expect_in_step() const {
   if (peers_->in_step()) return;
   throw CommError(
       "the ranks are out of step since an error in which they waited for each other; call tessera::recover(model) on every rank before "
-      "the next batch, or end");
+      "the next batch, or end the program");
 }
 
 Callers SharedArea::callers() const {
@@ -86,8 +86,8 @@ bool SharedArea::wait_as(Deadlock deadlock, int counter, uint32_t value, std::ch
       peers_->fall_out_of_step();
       throw DeadlockError(
           "the ranks wait for each other: {}. Every rank must take the same steps with the same units: as many backward passes, "
-          "the same optimizers, the same writes, also to shards that are empty there, and tessera::skip_step for a step that "
-          "it leaves out",
+          "the same optimizers, and the same writes, also to shards that are empty there; a rank that leaves out a step must call "
+          "tessera::skip_step",
           peers_->waits_of_all());
     }
     std::string rest;

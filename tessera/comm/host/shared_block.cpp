@@ -63,7 +63,7 @@ SharedBlock SharedBlock::open(const Ticket& ticket) {
   SharedBlock block;
   block.ticket_ = ticket;
   if (ticket.source == Source::Heap) {
-    if (ticket.pid != ::getpid()) throw IoError("threads of one process only can share heap memory");
+    if (ticket.pid != ::getpid()) throw IoError("only threads of one process can share heap memory");
     block.data_ = *ticket.data;
     return block;
   }

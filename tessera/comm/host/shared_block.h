@@ -1,4 +1,4 @@
-// Memory that several ranks see: threads of one process, or processes of one host. It is freed when the last of them has ended.
+// Memory that several ranks see: threads of one process, or processes of one host. The memory is freed when the last of them has ended.
 #pragma once
 
 #include <sys/types.h>
@@ -21,7 +21,7 @@ class SharedBlock {
     int32_t fd = -1;
     int64_t pid = 0;
     uint64_t size = 0;
-    uint64_t nonce = 0;                                // also lies behind the data, to verify that the right memory was opened
+    uint64_t nonce = 0;                                // also stored after the data, to verify that the right memory was opened
     const std::shared_ptr<std::byte>* data = nullptr;  // Heap only
   };
 

@@ -23,9 +23,9 @@ using namespace store_protocol;
 using Clock = StoreClient::Clock;
 
 constexpr auto kPause = std::chrono::milliseconds(50);      // between attempts
-constexpr auto kAttempt = std::chrono::milliseconds(5000);  // what connecting to one address may take
-constexpr auto kAnswer = std::chrono::milliseconds(70000);  // for an answer, unless the store's time limit is shorter
-constexpr std::chrono::microseconds kLongestPause(5000);     // between two looks for the keys that a wait is for
+constexpr auto kAttempt = std::chrono::milliseconds(5000);  // the time limit of connecting to one address
+constexpr auto kAnswer = std::chrono::milliseconds(70000);  // the time limit of an answer, unless the store's own is shorter
+constexpr std::chrono::microseconds kLongestPause(5000);     // between two checks for the keys that wait() waits for
 
 /// Why an attempt to connect failed.
 struct NoConnection {
@@ -46,7 +46,7 @@ bool is_ready(int socket, short events, Clock::time_point end) {
 /// Throws NoConnection if the peer hangs up or `end` comes first.
 void send_all(int socket, std::string_view bytes, Clock::time_point end) {
   while (!bytes.empty()) {
-    if (!is_ready(socket, POLLOUT, end)) throw NoConnection{"it takes nothing"};
+    if (!is_ready(socket, POLLOUT, end)) throw NoConnection{"it accepts no data"};
     const auto count = ::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (count < 0) throw NoConnection{std::strerror(errno)};
@@ -90,13 +90,13 @@ void introduce(int socket, const std::string& secret, Clock::time_point end) {
     while (answer.size() < kWelcome.size()) receive_some(socket, answer, end);
   } catch (const NoConnection& failure) {
     throw NoConnection{
-        fmt::format("something accepts connections there, but {}, so it is no store of this version of Tessera", failure.why)};
+        fmt::format("something accepts connections there, but {}, so it is not a store of this version of Tessera", failure.why)};
   }
   if (answer == kWelcome) return;
   if (answer == kRefused) {
-    throw ConfigError("the store has turned this process away, because it has another TESSERA_SECRET; set the same one for every rank");
+    throw ConfigError("the store has refused this process, whose TESSERA_SECRET is another one; set the same one for every rank");
   }
-  throw NoConnection{"what answers there is no store of this version of Tessera"};
+  throw NoConnection{"the process that answers there is not a store of this version of Tessera"};
 }
 
 Fd connect_once(const std::string& host, int port, const std::string& secret, Clock::time_point end) {
@@ -126,7 +126,7 @@ StoreClient::StoreClient(std::string host, int port, std::string secret, Clock::
       socket_ = connect_once(host_, port_, secret_, end);
       return;
     } catch (const NoConnection& failure) {
-      // An attempt that met the end of the time tells less than the one before it.
+      // An attempt that has run out of time says less than the one before it.
       if (why.empty() || Clock::now() < end) why = failure.why;
       if (Clock::now() + kPause >= end) throw TimeoutError(why);
       on_failure(why);
@@ -155,7 +155,7 @@ std::string StoreClient::request(const Fields& fields) {
     socket_ = Fd();
     throw std::runtime_error(fmt::format("the connection to the store is lost: {}", failure.why));
   } catch (const IoError&) {
-    socket_ = Fd();  // what comes next could be the rest of that answer
+    socket_ = Fd();  // the next bytes could be the rest of that answer
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// The store that rank 0 serves, as every rank sees it.
+// StoreClient: a rank's connection to the store that rank 0 serves.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 namespace tessera {
 
 /// Throws std::runtime_error if the connection is lost, as other stores of c10d do, or if an answer has not come within the store's time
-/// limit (setTimeout). Users of the store say what that means.
+/// limit (setTimeout). The callers say in their errors what that means.
 class StoreClient final : public c10d::Store {
  public:
   using Clock = std::chrono::steady_clock;

@@ -17,7 +17,7 @@ std::string sized(std::string_view bytes) {
 
 namespace {
 
-/// The length that stands at `place`; nothing if it is cut off there.
+/// Reads the length at `place`; nothing if the bytes end before it does.
 std::optional<size_t> length_at(std::string_view bytes, size_t place) {
   uint32_t length = 0;
   if (bytes.size() - place < sizeof length) return std::nullopt;

@@ -8,18 +8,18 @@
 
 namespace tessera::store_protocol {
 
-/// First the client sends kHello and the secret as a field. The server answers one of the next two, or just hangs up.
+/// First the client sends kHello and the secret as a field. The server answers with kWelcome or kRefused, or just hangs up.
 inline constexpr std::string_view kHello = "tessera store 2\n";
 inline constexpr std::string_view kWelcome = "tessera welcome\n";
 inline constexpr std::string_view kRefused = "tessera refused\n";
 inline constexpr size_t kLongestSecret = 4096;
 
-/// Then the client sends requests and gets an answer to each, a sized text. A request is a sequence of fields, each sized, in a size; the
-/// first field is its verb.
+/// Then the client sends requests, and the server answers each with a sized text. A request is a sized frame of sized fields, of which the
+/// first is the verb.
 inline constexpr auto kSet = "set";             // key, value
 inline constexpr auto kGet = "get";             // key -> value
 inline constexpr auto kAdd = "add";             // key, number -> the sum
-inline constexpr auto kCompareSet = "compare";  // key, expected, desired -> the value after it
+inline constexpr auto kCompareSet = "compare";  // key, expected, desired -> the value afterwards
 inline constexpr auto kCheck = "check";         // keys -> "1" if all exist, else "0"
 inline constexpr auto kDelete = "delete";       // key -> "1" if it existed, else "0"
 inline constexpr auto kCount = "count";         // -> the number of keys
@@ -27,7 +27,7 @@ inline constexpr size_t kLongestFrame = 1 << 26;
 
 using Fields = std::vector<std::string>;
 
-/// A field, or a frame: a length as four bytes, and the bytes.
+/// Makes a field or a frame: the length as four bytes, and the bytes.
 std::string sized(std::string_view bytes);
 /// Removes a sized text from the front. Nothing if it is not complete yet. Throws IoError if it is longer than allowed.
 std::optional<std::string> take_sized(std::string& bytes, size_t longest);

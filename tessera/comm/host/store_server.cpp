@@ -27,7 +27,7 @@ constexpr auto kHelloLimit = std::chrono::seconds(5);
 constexpr int kMostStrangers = 64;
 constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when no descriptors are left
 
-/// The number in a text, 0 if there is none. Unsigned, so that sums of what others send can't overflow.
+/// The number in a text, 0 if there is none. Unsigned, so that sums of numbers that clients send can't overflow.
 uint64_t number_in(const std::string& text) {
   return static_cast<uint64_t>(std::strtoll(text.c_str(), nullptr, 10));
 }
@@ -59,13 +59,13 @@ Fd try_to_listen(const addrinfo& where) {
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end) {
   const auto refuse = [&](const std::string& why) {
     return CommError(
-        "rank 0 can't serve the store at {}:{}: {}; give another place by MASTER_ADDR and MASTER_PORT, or to tessera launch by "
-        "--main-process-port",
+        "rank 0 can't serve the store at {}:{}: {}; choose another place by MASTER_ADDR and MASTER_PORT, or by "
+        "--main-process-port of tessera launch",
         host, port, why);
   };
   const auto asked = addresses_of(host, port, SOCK_STREAM, end);
   if (!asked.first) throw refuse(asked.why_not);
-  // A host may know its own name by a loopback address, which other hosts can't reach.
+  // A host may resolve its own name to a loopback address, which other hosts can't reach.
   const bool only_own = is_loopback(asked.first->ai_addr);
   if (one_host || !only_own || !is_host_name(host)) {
     for (const auto* each = asked.first.get(); each != nullptr; each = each->ai_next) {
@@ -81,7 +81,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
 
 StoreServer::StoreServer(Fd listener, std::string secret)
     : listener_(std::move(listener)), secret_(std::move(secret)), stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!stop_) throw IoError("no event for the store: {}", std::strerror(errno));
+  if (!stop_) throw IoError("can't make an event for the store: {}", std::strerror(errno));
   thread_ = quiet_thread([this] { serve(); });
 }
 
@@ -118,7 +118,7 @@ void StoreServer::serve() {
 }
 
 void StoreServer::accept_peers() {
-  constexpr int kMostAtOnce = 64;  // then the peers that are there have their turn
+  constexpr int kMostAtOnce = 64;  // then the connected peers have their turn
   for (int i = 0; i < kMostAtOnce; i++) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     const bool no_room = !socket && (errno == EMFILE || errno == ENFILE);
@@ -126,16 +126,16 @@ void StoreServer::accept_peers() {
     if (socket) {
       set_options(socket.get());
       auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
-      read(peer);  // a rank sends its hello at once, so it is no stranger for long
+      read(peer);  // a rank sends its hello at once, so that it is soon admitted
     }
     limit_strangers();
     if (!no_room) continue;
-    accepts_from_ = Clock::now() + kAcceptPause;  // the listener stays readable, so it would be asked without end
+    accepts_from_ = Clock::now() + kAcceptPause;  // until then, poll() would report the listener as readable without end
     return;
   }
 }
 
-/// Hangs up on the strangers that came first, so that crowds of them leave room for the ranks.
+/// Hangs up on the oldest strangers (peers that are not admitted yet) if there are many, so that they leave room for the ranks.
 void StoreServer::limit_strangers() {
   const auto is_stranger = [](const Peer& peer) { return !peer.admitted; };
   auto strangers = std::ranges::count_if(peers_, is_stranger);
@@ -152,7 +152,7 @@ void StoreServer::read(Peer& peer) try {
       break;
     }
     peer.in.append(buffer.data(), count);
-    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // it sends faster than anybody asks
+    if (peer.in.size() > 2 * kLongestFrame) peer.gone = true;  // no client sends so much ahead of the answers
     if (!peer.admitted) admit(peer);
     if (peer.gone) return;
   }
@@ -161,7 +161,7 @@ void StoreServer::read(Peer& peer) try {
     if (!request) break;
     answer(peer, unpack(*request));
   }
-} catch (const Error&) {  // it does not keep to the protocol
+} catch (const Error&) {  // the peer does not keep to the protocol
   peer.gone = true;
 }
 
@@ -177,7 +177,7 @@ void StoreServer::admit(Peer& peer) {
   peer.in = std::move(rest);
   peer.admitted = *secret == secret_;
   if (!peer.admitted && !std::exchange(has_refused_, true)) {
-    log(LogLevel::Warning, "a process with another TESSERA_SECRET came to the store of this job, and was turned away");
+    log(LogLevel::Warning, "the store of this job has refused a process with another TESSERA_SECRET");
   }
   peer.out += peer.admitted ? kWelcome : kRefused;
   flush(peer);

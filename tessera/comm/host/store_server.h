@@ -1,4 +1,4 @@
-// Serves the store in which the ranks of a job meet. Whoever does not know the job's secret is turned away.
+// Serves the store in which the ranks of a job meet, and refuses clients that do not know the job's secret.
 #pragma once
 
 #include <chrono>
@@ -47,8 +47,9 @@ class StoreServer {
   std::thread thread_;
 };
 
-/// A socket that listens where the others will look for it: at loopback only, if `host` is that, or else at the interface with this
-/// address, or at all of them if no interface has it. Throws CommError if the port is taken or the name can't be resolved until `end`.
+/// Opens a socket that listens at the address of `host`, or at all interfaces if no interface has that address, or if it is a name that
+/// resolves to loopback and the ranks may be on several hosts. Throws CommError if the port is taken, or if the name can't be resolved
+/// before `end`.
 Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::steady_clock::time_point end);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-// The store of a job: what it keeps, whom it turns away, and how long one waits for it.
+// The store of a job keeps values, refuses strangers, and is waited for until a time limit.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ Fd listener(int port) {
   return socket;
 }
 
-/// A connection of somebody who is no rank.
+/// A connection of a process that is not a rank.
 Fd stranger(int port) {
   Fd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{
@@ -148,7 +148,7 @@ TEST(Store, HangsUpOnMembersThatSpeakNonsense) {
   EXPECT_EQ(served.client()->add("count", 1), 1);
 }
 
-/// What connecting to a port says after half a second.
+/// The error of an attempt of half a second to connect to a port.
 std::string trouble_at(const std::string& host, int port) {
   const auto start = Clock::now();
   const auto text = message_of<TimeoutError>([&] { StoreClient(host, port, "secret", start + 500ms); });
@@ -162,7 +162,7 @@ TEST(Store, GivesTheReasonWhyItCanNotBeReached) {
   const auto silent = listener(port);
   EXPECT_THAT(trouble_at(kHost, port), AllOf(HasSubstr("something accepts connections there"), HasSubstr("it does not answer")));
   EXPECT_THAT(trouble_at("no-such-host.invalid", port), HasSubstr("the name 'no-such-host.invalid' can't be resolved"));
-  // An attempt that begins when the time is up finds no better one.
+  // An attempt that begins when the time is up finds no better reason.
   const auto late = [&](const std::string&) { std::this_thread::sleep_for(300ms); };
   const int nobody = free_port();
   for (const auto* host : {kHost, "localhost"}) {
@@ -181,7 +181,7 @@ TEST(Store, TakesNothingElseForAStore) {
       say(peer, "HTTP/1.1 400 Bad Request\r\n\r\n");
     }
   });
-  EXPECT_THAT(trouble_at(kHost, port), HasSubstr("no store of this version of Tessera"));
+  EXPECT_THAT(trouble_at(kHost, port), HasSubstr("not a store of this version of Tessera"));
   stop = true;
   stranger(port);
   server.join();
@@ -219,7 +219,7 @@ TEST(Store, ListensWhereItWasAskedTo) {
   const int taken = free_port();
   const auto first = listen_at(kHost, taken, true, Clock::now() + 10s);
   EXPECT_THAT(message_of<CommError>([&] { listen_at(kHost, taken, true, Clock::now() + 10s); }),
-              HasSubstr("the port is taken; give another place by MASTER_ADDR and MASTER_PORT"));
+              HasSubstr("the port is taken; choose another place by MASTER_ADDR and MASTER_PORT"));
 }
 
 }  // namespace

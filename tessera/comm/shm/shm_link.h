@@ -6,7 +6,7 @@
 namespace tessera {
 
 std::string why_no_shm();
-/// Throws TimeoutError if ranks are missing when the time of the start is up.
+/// Throws TimeoutError if ranks are still missing at the end of the start's time limit.
 Connection connect_shm(const Meeting& meeting);
 
 }  // namespace tessera

@@ -15,8 +15,8 @@
 namespace tessera {
 namespace {
 
-/// The failure that run_ranks throws: the first one that is not an echo, which only reports that another rank has failed, or else the
-/// first.
+/// The failure that run_ranks throws: the first one that is not an echo, or else the first. An echo only reports that another rank has
+/// failed.
 struct FirstFailure {
   std::mutex mutex;
   std::exception_ptr error;
@@ -24,8 +24,8 @@ struct FirstFailure {
 };
 
 /// libtorch's vector functions are those of MKL, which chooses the kernel of each in its first call. If several threads make that call at
-/// once, one may compute with a kernel of low accuracy (pytorch issue 188792). Ranks that are threads do so in their first pass, so each
-/// function is called here before they start.
+/// once, one may compute with a kernel of low accuracy (pytorch issue 188792). Ranks that are threads would do so in their first pass, so
+/// each function is called here before they start.
 void choose_math_kernels() {
   static const bool chosen = [] {
     for (const auto type : {at::kFloat, at::kDouble}) {

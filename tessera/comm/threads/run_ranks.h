@@ -20,7 +20,8 @@ struct ThreadOptions {
 ///
 /// libtorch has one default random generator per process, from which the threads draw in an order that changes from run to run. Programs
 /// that draw numbers while they train (dropout) need a generator for each rank, or ranks that are processes. On a device, backward runs in
-/// the thread of each rank, because libtorch's own thread for the device would wait in one rank for what it has to do for another.
+/// the thread of each rank, because libtorch's own thread for the device would wait, in the backward pass of one rank, for work that it has
+/// to do for another.
 void run_ranks(int size, const std::function<void(Communicator world)>& program, const ThreadOptions& options = {});
 
 }  // namespace tessera

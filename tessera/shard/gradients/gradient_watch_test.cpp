@@ -90,7 +90,7 @@ TEST(TrainedBeside, IsRefusedWhenTheRanksHaveComeToDiffer) {
     run.step();
     EXPECT_THAT(
         message_of<DisagreementError>([&] { loss_of(run.net, world).backward(); }),
-        AllOf(HasSubstr("the ranks train something in no unit to different values: rank 0 beside a tensor of shape [4, 10] and 1 more #"),
+        AllOf(HasSubstr("the ranks train tensors in no unit to different values: rank 0 beside a tensor of shape [4, 10] and 1 more #"),
               HasSubstr("call fully_shard for the whole model last, or tessera::average_gradients")));
   });
 }
@@ -110,7 +110,7 @@ TEST(TrainedBeside, IsRefusedAlsoWhereGradientsAreAccumulated) {
     EXPECT_THAT(message_of<DisagreementError>([&] {
                   for (int i = 0; i < 4; i++) step();
                 }),
-                HasSubstr("the ranks train something in no unit to different values"));
+                HasSubstr("the ranks train tensors in no unit to different values"));
   });
 }
 
