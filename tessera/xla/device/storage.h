@@ -70,7 +70,7 @@ void expect_the_device(const std::optional<at::Device>& device);
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
 at::Tensor new_tensor(const Value& value);
 
-/// Locks the device: only one thread traces at a time, but backward passes run in a thread of autograd's engine.
+/// Locks the device, so that one thread traces at a time: backward passes run in another thread, that of autograd's engine.
 std::unique_lock<std::recursive_mutex> lock_device();
 
 }  // namespace tessera::xla
