@@ -37,8 +37,8 @@ class XlaGenerator final : public c10::GeneratorImpl {
     seed_ = seed;
     state_ = at::Tensor();  // made when it is needed: libtorch seeds before the first tensor
   }
-  void set_offset(uint64_t /*offset*/) override { throw UsageError("the generator of an XLA device has no offset: set its state"); }
-  uint64_t get_offset() const override { throw UsageError("the generator of an XLA device has no offset: ask for its state"); }
+  void set_offset(uint64_t /*offset*/) override { throw UsageError("the generator of an XLA device has no offset: use set_state()"); }
+  uint64_t get_offset() const override { throw UsageError("the generator of an XLA device has no offset: use get_state()"); }
   uint64_t current_seed() const override { return seed_; }
   uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom());
@@ -53,7 +53,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != kStateBytes || !state.is_cpu()) {
-      throw UsageError("the state of an XLA device's generator is {} bytes on the CPU", kStateBytes);
+      throw UsageError("the state of an XLA device's generator must be a uint8 tensor of {} bytes on the CPU", kStateBytes);
     }
     uint64_t numbers[2];
     std::memcpy(numbers, state.data(), kStateBytes);

@@ -86,7 +86,7 @@ class Client {
   Buffer upload(const at::Tensor& tensor, int device) const;
 
   Executable compile(const Program& program, CompileOptions options = {}) const;
-  /// Loads a program from the text that CompiledProgram::serialized() made of it. Returns nothing if the plugin refuses the text.
+  /// Loads a program from the bytes that CompiledProgram::serialized() made of it. Returns nothing if the plugin refuses the bytes.
   std::optional<Executable> load(std::string_view serialized, const Program& program, const CompileOptions& options = {}) const;
 
  private:

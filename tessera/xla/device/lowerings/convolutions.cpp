@@ -28,7 +28,7 @@ struct Geometry {
   size_t spatial() const { return stride.size(); }
 };
 
-/// A convolution whose result has the spatial sizes `sizes`. Elements behind the last window are left out.
+/// A convolution whose result has the spatial sizes `sizes`. Elements after the last window are left out.
 Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
   Type type{g.result.value_or(x.element()), {x.size(0), w.size(0)}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
