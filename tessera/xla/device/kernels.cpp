@@ -23,7 +23,7 @@ std::vector<c10::FunctionSchema>& schemas() {
   return all;
 }
 
-/// The boxed kernel of an operator in a table: calls the operator's lowering, or runs the operator on the CPU if that throws NotLowered.
+/// The boxed kernel of an operator in a table: calls the operator's lowering, or runs the operator on the CPU if the lowering throws NotLowered.
 class Lowered final : public c10::OperatorKernel {
  public:
   Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}

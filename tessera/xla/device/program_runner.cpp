@@ -23,7 +23,7 @@ constexpr int64_t kManyOperations = 200000;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-/// Returns the value from before its barriers, which change no value, so that a leaf behind barriers is seen to be a leaf.
+/// Returns the value without its barriers, which change no value, so that a leaf behind barriers is recognized as a leaf.
 Value behind_barriers(Value value) {
   while (value.node().kind == Node::Kind::Operation && value.node().name == std::string_view("optimization_barrier")) {
     value = Value(value.node().operands[value.result()]);
@@ -31,7 +31,7 @@ Value behind_barriers(Value value) {
   return value;
 }
 
-/// Gives storages the values back that they had before a program that has failed. A value whose memory was donated to it is lost.
+/// Restores the values that storages had before a failed program. A value whose memory was donated to that program is lost.
 void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<Type>& types) {
   for (size_t i = 0; i < owners.size(); i++) {
     for (auto* const cell : owners[i]) {

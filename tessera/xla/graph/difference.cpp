@@ -113,7 +113,7 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
   auto& step = steps_[fmt::format("{} {}", arguments_in(between(text, "func.func", "\n")).size(), between(text, ") -> (", ") {"))];
   of_program_[program] = &step;
   step.runs++;
-  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // it was dropped before
+  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // the program was dropped before
   step.programs++;
   std::optional<Difference> smallest;
   for (const auto& [number, other] : step.texts) {
