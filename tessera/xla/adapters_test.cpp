@@ -1,4 +1,4 @@
-// Adapters on quantised weights on XLA devices: the values are those of the CPU's kernels, and training is that of ranks.
+// Adapters on quantised weights on XLA devices have the values of the CPU's kernels, and train as on ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

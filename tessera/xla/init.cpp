@@ -20,7 +20,7 @@ std::string why_no_xla() {
   return "no PJRT plugin is installed; `pip install xla-cpu-pjrt` brings one for CPUs";
 }
 
-/// Returns the world of the device that this process has already, or of all devices that it may have.
+/// Returns the world of this process's device. If there is no device yet, makes it over all devices of the plugin.
 Communicator world_of_devices() {
   if (has_device()) return replica_world();
   return init();
@@ -38,8 +38,8 @@ const AddedEngine kXlaEngine({.name = "xla", .ranks = "devices of this process, 
 Communicator init(const XlaOptions& options) {
   if (const auto identity = identity_from_environment(); identity && identity->world_size > 1) {
     throw ConfigError(
-        "one process has all XLA devices and is all their ranks, but this is rank {} of {} processes; start one by `tessera launch "
-        "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES as the number of devices",
+        "one process has all XLA devices, and stands for all their ranks, but this is rank {} of {} processes; start one by `tessera launch "
+        "--distributed-type XLA`, or by --nproc-per-node 1 with TESSERA_XLA_DEVICES set to the number of devices",
         identity->rank, identity->world_size);
   }
   auto chosen = options;

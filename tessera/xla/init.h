@@ -1,4 +1,4 @@
-// XLA devices for a program: one PJRT plugin, one device `xla` whose tensors have a value on each replica.
+// Starts XLA for this process: one PJRT plugin, and one device `xla` whose tensors have a value on each replica.
 #pragma once
 
 #include "tessera/comm/communicator.h"
@@ -8,8 +8,8 @@
 
 namespace tessera::xla {
 
-/// Makes the device, once in a process, before its first backward pass: libtorch counts devices only once. The communicator's ranks are the
-/// replicas, its traits().device is the device, and its operations are part of the program that is traced.
+/// Makes the device, and returns a communicator whose ranks are the replicas and whose traits().device is the device; its operations are
+/// traced into the program. Call it once in a process, before the first backward pass: libtorch counts devices only in that pass.
 Communicator init(const XlaOptions& options = {});
 
 }  // namespace tessera::xla

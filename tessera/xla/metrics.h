@@ -20,7 +20,7 @@ struct ProgramMetrics {
   bool has_backward = false;  // whether a backward pass is in it
   /// In bytes for each replica.
   pjrt::MemoryFigures memory;
-  /// By kind, such as "all-gather", as the compiler's optimizations left them; empty for one replica.
+  /// The collectives of the optimized program by kind, such as "all-gather"; empty for one replica.
   std::map<std::string, pjrt::Collectives> collectives = {};
 };
 
@@ -29,24 +29,25 @@ struct Metrics {
   /// Operators of libtorch that were traced.
   int64_t operators = 0;
   int64_t executions = 0, compiles = 0, loaded_from_disk = 0, cache_hits = 0;
-  /// Compiled programs that were dropped: a number in one has changed and is an argument of its successor, or it had not run for longest.
+  /// Compiled programs that were dropped: a constant of the program changed, so that its successor takes it as an argument, or there were
+  /// too many programs, and this one had not run for the longest time.
   int64_t dropped = 0;
   double seconds_compiling = 0;
-  /// Seconds in the plugin's call that starts a program. A CPU plugin may run the program in it.
+  /// Seconds in the plugin's call that starts a program. A CPU plugin may run the whole program in this call.
   double seconds_starting = 0;
   int64_t bytes_uploaded = 0, bytes_downloaded = 0;
-  /// The peak of bytes in use on one device, where the plugin counts them: memory that was taken, not a compiler's estimate.
+  /// The most bytes that were in use on one device, as the plugin measured them; nothing if it does not measure.
   std::optional<int64_t> peak_memory = {};
-  /// How often a read by the host has cut a step in two, by reader, such as "item()".
+  /// How often the host's read of a value split a step into two programs, by reader, such as "item()".
   std::map<std::string, int64_t> host_reads;
-  /// How often each operator without a lowering ran on the CPU, such as "aten::histc".
+  /// How often each operator, such as "aten::histc", ran on the CPU because no lowering took the call.
   std::map<std::string, int64_t> fallbacks;
 };
 
 /// Returns the counters up to the call. Throws UsageError before init().
 Metrics metrics();
 
-/// The metrics, and which operators ran on the CPU, a line for each.
+/// Returns the counters as text: totals, then a line for each operator that ran on the CPU, each read that split a step, and each program.
 std::string metrics_report();
 
 }  // namespace tessera::xla

@@ -5,16 +5,16 @@
 
 namespace tessera::xla {
 
-/// Whether programs run.
+/// Whether traced programs are compiled and run.
 enum class Programs {
   Run,
-  /// Traces programs and writes them to the folder TESSERA_XLA_PROGRAMS, for a compiler of devices that are not here: loads no plugin,
-  /// gives no tensor memory, and returns zeros for every read. TESSERA_XLA_TRACE_ONLY sets this in any process.
+  /// Only traces programs and writes them to the folder TESSERA_XLA_PROGRAMS, to be compiled for devices that this host lacks: no plugin is
+  /// loaded, tensors have no memory, and every read returns zeros. TESSERA_XLA_TRACE_ONLY=N sets this in any process, with N replicas.
   Traced,
 };
 
 struct XlaOptions {
-  /// The number of replicas of every tensor, each with values of its own on a device of its own: the ranks of the communicator. 0 means
+  /// The number of replicas, which are the ranks of the communicator: every tensor has a value for each, on a device of its own. 0 means
   /// TESSERA_XLA_DEVICES or, if that is unset, all devices of the plugin; a CPU plugin then makes 1.
   int devices = 0;
   /// A plugin's name or path; TESSERA_PJRT_PLUGIN or "cpu" if empty.

@@ -97,7 +97,7 @@ std::vector<at::Tensor> train_by(const Communicator& world, const Subject& subje
 struct Rule {
   std::string name;
   std::function<std::vector<at::Tensor>(const Communicator&, const Subject&, const Mode&)> train;
-  bool is_sensitive = false;  // makes full steps of gradients that are zero but for rounding
+  bool is_sensitive = false;  // makes full steps even of gradients that are only rounding errors
 };
 
 template <class Optimizer, class Options>
@@ -149,7 +149,7 @@ Run on_replicas(const Make& make, const Mode& mode, const Rule& rule) {
   mode.shard(subject.module, world);
   const auto before = metrics();
   const auto losses = rule.train(world, subject, mode);
-  EXPECT_LE(metrics().programs.size() - before.programs.size(), 2) << metrics_report();  // another mode may have had the first
+  EXPECT_LE(metrics().programs.size() - before.programs.size(), 2) << metrics_report();  // another mode may have made the first program
   EXPECT_EQ(metrics().fallbacks, before.fallbacks);
   Run run;
   for (const auto& loss : losses) {

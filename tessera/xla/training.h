@@ -1,4 +1,4 @@
-// Modules on XLA devices, and the steps in which they train.
+// Moves modules to the XLA device, and ends the steps in which they train.
 #pragma once
 
 #include "tessera/base/module_ref.h"
@@ -8,7 +8,8 @@ namespace tessera::xla {
 /// Moves parameters and buffers to the device, as Module::to does for devices that libtorch knows.
 void to_device(ModuleRef module);
 
-/// Ends a step: compiles all that has been traced as one program, unless it is known, and starts it.
+/// Ends a step: makes one program of all operations that were traced since the last program, compiles it unless an equal one was compiled
+/// before, and starts it.
 void step_boundary();
 
 }  // namespace tessera::xla

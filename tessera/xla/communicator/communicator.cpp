@@ -76,7 +76,7 @@ class XlaTransport final : public Transport {
     }
     for (const auto& part : parts) {
       if (part.size() == parts.front().size()) continue;
-      throw UsageError("XLA replicas can't be split into groups of {} and of {}: one program serves all groups, so they need one size",
+      throw UsageError("XLA replicas can't be split into groups of {} and of {}: all groups run one program, so give them the same size",
                        parts.front().size(), part.size());
     }
     return std::make_unique<XlaTransport>(std::move(parts));
@@ -92,7 +92,7 @@ class XlaTransport final : public Transport {
 
   at::Tensor from_replicas(std::span<const at::Tensor> tensors) override {
     if (std::ssize(tensors) != traits().size) {
-      throw UsageError("from_replicas got {} tensors for {} ranks", tensors.size(), traits().size);
+      throw UsageError("from_replicas got {} tensors for {} ranks: give one for each rank", tensors.size(), traits().size);
     }
     std::vector<at::Tensor> of_replica(static_cast<size_t>(runner().replicas()));
     for (const auto& group : groups_) {
@@ -135,7 +135,7 @@ class XlaTransport final : public Transport {
       own.push_back(piece.own);
       sent += to_others(static_cast<size_t>(piece.own.numel()) * c10::elementSize(*reduction.wire_dtype));
     }
-    // Without the barrier, a compiler may all-reduce here and slice only at the use, and so keep whole gradients until then.
+    // Without the barrier, a compiler may all-reduce here and slice only where the result is used, and keep whole gradients until then.
     if (!reduced.empty()) reduced = hlo::barrier(reduced);
     for (size_t i = 0; i < own.size(); i++) write(own[i], reduced[i]);
     return sent;
@@ -153,7 +153,7 @@ class XlaTransport final : public Transport {
 
   static Value is_replica(int number) { return hlo::compare("EQ", hlo::replica_number(), hlo::constant(int64_t{number}, at::kUInt32)); }
 
-  /// On each replica: whether it has this number in its group.
+  /// Returns a value that is true on the replicas that have this number in their group.
   Value is_member(int number) const {
     if (groups_.size() == 1) return is_replica(groups_.front()[static_cast<size_t>(number)]);
     Sizes marks(static_cast<size_t>(runner().replicas()), 0);
@@ -161,7 +161,7 @@ class XlaTransport final : public Transport {
     return hlo::convert(own_of(marks), at::kBool);
   }
 
-  /// On each replica, its own one of the numbers. Numbers in equal steps become arithmetic, whose text does not grow with their count.
+  /// Returns a value that is numbers[r] on replica r. Evenly spaced numbers become arithmetic, whose text does not grow with their count.
   static Value own_of(const Sizes& numbers) {
     const auto own = hlo::convert(hlo::replica_number(), at::kLong);
     const auto step = numbers.size() > 1 ? numbers[1] - numbers[0] : 0;
@@ -180,7 +180,7 @@ class XlaTransport final : public Transport {
            });
   }
 
-  /// On each replica, its own value of the tensor that is meant for it.
+  /// Returns a tensor whose value on replica r is the value of of_replica[r] there.
   static at::Tensor chosen(const std::vector<at::Tensor>& of_replica) {
     const auto lock = lock_device();
     if (are_parts_of_one(of_replica)) {

@@ -1,5 +1,5 @@
 // Wrong arguments are refused at the call as on the CPU, even those that libtorch leaves to a device's kernels. Valid but unusual arguments
-// give what they give on the CPU.
+// have the same results as on the CPU.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -62,15 +62,15 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     expect_the_device(c10::Device(kXla, device));
     return device_generator();
   }
-  /// Copies to the host wait, so pinned memory is plain memory.
+  /// Gives plain memory for pinned memory: copies between host and device wait anyway.
   at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
   bool isPinnedPtr(const void* /*data*/) const override { return false; }
   c10::Device getDeviceFromPtr(void* /*data*/) const override { return kDevice; }
   at::Generator getNewGenerator(c10::DeviceIndex /*device*/) const override { return device_generator().clone(); }
 };
 
-/// Makes autograd's threads for devices, unless a backward pass has done so, and tells whether there are any. libtorch does it once in a
-/// process, with a thread for each device, in which the device's backward passes run: a later device has none.
+/// Starts autograd's threads for devices, unless a backward pass has started them, and tells whether there are any. libtorch starts them
+/// once in a process, one for each device that exists then; a device that is made later has no thread for its backward passes.
 class BackwardThreads : public torch::autograd::Engine {
  public:
   static bool have_started() {
@@ -84,13 +84,13 @@ class BackwardThreads : public torch::autograd::Engine {
 
 at::Device make_device(const XlaOptions& options) {
   static bool made = false;
-  if (made) throw UsageError("this process has its XLA device already: make it once");
+  if (made) throw UsageError("this process has its XLA device already: call tessera::xla::init only once");
   static const c10::impl::DeviceGuardImplRegistrar guard(kXla, new Guard);
   if (!BackwardThreads::have_started()) {
-    throw UsageError("a backward pass ran before the XLA device was there, and libtorch makes the threads for backward passes on devices in the first of a "
-                     "process: call tessera::xla::init before it");
+    throw UsageError("a backward pass ran before the XLA device was there, but libtorch starts its threads for devices only in the first backward pass of "
+                     "a process: call tessera::xla::init before that pass");
   }
-  if (options.devices < 0) throw UsageError("{} XLA devices are asked for; with 0 there are all", options.devices);
+  if (options.devices < 0) throw UsageError("{} XLA devices are asked for: give a positive number, or 0 for all devices", options.devices);
   static const bool wants_report = env_int("TESSERA_XLA_METRICS", 0, 1).value_or(0) == 1;
   const auto traced = env_int("TESSERA_XLA_TRACE_ONLY", 1, kMostReplicas);
   if (traced || options.programs == Programs::Traced) {

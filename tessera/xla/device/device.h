@@ -1,4 +1,4 @@
-// The device `xla`.
+// Makes the device `xla`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,8 @@
 
 namespace tessera::xla {
 
-/// Makes the device, once in a process, before its first backward pass: libtorch counts devices only once. Programs call init().
+/// Makes the device. Call it once in a process, before the first backward pass: libtorch counts devices only in that pass. Programs call
+/// init() instead.
 at::Device make_device(const XlaOptions& options = {});
 
 }  // namespace tessera::xla

@@ -24,7 +24,7 @@ inline Sizes all_but(int64_t rank, int64_t left_out) {
   return others;
 }
 
-/// One number for each of `count` dimensions, where a caller may give one for all, or none.
+/// Returns one number for each of `count` dimensions. If `given` has a single number, all get it; if it has none, all get `otherwise`.
 inline Sizes one_for_each(const Sizes& given, size_t count, int64_t otherwise) {
   return given.size() == count ? given : Sizes(count, given.empty() ? otherwise : given[0]);
 }
@@ -43,7 +43,7 @@ inline Sizes wrapped(Sizes named, int64_t rank) {
   return named;
 }
 
-/// The place of an argument, if an operator has it.
+/// The index of an argument, if the operator has this argument.
 using Place = std::optional<size_t>;
 
 /// The dimensions that an argument names, from 0 up; all if it names none, or if there is no such argument.

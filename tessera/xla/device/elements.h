@@ -6,18 +6,18 @@
 
 namespace tessera::xla {
 
-/// The arguments of one call, all of one type and one shape.
+/// The arguments of one call, converted to one type and expanded to one shape.
 class Elements {
  public:
-  /// `element` is the type in which it is computed.
+  /// `element` is the type in which the operator computes.
   Elements(const Call& call, at::ScalarType element);
 
   Value operator[](size_t i) const { return as(i, element_); }
   Value as(size_t i, at::ScalarType element) const { return expand(call_.value(i, element), sizes_); }
   Value filled(double number) const { return hlo::filled(number, {element_, sizes_}); }
-  /// A number that may differ from run to run.
+  /// A number that may differ from run to run: an argument of the program.
   Value full(double number) const { return hlo::full(number, {element_, sizes_}); }
-  /// Argument `i`, a number or None.
+  /// Argument `i`, which is a number or None; None gives `otherwise`.
   Value number(size_t i, double otherwise = 0) const { return full(call_.has(i) ? call_.number(i) : otherwise); }
   const Call& call() const { return call_; }
   at::ScalarType element() const { return element_; }
@@ -29,12 +29,13 @@ class Elements {
   Sizes sizes_;
 };
 
-/// The type that all tensors and numbers of a call can have, by libtorch's rules.
+/// The type to which libtorch's rules promote all tensors and numbers of a call.
 at::ScalarType common_type(const Call& call);
-/// The type of the result: of the tensor that takes it or, where there is none, of all tensors and of the first argument.
+/// The type of the result: the type of the tensor that takes the result or, if there is none, the type to which libtorch's rules promote all
+/// tensors and, if it is a number, the first argument.
 at::ScalarType type_of_operands(const Call& call);
 
-/// Calls a function with a number of the type; of a float where it is not floating-point.
+/// Calls a function with a zero of the type; with a float if the type is neither double nor a half type.
 template <class Of>
 auto of_floating_type(at::ScalarType type, const Of& of) {
   switch (type) {
@@ -54,7 +55,7 @@ inline at::ScalarType fractional(at::ScalarType type) {
   return c10::isFloatingType(type) ? type : c10::typeMetaToScalarType(c10::get_default_dtype());
 }
 
-/// Calls a function of all elements, or of the first one, two or three arguments.
+/// Calls `compute` with `x` or with the first one, two or three arguments, whichever it takes.
 template <class Compute>
 Value applied(const Compute& compute, const Elements& x) {
   if constexpr (std::is_invocable_v<Compute, const Elements&>) {
@@ -95,7 +96,7 @@ inline Kernel comparison(const char* names, const char* direction) {
   return comparison(names, [direction](const Value& a, const Value& b) { return compare(direction, a, b); });
 }
 
-/// Rounded down, as Python does it.
+/// Divides and rounds down, as Python does.
 Value floor_divided(const Value& a, const Value& b);
 
 }  // namespace tessera::xla

@@ -1,4 +1,4 @@
-// Operators without a lowering run on the CPU, once for each replica.
+// Runs operators without a lowering on the CPU, once for each replica.
 #include <ATen/ATen.h>
 
 #include "tessera/base/error.h"
@@ -14,7 +14,7 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-/// Calls `change` with each tensor of an argument, which may be a list.
+/// Replaces each tensor of an argument, which may be a list, by the result of `change`.
 template <class Change>
 IValue with_tensors(const IValue& value, const Change& change) {
   if (value.isTensor()) return change(value.toTensor());
@@ -44,7 +44,8 @@ bool writes(const c10::Argument& argument) {
 void expect_no_view(const c10::OperatorHandle& op) {
   for (const auto& result : op.schema().returns()) {
     if (result.alias_info() && !result.alias_info()->isWrite()) {
-      throw UsageError("XLA devices have no lowering of {}, and a view can't be computed on the CPU: later writes would be lost",
+      throw UsageError("XLA devices have no lowering of {}, and its view can't be computed on the CPU, because later writes to the view would be lost: use "
+                       "an operator that returns a copy",
                        toString(op.operator_name()));
     }
   }
@@ -59,8 +60,8 @@ IValue merged(const std::vector<IValue>& values, const std::string& name) {
     for (const auto& tensor : tensors) {
       if (!tensor.defined() || tensor.sizes() == tensors[0].sizes()) continue;
       throw UsageError(
-          "{} makes a tensor of sizes {} on one replica and of sizes {} on another, and a tensor has one shape on all: write in "
-          "place of a choice by a mask, x[mask], what keeps the shape, such as where() or masked_fill()",
+          "{} makes a tensor of sizes {} on one replica and of sizes {} on another, but a tensor has the same shape on all replicas: instead of "
+          "x[mask], use an operator that keeps the shape, such as where() or masked_fill()",
           name, c10::str(tensors[0].sizes()), c10::str(tensor.sizes()));
     }
     if (tensors[0].defined() && tensors[0].layout() != at::kStrided) {
@@ -88,7 +89,7 @@ void run_on_host(const c10::OperatorHandle& op, Stack* stack) {
   expect_no_view(op);
   const auto name = toString(op.operator_name());
   if (runner().metrics().fallbacks[name]++ == 0)
-    log(LogLevel::Warning, "XLA: {} has no lowering and runs on the CPU, which ends the program before it", name);
+    log(LogLevel::Warning, "XLA: {} has no lowering for these arguments and runs on the CPU, so the traced program ends before it", name);
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
   const auto count = static_cast<size_t>(runner().replicas());
   std::vector<Stack> of_replica(count);

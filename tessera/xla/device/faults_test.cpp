@@ -1,4 +1,4 @@
-// Failures on the device are errors that name the cause, and the process can go on.
+// Failures on the device are errors that name the cause, and the process can continue.
 #include "tessera/base/error.h"
 #include "tessera/xla/device/device.h"
 #include "tessera/xla/device/storage.h"
@@ -92,7 +92,7 @@ TEST(Faults, MemoryThatDoesNotSufficeIsAnError) {
   {
     const auto large = torch::ones({int64_t{1} << 41}, on_device());
     const auto first = large.narrow(0, 0, 1);
-    // A plugin says it when the program starts, or when a result is asked for.
+    // A plugin reports the failure when the program starts, or when a result is read.
     const auto message = message_of<Error>([&] {
       step_boundary();
       (void)first.cpu();

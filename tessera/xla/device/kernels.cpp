@@ -23,7 +23,7 @@ std::vector<c10::FunctionSchema>& schemas() {
   return all;
 }
 
-/// The boxed kernel of all operators in tables. The functor has the operator's lowering.
+/// The boxed kernel of an operator in a table: calls the operator's lowering, or runs the operator on the CPU if the lowering throws NotLowered.
 class Lowered final : public c10::OperatorKernel {
  public:
   Lowered(Lowering lower, const c10::FunctionSchema& schema) : lower_(std::move(lower)), signature_(schema) {}
@@ -48,7 +48,7 @@ class Lowered final : public c10::OperatorKernel {
 
 using Operators = std::map<std::string, std::vector<c10::OperatorHandle>>;
 
-/// ATen's operators by their names, without overloads and without the underscore of those in place.
+/// ATen's operators by name, without the overload and without the underscore of in-place operators.
 const Operators& operators() {
   static const auto& all = *[] {
     auto* const found = new Operators;
@@ -164,7 +164,7 @@ Value Call::value(size_t i, at::ScalarType element) const {
                                                                            : hlo::scalar(scalar.toDouble(), element);
   };
   if ((*this)[i].isScalar()) return number(arguments_[i].toScalar());
-  // libtorch wraps the numbers of some operators in CPU tensors. Converting them here makes whole numbers arguments of the program, too.
+  // libtorch wraps the numbers of some operators in CPU tensors. Converting them here makes even whole numbers arguments of the program.
   const auto& given = tensor(i);
   if (given.is_cpu() && given.numel() == 1 && given.scalar_type() != at::kBool && c10::isFloatingType(element)) {
     return reshape(number(given.item()), given.sizes());
@@ -204,7 +204,7 @@ void Call::give(std::span<const Value> results) {
         if (given->sizes() != results[i].sizes()) {
           if (signature_.outs[i] < signature_.inputs) {
             throw UsageError(
-                "{} has a result of sizes {}, which a tensor of sizes {} can't take in place: use the operator that returns it",
+                "{} has a result of sizes {}, which a tensor of sizes {} can't take in place: use the form that returns a new tensor",
                 signature_.name, c10::str(at::IntArrayRef(results[i].sizes())), c10::str(given->sizes()));
           }
           given->resize_(results[i].sizes());

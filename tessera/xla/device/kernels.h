@@ -25,11 +25,11 @@ struct Signature {
   explicit Signature(const c10::FunctionSchema& schema);
   std::string name;
   size_t arguments, inputs, returns;  // inputs are all arguments but `out` ones
-  std::vector<size_t> outs;           // the arguments that take the results
-  std::vector<size_t> numbers;        // results that are integers, which only the operator's own backward takes
+  std::vector<size_t> outs;           // indices of the arguments that take the results
+  std::vector<size_t> numbers;        // indices of the results that are integers, which only the operator's own backward takes
   uint64_t counted = 0;               // bits of the inputs that a lowering has to read, because they decide the result
   std::vector<c10::IValue> defaults;  // of the arguments; None where there is no default
-  std::optional<size_t> dtype;        // the argument that says what type the result shall have
+  std::optional<size_t> dtype;        // the index of the argument that says the type of the result
 };
 
 /// A call of an operator: its arguments, and where its results go.
@@ -42,13 +42,13 @@ class Call {
     read_ |= uint64_t{1} << i;
     return arguments_[i];
   }
-  /// Returns an argument without marking it as read: for looks at its shape or its kind.
+  /// Returns an argument without marking it as read, so that a lowering can look at its shape or its kind.
   const c10::IValue& peek(size_t i) const { return arguments_[i]; }
   /// Whether the argument is there: neither None nor an undefined tensor.
   bool has(size_t i) const { return !arguments_[i].isNone() && !(arguments_[i].isTensor() && !arguments_[i].toTensor().defined()); }
   const at::Tensor& tensor(size_t i) const { return (*this)[i].toTensor(); }
   double number(size_t i) const { return (*this)[i].toScalar().toDouble(); }
-  /// Whether a factor is the integer 1, its default. A schedule's factor is a double, also where it becomes 1.
+  /// Whether a factor is the integer 1, its default. The factor of a schedule is a double even when it is 1, and stays an argument.
   bool is_one(size_t i) const { return (*this)[i].isInt() && arguments_[i].toInt() == 1; }
   int64_t integer(size_t i) const { return (*this)[i].toInt(); }
   bool flag(size_t i) const { return (*this)[i].toBool(); }
@@ -56,10 +56,10 @@ class Call {
   Sizes integers(size_t i) const;
 
   Value value(size_t i) const;
-  /// In another type.
+  /// Returns an argument in another type.
   Value value(size_t i, at::ScalarType element) const;
 
-  /// In the type of the result; half types are computed as float, as libtorch does.
+  /// Returns an argument in the type of the result, or as float if that is a half type, because libtorch computes half types as float.
   Value wide_value(size_t i) const;
 
   /// The tensor that takes result `i`, or null if the caller gave none.
@@ -67,17 +67,17 @@ class Call {
   /// The type of result `i`: of the tensor that takes it, else of the first tensor among the arguments.
   at::ScalarType result_type(size_t i = 0) const;
 
-  /// Writes the results into the tensors that the caller gave, or makes new ones. An `out` tensor gets the result's shape; one that is
-  /// changed in place must have it already. Throws NotLowered if the lowering has left an argument unread that is given and decides the
+  /// Writes the results into the tensors that the caller gave, or makes new ones. An `out` tensor gets the result's shape; a tensor that is
+  /// changed in place must have this shape already. Throws NotLowered if the lowering did not read an argument that is given and decides the
   /// result.
   void give(std::span<const Value> results);
   void give(const Value& result) { give(std::span(&result, 1)); }
   void give(std::initializer_list<Value> results) { give(std::span(results.begin(), results.size())); }
-  /// Results that were computed in another type, such as that of wide_value(). Those that are not there stay so.
+  /// Gives results that were computed in another type, such as that of wide_value(). Undefined results stay undefined.
   void give_as(at::ScalarType type, std::vector<Value> results);
   void give_rounded(const Value& result) { give(hlo::convert(result, result_type())); }
 
-  /// Whether an argument is complex, which no lowering computes.
+  /// Whether an argument is a complex tensor, which no lowering takes.
   bool is_foreign() const;
   /// Puts the arguments back on the stack.
   void undo();
@@ -100,8 +100,9 @@ struct Kernel {
   std::string names;  // of operators that are lowered alike, with spaces between them
   Lowering lower;
 };
-/// Registers a table. A name is an ATen operator with its overload, as "scatter.src", and stands for all forms with the same arguments,
-/// such as in-place and `out` forms, that libtorch does not compose of others; if there is no such form, for the operator itself.
+/// Registers a table. A name is an ATen operator with its overload, such as "scatter.src". It stands for all forms of the operator with the
+/// same arguments, such as in-place and `out` forms, that libtorch does not compose of other operators; if there is no such form, for the
+/// operator itself.
 void add_kernels(std::span<const Kernel> kernels);
 inline void add_kernels(std::initializer_list<Kernel> kernels) {
   add_kernels(std::span(kernels.begin(), kernels.size()));
@@ -109,7 +110,7 @@ inline void add_kernels(std::initializer_list<Kernel> kernels) {
 /// Returns the schemas of all operators that have a lowering.
 std::span<const c10::FunctionSchema> lowered_schemas();
 
-/// Takes kernels of the namespace's operators under a key, for as long as the process lives.
+/// Returns a library that registers kernels of a namespace's operators under a dispatch key. It lives as long as the process.
 torch::Library& library_of(const char* operators, c10::DispatchKey key);
 
 void register_plumbing();

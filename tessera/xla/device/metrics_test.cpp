@@ -97,7 +97,7 @@ TEST(HostReads, AtTheEndOfAStepAreNotCounted) {
   for (int step = 0; step < 3; step++) {
     x = x * 2;
     step_boundary();
-    (void)x.sum().item<float>();  // a program of its own, of which nothing else remains
+    (void)x.sum().item<float>();  // a program of its own, of which no other result remains
     (void)x.cpu();
   }
   x = x * 2;
@@ -117,7 +117,7 @@ TEST(HostReads, OfAModelsMetricsCutNothing) {
   auto right = torch::zeros({}, device_for_tests());
   const auto evaluate = [&] {
     const torch::NoGradGuard no_grad;
-    at::Tensor scores;  // those of a batch live until there are others
+    at::Tensor scores;  // a batch's scores live until the next batch's
     for (int batch = 0; batch < 4; batch++) {
       scores = model->forward(torch::ones({3, 13}).to(device_for_tests()));
       right += scores.argmax(1).eq(batch % 2).sum();

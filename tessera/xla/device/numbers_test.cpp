@@ -1,4 +1,4 @@
-// Numbers at the edges of what operators take: what the CPU gives, the device gives.
+// Numbers at the edges of operators' ranges have the same results on the device as on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

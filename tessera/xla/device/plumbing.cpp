@@ -1,4 +1,4 @@
-// Operators that move no values: memory, views, copies between host and device.
+// Operators that compute nothing: memory, views, and copies between host and device.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/NativeFunctions.h>
@@ -51,7 +51,7 @@ const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef sizes, std::opt
   auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
   const auto needed = tensor->storage_offset() + tensor->numel();
   auto& cell = cell_of(self);
-  // Losses make a result of full size and resize it to one number: shrinks only memory that nobody has written and nobody else sees.
+  // Shrinks only memory that has no values yet and belongs to no other tensor: losses make a result of full size and resize it to one number.
   const bool is_fresh = !cell.value && self.storage().use_count() == 1;
   if (needed == before || (needed < before && !is_fresh)) return self;
   cell.before = nullptr;  // its buffers have another size
@@ -98,7 +98,7 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   return at::equal(to_host(a, "equal()"), to_host(b, "equal()"));
 }
 
-/// Plain zeros for _efficientzerotensor: libtorch marks them by a dispatch key to skip computations, which the compiler does here.
+/// Makes plain zeros for _efficientzerotensor. libtorch marks such zeros by a dispatch key, to skip computations; here the compiler skips them.
 at::Tensor zeros(at::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout> /*layout*/,
                  std::optional<at::Device> device, std::optional<bool> /*pin*/) {
   expect_the_device(device);

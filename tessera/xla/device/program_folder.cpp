@@ -31,7 +31,7 @@ void ProgramFolder::write(const std::string& name, const std::string& text) cons
     write_text(folder_ / name, text);
   } catch (const IoError& error) {
     static std::once_flag once;
-    std::call_once(once, [&] { log(LogLevel::Warning, "programs are not left in TESSERA_XLA_PROGRAMS: {}", error.what()); });
+    std::call_once(once, [&] { log(LogLevel::Warning, "programs are not written to the folder TESSERA_XLA_PROGRAMS: {}", error.what()); });
   }
 }
 

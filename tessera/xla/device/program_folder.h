@@ -1,4 +1,4 @@
-// The files of a run for `tessera xla program`: the text of each program, its figures and its counters.
+// Writes the files of a run that `tessera xla program` reads: the text of each program, its figures and its counters.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@
 
 namespace tessera::xla {
 
-/// Writes PROCESS_NUMBER.mlir for each program, and PROCESS.json at most once a second and at the end. Leaves out a file that can't be
-/// written, and warns once.
+/// Writes PROCESS_NUMBER.mlir for each program, and PROCESS.json at most once a second and at the end; PROCESS is the process's id. Leaves
+/// out a file that can't be written, and warns once.
 class ProgramFolder {
  public:
   /// Makes the folder that TESSERA_XLA_PROGRAMS names, or returns nothing if that is unset. Throws IoError if the folder can't be made.
@@ -23,7 +23,7 @@ class ProgramFolder {
 
   /// Writes the text of a program before it is compiled, because compiling may end the process.
   void begin(const std::string& text);
-  /// Adds the figures of the program that was compiled from the last text. Without one, adds an empty row.
+  /// Adds the figures of the program that was compiled from the last text. Without a program, leaves its row empty.
   void end(const std::optional<pjrt::CompiledProgram>& program);
   void note(const Metrics& metrics);
   void finish(const Metrics& metrics);
@@ -34,7 +34,7 @@ class ProgramFolder {
 
   std::filesystem::path folder_;
   std::shared_ptr<nlohmann::ordered_json> run_;
-  std::vector<size_t> compiled_;  // indices of those programs in `run_` that the metrics have
+  std::vector<size_t> compiled_;  // for each program of the metrics, its index in `run_`
   std::chrono::steady_clock::time_point written_;
 };
 

@@ -16,14 +16,14 @@
 namespace tessera::xla {
 namespace {
 
-/// More operations than a step of a model with a hundred layers has, traced within a second. Only warns: a program cut just there would end
-/// at another place of the loop each time, and be another program.
+/// More operations than a step of a model with a hundred layers has; they are traced within a second. The runner only warns: a program that
+/// ended just there would end at another place of the loop each time, and be compiled anew.
 constexpr int64_t kManyOperations = 200000;
 
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point began) { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-/// Returns the value without barriers, which change no value: a leaf behind barriers is that leaf.
+/// Returns the value without its barriers, which change no value, so that a leaf behind barriers is recognized as a leaf.
 Value behind_barriers(Value value) {
   while (value.node().kind == Node::Kind::Operation && value.node().name == std::string_view("optimization_barrier")) {
     value = Value(value.node().operands[value.result()]);
@@ -31,7 +31,7 @@ Value behind_barriers(Value value) {
   return value;
 }
 
-/// Restores storages after a failed program to their values before it. A value whose memory was donated is lost.
+/// Restores the values that storages had before a failed program. A value whose memory was donated to that program is lost.
 void give_back(const std::vector<std::vector<Cell*>>& owners, const std::vector<Type>& types) {
   for (size_t i = 0; i < owners.size(); i++) {
     for (auto* const cell : owners[i]) {
@@ -51,8 +51,8 @@ ProgramRunner::ProgramRunner(std::optional<pjrt::Client> client, int replicas, s
       disk_(client_ ? pjrt::ProgramCache::of_this_user() : std::nullopt),
       folder_(ProgramFolder::of_this_run(platform_, replicas)) {}
 
-/// Counts a read as a cut if a later program of the step needs a result of the read's program. Results that either updates in place do not
-/// count: weights and running sums go from program to program, wherever these end.
+/// Counts a read as a cut if a later program of the step needs a result of the read's program. Results that one of the two updates in place
+/// do not count: weights and running sums pass from program to program, wherever programs end.
 void ProgramRunner::note_cuts(const StepProgram& step) {
   const auto needed = step.arguments_of(Memory::Kept);
   std::erase_if(reads_in_step_, [&](const Read& read) {
@@ -60,8 +60,8 @@ void ProgramRunner::note_cuts(const StepProgram& step) {
     if (std::ranges::none_of(read.results, is_needed)) return false;
     if (metrics_.host_reads[read.reader]++ == 0) {
       log(LogLevel::Warning,
-          "XLA: {} reads a value in the middle of a step, which becomes two programs with all that lies between them as "
-          "results of the first: keep such values as tensors until step_boundary() has been called",
+          "XLA: {} reads a value in the middle of a step, which splits the step into two programs, and all values that the second needs "
+          "become results of the first: keep such values as tensors until step_boundary() has been called",
           read.reader);
     }
     return true;
@@ -80,8 +80,8 @@ void ProgramRunner::note_operator() {
   if (has_warned_of_growth_ || Node::operations() < kManyOperations) return;
   has_warned_of_growth_ = true;
   log(LogLevel::Warning,
-      "XLA: {} operations wait to become one program: call step_boundary() at the end of each step, or a loop is traced "
-      "and never computed until memory is full",
+      "XLA: {} operations wait to become one program: call step_boundary() at the end of each step; without it, a loop is only traced, "
+      "never computed, until memory is full",
       kManyOperations);
 }
 
@@ -169,7 +169,7 @@ const ProgramRunner::Compiled& ProgramRunner::compiled(StepProgram& step) {
 }
 
 void ProgramRunner::drop(std::optional<Compiled>& program) {
-  wait();  // the program may run
+  wait();  // the program may still run
   program.reset();
   metrics_.dropped++;
 }
@@ -213,9 +213,10 @@ std::vector<std::vector<pjrt::Buffer>> ProgramRunner::results_of(const StepProgr
   const auto began = Clock::now();
   auto results = executable.run(arguments);
   metrics_.seconds_starting += seconds_since(began);
-  // Keeps donated buffers until the next program has started: a CPU plugin frees one only when its program has ended, and would wait here.
+  // Keeps donated buffers until the next program has started. A CPU plugin frees such a buffer only when the program has ended, and would
+  // wait for that here.
   donated_ = step.arguments_of(Memory::Taken);
-  // Nothing waits for a donated result: it went into a later program, whose own results are in the list.
+  // Forgets donated results: each went into a later program, whose own results are in the list.
   std::erase_if(under_way_, [](const pjrt::Buffer& result) { return result.is_donated() || result.is_ready(); });
   wait_at_end_of_thread([this] { wait(); });
   for (const auto& of_replica : results) {
@@ -245,7 +246,7 @@ std::vector<std::shared_ptr<const Data>> ProgramRunner::run(StepProgram& step) {
   return all;
 }
 
-/// Stands for results and arguments where programs do not run.
+/// Returns buffers without memory, as results and arguments of programs that are only traced.
 std::shared_ptr<const Data> ProgramRunner::absent(const Type& type) const {
   return std::make_shared<const Data>(static_cast<size_t>(replicas_), pjrt::Buffer::absent(type));
 }

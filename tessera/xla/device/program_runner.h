@@ -1,4 +1,4 @@
-// Runs what has been traced: one program for all living storages, compiled once for each form of step.
+// Compiles and runs traced steps: each is one program that computes all living storages, compiled once for each form of step.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +19,21 @@ namespace tessera::xla {
 
 class ProgramRunner {
  public:
-  /// A limit beyond what training needs with evaluation and batches of many sizes. Each program takes memory, also on the device.
+  /// The default limit of compiled programs: more than training needs with evaluation and batches of many sizes. Each program takes memory,
+  /// also on the device.
   static constexpr size_t kManyPrograms = 256;
 
-  /// Without a client, programs are traced and not run. Beyond `many_programs`, drops the program that has not run for longest.
+  /// Without a client, programs are traced and not run. If there are more than `many_programs`, drops the one that has not run for the
+  /// longest time.
   ProgramRunner(std::optional<pjrt::Client> client, int replicas, size_t many_programs = kManyPrograms);
 
-  /// Such as "cpu". Where programs are only traced, what TESSERA_PJRT_PLUGIN says they are for, or "no device".
+  /// The kind of devices, such as "cpu". If programs are only traced, the value of TESSERA_PJRT_PLUGIN, or "no device".
   const std::string& platform() const { return platform_; }
   bool runs() const { return client_.has_value(); }
   int replicas() const { return replicas_; }
 
-  /// Starts one program that computes all pending values of storages; afterwards each storage holds buffers. `reader` names the host's
-  /// read, such as "item()"; it is empty if no warning shall name the read, and nullopt at the end of a step.
+  /// Starts one program that computes all pending values of storages; afterwards each storage holds buffers. `reader` names the host's read
+  /// that needs a value, such as "item()". It is empty if no warning shall name the read, and nullopt at the end of a step.
   void cut(const std::optional<std::string>& reader = {});
   /// Computes one value in a program of its own; storages stay as they are.
   std::shared_ptr<const Data> compute(const Value& value);
@@ -48,7 +50,7 @@ class ProgramRunner {
   void note_operator();
 
   Metrics& metrics() { return metrics_; }
-  /// The peak of the device that has used most.
+  /// The peak of bytes in use on the device that has used most; nothing if the plugin does not report it.
   std::optional<int64_t> peak_memory() const;
   /// The StableHLO text of the program that was compiled last.
   const std::string& last_text() const { return last_text_; }
@@ -56,11 +58,11 @@ class ProgramRunner {
  private:
   struct Compiled {
     std::optional<pjrt::Executable> executable;  // nothing if programs do not run
-    size_t number;                               // in the metrics
-    int64_t last_run = 0;                        // as a number of executions
+    size_t number;                               // its index in the metrics
+    int64_t last_run = 0;                        // how many executions there were before its last one
   };
 
-  /// The moving numbers and the program of all steps with one key.
+  /// The program of all steps with one key, and their numbers that have changed.
   struct Known {
     MovingNumbers numbers;
     std::optional<Compiled> program;  // takes the numbers that have moved as arguments
@@ -87,8 +89,8 @@ class ProgramRunner {
   std::unordered_map<std::string, Known> programs_;
   std::vector<std::shared_ptr<const Data>> donated_;  // arguments donated to the program that was started last
   std::vector<pjrt::Buffer> under_way_;               // of programs that may still run: the smallest result of each replica
-  size_t last_number_ = 0;                            // in the metrics, of the program that was started last
-  std::optional<size_t> replaced_;                    // the number of the program that it replaces
+  size_t last_number_ = 0;                            // the index in the metrics of the program that was started last
+  std::optional<size_t> replaced_;                    // the index of the program that this one replaces
   bool traces_backward_ = false;                      // whether pending operations have a backward pass among them
   bool has_warned_of_growth_ = false;
   StepHistory history_;

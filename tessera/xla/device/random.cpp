@@ -37,14 +37,15 @@ class XlaGenerator final : public c10::GeneratorImpl {
     seed_ = seed;
     state_ = at::Tensor();  // made when it is needed: libtorch seeds before the first tensor
   }
-  void set_offset(uint64_t /*offset*/) override { throw UsageError("the generator of an XLA device has no offset: set its state"); }
-  uint64_t get_offset() const override { throw UsageError("the generator of an XLA device has no offset: ask for its state"); }
+  void set_offset(uint64_t /*offset*/) override { throw UsageError("the generator of an XLA device has no offset: use set_state()"); }
+  uint64_t get_offset() const override { throw UsageError("the generator of an XLA device has no offset: use get_state()"); }
   uint64_t current_seed() const override { return seed_; }
   uint64_t seed() override {
     set_current_seed(c10::detail::getNonDeterministicRandom());
     return seed_;
   }
-  /// Returns the first replica's state as bytes on the CPU, as libtorch's own generators do. All replicas draw equally many numbers.
+  /// Returns the first replica's state as bytes on the CPU, as libtorch's own generators do. It decides the states of the other replicas,
+  /// because all replicas draw equally many numbers.
   c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
     auto bytes = at::empty({static_cast<int64_t>(kStateBytes)}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), replicas(const_cast<XlaGenerator&>(*this).state())[0].const_data_ptr(), kStateBytes);
@@ -52,14 +53,14 @@ class XlaGenerator final : public c10::GeneratorImpl {
   }
   void set_state(const c10::TensorImpl& state) override {
     if (state.dtype() != caffe2::TypeMeta::Make<uint8_t>() || static_cast<size_t>(state.numel()) != kStateBytes || !state.is_cpu()) {
-      throw UsageError("the state of an XLA device's generator is {} bytes on the CPU", kStateBytes);
+      throw UsageError("the state of an XLA device's generator must be a uint8 tensor of {} bytes on the CPU", kStateBytes);
     }
     uint64_t numbers[2];
     std::memcpy(numbers, state.data(), kStateBytes);
     seed_ = numbers[0];
     state_ = from(numbers[1]);
   }
-  /// Returns the state as a generator: it stays on the device, and nothing is read.
+  /// Returns a copy of the generator as its state, which stays on the device, so that the host reads nothing.
   c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override { return clone(); }
   void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& state) override {
     auto& other = dynamic_cast<XlaGenerator&>(*state);
@@ -100,7 +101,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
 XlaGenerator& generator_of(const std::optional<at::Generator>& given) {
   const auto& generator = given && given->defined() ? *given : device_generator();
   if (generator.device().type() != kXla) {
-    throw UsageError("an operator on xla got a generator of {}: make one for xla, or leave it out", generator.device().str());
+    throw UsageError("an operator on xla got a generator of {}: give a generator of xla, or none", generator.device().str());
   }
   return *static_cast<XlaGenerator*>(generator.unsafeGetGeneratorImpl());
 }
@@ -113,12 +114,12 @@ std::optional<at::Generator> generator_in(const Call& call) {
   return std::nullopt;
 }
 
-/// Binary digits of the numbers of a type.
+/// How many binary digits the numbers of a type have.
 int digits_of(at::ScalarType type) {
   return of_floating_type(type, [](auto number) { return std::numeric_limits<decltype(number)>::digits; });
 }
 
-/// The highest `count` bits as a whole number: a double of 64 bits, a float of 32.
+/// The highest `count` bits as a whole number: a double if there are 64 bits, a float if there are 32.
 Value highest_bits(const Value& bits, int count) {
   const bool wide = bits.element() == at::kUInt64;
   return convert(binary("shift_right_logical", bits, fixed(bits, (wide ? 64 : 32) - count)), wide ? at::kDouble : at::kFloat);
@@ -132,7 +133,7 @@ struct Draw {
 
   Value bits(at::ScalarType element) const {
     auto& state = generator_of(generator_in(call)).state();
-    // Philox gives equal bits everywhere. On TPUs it takes ten times the memory of what is drawn.
+    // Philox gives equal bits on all devices, but on TPUs it takes ten times the memory of the numbers that it draws.
     const auto* const algorithm = runner().platform() == "tpu" ? "DEFAULT" : "PHILOX";
     const auto [next, bits] = random_bits(read(state), {element, sizes}, algorithm);
     write(state, next);
@@ -144,7 +145,7 @@ struct Draw {
   Value normal() const { return normal_from(bits()); }
 };
 
-/// Numbers for an operator that fills its first argument: `of` makes them of the sizes and the type.
+/// Lowers an operator that fills its first argument: `of` draws numbers of that argument's sizes and type.
 template <class Numbers>
 Lowering filling(Numbers of) {
   return [of](Call& call) {
@@ -184,7 +185,7 @@ Value geometric(const Draw& draw) {
   return unary("ceil", logarithm(u) / log_plus_one(-argument(draw.call, 1, u)));
 }
 
-/// Draws whole numbers from `low` to `low + count - 1`, or from all if `count` is 0.
+/// Draws whole numbers from `low` to `low + count - 1`, or from all 64-bit numbers if `count` is 0.
 Value whole_numbers(const Draw& draw, int64_t low, uint64_t count) {
   constexpr auto kHalf = uint64_t{1} << 63;
   if (count > kHalf) throw NotLowered();
@@ -212,7 +213,7 @@ Value whole(const Draw& draw) {
   return whole_up_to_largest(draw, 0);
 }
 Value whole_between(const Draw& draw, int64_t low, int64_t end) {
-  if (low >= end) throw UsageError("random whole numbers from {} up to {}, which is left out: there are none", low, end);
+  if (low >= end) throw UsageError("there are no whole numbers to draw that are at least {} and less than {}: give a larger end", low, end);
   return whole_numbers(draw, low, static_cast<uint64_t>(end) - static_cast<uint64_t>(low));
 }
 Value whole_to(const Draw& draw) {
@@ -245,8 +246,8 @@ void permutation(Call& call) {
   call.give_rounded(sort(bits, 0, hlo::Order::Ascending).second);
 }
 
-/// Without replacement, each class waits for a random time, shorter if it weighs more, and the first classes are drawn. With replacement, a
-/// number falls between running sums.
+/// Without replacement, each class gets a random waiting time, shorter if its weight is larger, and the classes with the shortest times are
+/// drawn. With replacement, a uniform number falls between two running sums of the weights.
 void multinomial(Call& call) {
   const auto weights = call.value(0, at::kFloat);
   const auto d = weights.rank() - 1, classes = weights.sizes().back(), count = call.integer(1);
@@ -283,7 +284,7 @@ void dropout_gradient(Call& call) {
   call.give(select(call.value(1, at::kBool), g * hlo::full(call.number(2), g.type()), 0));
 }
 
-/// Multiplies numbers below 0 by a drawn slope, which goes to the noise, or in evaluation by the mean slope.
+/// Multiplies numbers up to 0 by a random slope, which it also writes to the noise argument; in evaluation, by the mean slope.
 void leaky_with_noise(Call& call) {
   const auto x = call.wide_value(0), low = argument(call, 2, x), high = argument(call, 3, x);
   const auto is_low = x <= 0;
@@ -303,7 +304,7 @@ Value uniform_from(const Value& bits, at::ScalarType type) {
 }
 
 Value inner_from(const Value& bits) {
-  const int digits = bits.element() == at::kUInt64 ? 52 : 23;  // one less than the type has, so that the half is exact
+  const int digits = bits.element() == at::kUInt64 ? 52 : 23;  // one less than the type has, so that adding 0.5 is exact
   const auto number = highest_bits(bits, digits);
   return (number + 0.5) * std::ldexp(1, -digits);
 }

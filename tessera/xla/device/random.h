@@ -1,4 +1,4 @@
-// Random numbers of the device: a state that programs carry from one to the next.
+// Random numbers of the device. Each program takes the generator's state and gives the next one as a result.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -10,9 +10,10 @@ namespace tessera::xla {
 /// The generator that torch::manual_seed seeds. Replicas draw different numbers.
 const at::Generator& device_generator();
 
-/// Uniform in [0, 1), floats of 32 random bits each or doubles of 64; also after rounding to `type`, because they have no more digits.
+/// Returns uniform numbers in [0, 1): floats from 32 random bits each, or doubles from 64. They have no more digits than `type` has, so they
+/// stay below 1 when they are converted to `type`.
 Value uniform_from(const Value& bits, at::ScalarType type);
-/// Uniform in (0, 1): half a step from both ends.
+/// Returns uniform numbers in (0, 1), which stay half a step away from both ends.
 Value inner_from(const Value& bits);
 Value normal_from(const Value& bits);
 

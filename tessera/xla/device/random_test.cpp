@@ -52,7 +52,7 @@ TEST(Random, AStateIsSavedAndRestored) {
 
 // --- distributions ---
 
-constexpr int64_t kMany = 1 << 17;  // a mean of two replicas is then within 0.01 deviations: five times its own deviation
+constexpr int64_t kMany = 1 << 17;  // a mean over two replicas is then exact to 0.01 deviations, which is five times the mean's own deviation
 
 at::Tensor room(at::ScalarType type = at::kFloat) {
   return torch::empty({kMany}, torch::TensorOptions(two_replicas()).dtype(type));

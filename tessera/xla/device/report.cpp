@@ -1,4 +1,4 @@
-// metrics_report: compilations, runs and cuts of steps, for people.
+// Prints the counters of compilations, runs and split steps as text for people.
 #include "tessera/xla/metrics.h"
 
 #include <fmt/format.h>
@@ -23,10 +23,10 @@ std::string metrics_report() {
   };
   line("XLA devices: {} of {}", runner().replicas(), runner().platform());
   line("  programs    {} compiled, {} loaded from disk, in {:.2f} s", all.compiles, all.loaded_from_disk, all.seconds_compiling);
-  line("  executions  {}, {} of them of a program that was there; {} operators traced", all.executions, all.cache_hits, all.operators);
-  if (all.dropped) line("  dropped     {}, in whose place others run", all.dropped);
+  line("  executions  {}, {} of them of a program that was in memory; {} operators traced", all.executions, all.cache_hits, all.operators);
+  if (all.dropped) line("  dropped     {} compiled programs", all.dropped);
   line("  host        {:.1f} MB uploaded, {:.1f} MB downloaded", megabytes(all.bytes_uploaded), megabytes(all.bytes_downloaded));
-  if (all.peak_memory) line("  memory      {:.1f} MB of a device at most", megabytes(*all.peak_memory));
+  if (all.peak_memory) line("  memory      {:.1f} MB at most in use on one device", megabytes(*all.peak_memory));
   for (const auto& [name, calls] : all.fallbacks) line("  on the CPU  {}, {} times", name, calls);
   for (const auto& [reader, times] : all.host_reads) line("  cut by      {}, {} times", reader, times);
   for (size_t i = 0; i < all.programs.size(); i++) {

@@ -18,7 +18,7 @@ constexpr size_t kReserved = size_t{1} << 44;
 std::byte* reserve() {
   auto* const addresses = ::mmap(nullptr, kReserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (addresses == MAP_FAILED) {
-    throw IoError("{} TB of addresses can't be reserved for the device xla, though they take no memory: {}", kReserved >> 40,
+    throw IoError("{} TB of addresses can't be reserved for the device xla: {}; they take no memory, so raise the limit on virtual memory", kReserved >> 40,
                   std::strerror(errno));
   }
   return static_cast<std::byte*>(addresses);
@@ -46,7 +46,7 @@ std::byte* LazyMemory::take_addresses(size_t size_class) {
     return address;
   }
   const auto bytes = size_t{1} << size_class;
-  if (bytes > kReserved - taken_) throw UsageError("tensors on xla have taken all of {} TB of addresses", kReserved >> 40);
+  if (bytes > kReserved - taken_) throw UsageError("tensors on xla have taken all of the device's {} TB of addresses: free some tensors", kReserved >> 40);
   taken_ += bytes;
   return reserved_ + taken_ - bytes;
 }
@@ -67,7 +67,7 @@ c10::DataPtr LazyMemory::allocate(size_t bytes) {
 c10::DeleterFnPtr LazyMemory::raw_deleter() const { return &release; }
 
 void LazyMemory::copy_data(void* /*to*/, const void* /*from*/, size_t /*bytes*/) const {
-  throw UsageError("the bytes of a tensor on an XLA device can't be copied: copy the tensor");
+  throw UsageError("the bytes of a tensor on an XLA device can't be copied: copy the tensor by clone() or copy_()");
 }
 
 void LazyMemory::release(void* context) {
@@ -110,7 +110,7 @@ void expect_the_device(const std::optional<at::Device>& device) {
   if (!device || device->type() != kXla || device->index() <= 0) return;
   throw UsageError(
       "there is no device {}: the one device is xla:0, and each of its tensors has a value for every replica; world.replicas(tensor) "
-      "gives them, and world.from_replicas(tensors) makes a tensor of them",
+      "returns these values, and world.from_replicas(tensors) makes a tensor of them",
       device->str());
 }
 

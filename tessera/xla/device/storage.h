@@ -31,8 +31,8 @@ struct Cell {
   size_t size_class = 0;
 };
 
-/// Allocates cells, and knows all that live. Each has unreadable addresses of its own, because several storages may share one memory, and
-/// some know it by its address alone.
+/// Allocates cells, and lists those that are alive. Each cell has unreadable addresses of its own, because several storages may share a cell,
+/// and some of them know only its address.
 class LazyMemory final : public c10::Allocator {
  public:
   static LazyMemory& instance();
@@ -41,7 +41,7 @@ class LazyMemory final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override;
   void copy_data(void* to, const void* from, size_t bytes) const override;
 
-  /// The cell whose memory begins there, or null.
+  /// The cell whose addresses begin at `address`, or null.
   Cell* at(const void* address);
   /// Visits cells in the order in which they were made.
   void for_each(const std::function<void(Cell&)>& visit);
@@ -53,14 +53,14 @@ class LazyMemory final : public c10::Allocator {
   std::byte* take_addresses(size_t size_class);
 
   std::byte* const reserved_;
-  size_t taken_ = 0;                                       // of what is reserved
+  size_t taken_ = 0;                                       // bytes of the reserved addresses
   std::array<std::vector<std::byte*>, 48> free_addresses_;  // by size class: ranges of 2^n bytes
   std::unordered_map<const void*, Cell*> by_address_;
   Cell* newest_ = nullptr;
   Cell* oldest_ = nullptr;
 };
 
-/// Returns the cell of a tensor's storage. Throws if it has no memory, with the message of a guarded storage.
+/// Returns the cell of a tensor's storage. Throws if the storage has no memory; a guarded storage has a message of its own for this.
 Cell& cell_of(const at::Tensor& tensor);
 int64_t elements_of_storage(const at::Tensor& tensor);
 
@@ -70,7 +70,7 @@ void expect_the_device(const std::optional<at::Device>& device);
 at::Tensor new_tensor(c10::IntArrayRef sizes, at::ScalarType element);
 at::Tensor new_tensor(const Value& value);
 
-/// One thread traces at a time: backward passes run in the engine's own thread.
+/// Locks the device, so that one thread traces at a time: backward passes run in another thread, that of autograd's engine.
 std::unique_lock<std::recursive_mutex> lock_device();
 
 }  // namespace tessera::xla

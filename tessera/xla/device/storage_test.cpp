@@ -16,7 +16,7 @@ at::TensorOptions lazy() {
   return torch::TensorOptions(device).dtype(torch::kFloat);
 }
 
-/// A tensor over memory of which it knows the address alone, as units of a sharded model have them.
+/// A tensor over memory of which it knows only the address, like the tensors of a sharded model's units.
 at::Tensor over(void* address, int64_t numel) {
   const auto bytes = static_cast<size_t>(numel) * sizeof(float);
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes, at::DataPtr(address, at::Device(kXla, 0)),

@@ -9,7 +9,7 @@
 namespace tessera::xla {
 namespace {
 
-/// Whether the barrier may take the tensor alone. Else it takes the whole storage, so that the copy behind it has the same strides.
+/// Whether the barrier may take only the tensor. Otherwise it takes the whole storage, so that the tensor behind it has the same strides.
 bool is_plain(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg()) return true;
   const auto& whole = cell_of(tensor).value;

@@ -1,4 +1,4 @@
-// Barriers, which order computations that no data orders.
+// Barriers, which order computations that do not depend on each other's results.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace tessera::xla {
 
-/// Puts values and tensors behind one barrier: none is available before all are, and a compiler does not merge what is computed from them
-/// with what was computed before. Tensors of other devices stay as they are.
+/// Puts values and tensors behind one barrier: none is available before all are, and a compiler does not merge operations on them with equal
+/// operations before the barrier. Tensors of other devices stay as they are.
 void put_behind_barrier(std::vector<Value>& values, std::span<at::Tensor> tensors);
 
 /// tessera::tied on XLA devices.

@@ -10,7 +10,7 @@ namespace {
 
 using namespace cases;
 
-/// Each model, optimizer and dtype once; training_long_test has them all.
+/// Each model, optimizer and dtype once; training_long_test has all combinations.
 std::vector<Case> quick_cases() {
   const std::set<std::string> names{"MlpSgd", "MlpAdamWInBf16", "MlpSgdInFp16", "MnistNetSgd", "GptAdamW", "BertSgd", "BlockOfAResNetSgd"};
   auto all = all_cases();
@@ -51,7 +51,7 @@ int64_t programs_of_epochs(MakeOptimizer make_optimizer) {
 
 TEST(Programs, OfEpochsWithAScheduleEvaluationAndAnUnevenLastBatch) {
   EXPECT_EQ(programs_of_epochs([](auto p) -> Optimizer { return std::make_unique<torch::optim::SGD>(p, torch::optim::SGDOptions(0.1)); }), 3);
-  EXPECT_EQ(programs_of_epochs(adamw), 3);  // the first step makes the moments; the evaluation's program was there
+  EXPECT_EQ(programs_of_epochs(adamw), 3);  // the first step makes the moments; the evaluation's program existed before
 }
 
 TEST(Seeds, MakeTrainingReproducible) {

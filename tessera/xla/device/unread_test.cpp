@@ -42,7 +42,7 @@ IValue given(const c10::Argument& argument) {
   }
 }
 
-/// Whether a call of a lowering that reads all arguments but one is taken.
+/// Whether the device takes a call whose lowering reads all arguments but one.
 bool is_taken_without(const c10::FunctionSchema& schema, size_t unread, const IValue& value) {
   torch::jit::Stack stack;
   for (size_t i = 0; i < schema.arguments().size(); i++) stack.push_back(i == unread ? value : given(schema.arguments()[i]));

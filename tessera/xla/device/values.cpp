@@ -53,11 +53,11 @@ at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader) {
 at::Tensor from_replicas(const std::vector<at::Tensor>& tensors) {
   const auto lock = lock_device();
   if (tensors.size() != 1 && tensors.size() != static_cast<size_t>(runner().replicas())) {
-    throw UsageError("from_replicas() got {} tensors for {} replicas", tensors.size(), runner().replicas());
+    throw UsageError("from_replicas() got {} tensors for {} replicas: give one for each replica, or one for all", tensors.size(), runner().replicas());
   }
   for (const auto& tensor : tensors) {
     if (tensor.sizes() != tensors[0].sizes() || tensor.scalar_type() != tensors[0].scalar_type()) {
-      throw UsageError("the replicas of a tensor have one shape and one dtype");
+      throw UsageError("from_replicas() got tensors of several shapes or dtypes: give all of one shape and one dtype");
     }
   }
   const auto data = runner().upload(tensors);

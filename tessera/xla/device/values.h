@@ -10,9 +10,9 @@
 
 namespace tessera::xla {
 
-/// Returns every replica's values on the CPU. `reader` names the read in a warning if it cuts a step; if empty, there is no warning.
+/// Returns every replica's values on the CPU. `reader` names the read in the warning that it splits a step; if empty, there is no warning.
 std::vector<at::Tensor> replicas(const at::Tensor& tensor, const std::string& reader = "replicas()");
-/// The same for the first replica: all have the same values, or nobody asks for the others.
+/// Returns only the first replica's values, because all replicas have the same ones, or because the caller does not need the others.
 at::Tensor first_replica(const at::Tensor& tensor, const std::string& reader);
 /// Makes a tensor of CPU tensors, one for each replica or one for all.
 at::Tensor from_replicas(const std::vector<at::Tensor>& values);

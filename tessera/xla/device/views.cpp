@@ -69,7 +69,7 @@ Box box_of(const at::Tensor& view) {
   return box;
 }
 
-/// Where each of the view's elements lies, as a list.
+/// The position of each of the view's elements in the storage, as a list.
 Value places_of(const at::Tensor& view) {
   const Type type{at::kLong, view.sizes().vec()};
   auto places = hlo::filled(view.storage_offset(), type);
@@ -123,7 +123,7 @@ Value number_of(const at::Tensor& tensor) {
 Value in_memory(const at::Tensor& tensor) {
   const auto lock = lock_device();
   const auto& cell = cell_of(tensor);
-  if (tensor.numel() == 0 || !cell.value) {  // unwritten memory may hold anything: zeros
+  if (tensor.numel() == 0 || !cell.value) {  // unwritten memory may hold anything; here it holds zeros
     return hlo::filled(0, {tensor.scalar_type(), tensor.sizes().vec()});
   }
   auto value = in_type(cell.value, tensor.scalar_type());
@@ -151,7 +151,7 @@ bool is_one_number(const Value& value) {
          is_one_number(node.operands[0]);
 }
 
-/// Whether several of the view's elements lie in one place.
+/// Whether several of the view's elements are one element of the storage.
 bool overlaps_itself(const at::Tensor& view) {
   Sizes dimensions;
   for (int64_t i = 0; i < view.dim(); i++) {
@@ -217,7 +217,7 @@ void write(const at::Tensor& tensor, Value value) {
     return;
   }
   if (const auto sizes = sizes_once(tensor); tensor.sizes() != sizes) {
-    if (!is_one_number(value)) throw UsageError("an expanded tensor can't be written, because several of its elements are one");
+    if (!is_one_number(value)) throw UsageError("an expanded tensor can't be written, because several of its elements share memory: write to its clone()");
     const at::AutoDispatchBelowADInplaceOrView below;
     return write(tensor.as_strided(sizes, tensor.strides()), slice(value, Sizes(sizes.size(), 0), sizes, Sizes(sizes.size(), 1)));
   }
@@ -229,8 +229,8 @@ void write(const at::Tensor& tensor, Value value) {
   if (!box.fits) {
     if (!is_one_number(value) && overlaps_itself(tensor)) {
       throw UsageError(
-          "a tensor of sizes {} and strides {} can't be written, because its windows overlap, and each order of writing gives "
-          "other values: write a copy of it, clone(), or the windows one by one",
+          "a tensor of sizes {} and strides {} can't be written, because its windows overlap, so that the result would depend on the order "
+          "of writing: write to its clone(), or to the windows one by one",
           c10::str(tensor.sizes()), c10::str(tensor.strides()));
     }
     cell.value = put(list_of(base(), elements), places_of(tensor), reshape(value, {tensor.numel()}), Combine::Second);

@@ -1,4 +1,4 @@
-// Views without memory: what a strided tensor reads of its storage's value, and how a write changes that value.
+// Reads and writes strided tensors whose storage has a value of the graph in place of memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace tessera::xla {
 
-/// Returns the tensor's value in its shape. A CPU tensor with one element is a number.
+/// Returns the tensor's value in its shape. A CPU tensor must have one element, which becomes a number of the graph.
 Value read(const at::Tensor& tensor);
 /// Reinterprets a storage's value in the type of a view: as a list if the types differ.
 Value in_type(const Value& value, at::ScalarType element);

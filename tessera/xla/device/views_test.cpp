@@ -131,7 +131,7 @@ class Drawn {
     }
   }
 
-  /// Whether no two of its elements share memory: writes to others are undefined.
+  /// Whether no two of the tensor's elements share memory: writes to other tensors are undefined.
   bool is_plain(const at::Tensor& t) const {
     std::vector<int64_t> sorted;
     for (int64_t i = 0; i < t.dim(); i++) {
@@ -182,7 +182,7 @@ TEST(Views, DrawnProgramsAreAsOnTheCpu) {
   for (auto seed = static_cast<uint32_t>(first); seed < first + count; seed++) ASSERT_TRUE(is_as_on_cpu(seed)) << "of seed " << seed;
 }
 
-/// Adds a part of an array to itself in another order: one plugin would read there what it has written already.
+/// Adds a part of an array to itself in another order: without a barrier, one plugin would read elements that it has already written.
 TEST(Views, PartsAreReadBeforeTheyAreWritten) { EXPECT_TRUE(is_as_on_cpu(329)); }
 
 }  // namespace

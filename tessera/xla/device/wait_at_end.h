@@ -1,12 +1,13 @@
-// Waits at the end of threads: a plugin's threads may not outlive its static variables, some of which end before atexit handlers run.
+// Waits at the end of a thread: a plugin's threads must not outlive the plugin's static variables, some of which are destroyed before atexit
+// handlers run.
 #pragma once
 
 #include <functional>
 
 namespace tessera::xla {
 
-/// Calls `wait` when the calling thread ends; the first `wait` of a thread counts. In the thread that ends the process, that is before
-/// anything static ends. A forked child calls nothing.
+/// Calls `wait` when the calling thread ends; later calls of the same thread have no effect. The thread that ends the process waits before
+/// any static variable is destroyed. A forked child does not wait.
 void wait_at_end_of_thread(std::function<void()> wait);
 
 }  // namespace tessera::xla

@@ -1,4 +1,4 @@
-// Arithmetic on values of one type and shape, as operators.
+// C++ operators for arithmetic on values of the graph that have one type and shape.
 #pragma once
 
 #include <c10/util/accumulate.h>
@@ -13,19 +13,19 @@ namespace tessera::xla::hlo {
 template <class T>
 concept Number = std::is_arithmetic_v<T>;
 
-/// A constant, part of the program's text: for numbers that follow from shapes.
+/// Makes a constant in the program's text, for numbers that follow from shapes.
 template <Number N>
 Value filled(N number, const Type& type) {
   return broadcast(constant(static_cast<std::conditional_t<std::is_integral_v<N>, int64_t, double>>(number), type.element), type.sizes, {});
 }
-/// The same in the shape of `x`.
+/// Makes such a constant of the type and shape of `x`.
 Value fixed(const Value& x, Number auto number) { return filled(number, x.type()); }
-/// A number in the shape of `x` that may differ from run to run: an argument of the program.
+/// Makes an argument of the program, in the type and shape of `x`, for a number that may differ from run to run.
 inline Value like(const Value& x, double number) { return full(number, x.type()); }
 
 inline Value flat(const Value& x) { return reshape(x, {c10::multiply_integers(x.sizes())}); }
 
-// A number in place of an operand has the shape of the other one.
+// A number as an operand becomes a constant of the other operand's type and shape.
 
 Value binary(const char* operation, const Value& a, Number auto b) { return binary(operation, a, fixed(a, b)); }
 Value binary(const char* operation, Number auto a, const Value& b) { return binary(operation, fixed(b, a), b); }
@@ -43,7 +43,7 @@ inline Value log_plus_one(const Value& x) { return unary("log_plus_one", x); }
 inline Value root(const Value& x) { return unary("sqrt", x); }
 inline Value magnitude(const Value& x) { return c10::isIntegralType(x.element(), true) && !c10::isSignedType(x.element()) ? x : unary("abs", x); }
 inline Value logistic(const Value& x) { return unary("logistic", x); }
-/// The type in which half types are computed, as libtorch does.
+/// The type in which elements are computed: float for half types, as in libtorch.
 inline at::ScalarType wide(at::ScalarType element) { return element == at::kBFloat16 || element == at::kHalf ? at::kFloat : element; }
 
 template <class A, class B>
@@ -61,7 +61,7 @@ inline Value operator>(const Value& a, const auto& b) { return compare("GT", a, 
 inline Value operator<=(const Value& a, const auto& b) { return compare("LE", a, b); }
 inline Value operator>=(const Value& a, const auto& b) { return compare("GE", a, b); }
 
-/// Slopes of logistic and of tanh as functions of their results.
+/// Derivatives of logistic and of tanh as functions of their results `y`.
 inline Value logistic_slope(const Value& y) { return y * (1 - y); }
 inline Value tangent_slope(const Value& y) { return 1 - y * y; }
 

@@ -17,7 +17,7 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
-/// The part of `text` behind the first `begin`, up to the next `end`.
+/// The part of `text` after the first `begin`, up to the next `end`.
 std::string_view between(std::string_view text, std::string_view begin, std::string_view end) {
   const auto from = text.find(begin);
   if (from == std::string_view::npos) return {};
@@ -25,11 +25,11 @@ std::string_view between(std::string_view text, std::string_view begin, std::str
   return text.substr(0, text.find(end));
 }
 
-/// How many programs of a step are compared, the newest: texts are as long as programs.
+/// Keeps the texts of this many programs of a step, the newest, because a text takes memory in proportion to its program.
 constexpr size_t kKeptTexts = 8;
-/// How many steps are known, those with the newest programs.
+/// Remembers this many steps, those with the newest programs.
 constexpr size_t kKeptSteps = 16;
-/// More runs than this for each of its programs mean that a step just has another batch size now and then.
+/// A step that runs more often than this for each of its programs is not reported: it just has another batch size now and then.
 constexpr int64_t kFewRuns = 20;
 
 constexpr std::string_view kFunction = "  func.func", kOperation = "    %v", kNumbers = "    %";
@@ -43,7 +43,7 @@ std::string_view types_in(std::string_view line) {
   return colon == std::string_view::npos ? std::string_view() : line.substr(colon + 3);
 }
 
-/// The arguments of the function with their attributes of aliasing.
+/// The arguments of the function with their aliasing attributes.
 std::vector<std::string_view> arguments_in(std::string_view line) {
   std::vector<std::string_view> arguments;
   auto list = between(line, "(", ") -> (");
@@ -67,7 +67,7 @@ Difference between_functions(std::string_view now, std::string_view before) {
 }  // namespace
 
 Difference first_difference(std::string_view now, std::string_view before) {
-  // Compares arguments only if all operations are equal: where an operation differs, types of arguments often do, too, and say less.
+  // Compares arguments only if all operations are equal: where an operation differs, argument types often differ, too, but explain less.
   std::string_view functions[2], operation;
   const auto next = [&](std::vector<std::string_view>::const_iterator& line, const std::vector<std::string_view>& all,
                         std::string_view& function) {
@@ -113,7 +113,7 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
   auto& step = steps_[fmt::format("{} {}", arguments_in(between(text, "func.func", "\n")).size(), between(text, ") -> (", ") {"))];
   of_program_[program] = &step;
   step.runs++;
-  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // it was dropped
+  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // the program was dropped before
   step.programs++;
   std::optional<Difference> smallest;
   for (const auto& [number, other] : step.texts) {
@@ -128,7 +128,7 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
     steps_.erase(oldest);
   }
   if (step.programs < 3 || step.runs > kFewRuns * step.programs || !told_.insert(smallest->where).second) return std::nullopt;
-  return fmt::format("a step has its program number {}. It differs from the most similar one first {}", step.programs, smallest->text);
+  return fmt::format("a step needs yet another program, its number {}. It first differs from the most similar earlier one {}", step.programs, smallest->text);
 }
 
 void StepHistory::replace(size_t program, size_t other, const std::string& text) {

@@ -1,4 +1,4 @@
-// Why a step needed another program.
+// Explanations why a step needed another program.
 #include "tessera/xla/graph/difference.h"
 
 #include <gmock/gmock.h>
@@ -58,7 +58,7 @@ TEST(StepHistory, TellsOfAThirdProgramAndOfEachPlaceOnce) {
   StepHistory history;
   EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
   EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
-  EXPECT_THAT(history.add(2, mean_of_rows(6)).value_or(""), HasSubstr("a step has its program number 3"));
+  EXPECT_THAT(history.add(2, mean_of_rows(6)).value_or(""), HasSubstr("a step needs yet another program, its number 3"));
   EXPECT_EQ(history.add(3, mean_of_rows(5)), std::nullopt);
   EXPECT_THAT(history.add(4, mean_of_rows(5, "log")).value_or(""), HasSubstr("operation 0, which is log and was exponential"));
 }

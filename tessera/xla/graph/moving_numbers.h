@@ -1,4 +1,4 @@
-// Which numbers of a step change from run to run.
+// Finds the numbers of a step that change from run to run.
 #pragma once
 
 #include <cstdint>
@@ -6,10 +6,11 @@
 
 namespace tessera::xla {
 
-/// Which numbers of all steps with one key have moved. The others stay in the program's text, where compilers make most of them.
+/// Marks the numbers that differ among steps with one key. The others stay constants in the program's text, which compilers optimize best.
 class MovingNumbers {
  public:
-  /// Returns whether one more number differs from its first value, so that the compiled program does not have it as an argument.
+  /// Compares the numbers of one more step with those of the first. Returns whether a number differs that was not marked before: the
+  /// compiled program does not take it as an argument.
   bool note(const std::vector<int64_t>& numbers) {
     if (first_.empty()) first_ = numbers;
     marked_.resize(first_.size());

@@ -1,4 +1,4 @@
-// The graph that is traced: nodes are operations of StableHLO, and leaves are what the program will get as arguments.
+// The graph that tracing builds: nodes are StableHLO operations, and leaves become arguments of the program.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -17,7 +17,7 @@ namespace tessera::xla {
 using Type = pjrt::ArrayType;
 using Sizes = std::vector<int64_t>;
 
-/// The values that a leaf stands for: one buffer for each replica, or none if they are lost.
+/// The values that a leaf stands for: one buffer for each replica, or none if a failed program has lost them.
 using Data = std::vector<pjrt::Buffer>;
 
 class Node;
@@ -68,7 +68,7 @@ class Node : public c10::intrusive_ptr_target {
   Node& operator=(const Node&) = delete;
   ~Node() override;
 
-  /// Counts the living operations of this process: no program has computed them, or somebody still holds them.
+  /// Returns how many operation nodes are alive in this process: no program has computed them yet, or a value still refers to them.
   static int64_t operations();
 
   const Kind kind;
@@ -82,10 +82,10 @@ class Node : public c10::intrusive_ptr_target {
   const std::shared_ptr<const Data> data;
   const double number = 0;
 
-  // Scratch of the StepProgram that is being made.
+  // Scratch space of the StepProgram that is being made.
   uint64_t visited = 0;
   int32_t place = -1;
-  int32_t first_argument = -1;  // of its numbers, if they are arguments
+  int32_t first_argument = -1;  // the place of the first of `numbers` among the arguments; -1 if they are constants
 };
 
 inline const Type& hlo::Value::type() const {

@@ -359,7 +359,7 @@ Value maximum(const Value& x, IntList dimensions) {
 
 namespace {
 
-/// Asks for full float32 products, as libtorch's, unless setFloat32MatmulPrecision allows less: GPUs and TPUs would round the factors.
+/// Asks for full float32 products, as in libtorch, unless setFloat32MatmulPrecision allows less. By default, GPUs and TPUs round the factors.
 std::string precision_of(const Value& factor) {
   if (factor.element() != at::kFloat) return "";
   const auto allowed = at::globalContext().float32MatmulPrecision();
@@ -450,13 +450,13 @@ Value put(const Value& x, const Value& indices, const Value& updates, Combine co
 std::pair<Value, Value> sort(const Value& given, int64_t dimension, Order order) {
   auto x = given;
   if (c10::isFloatingType(x.element())) {
-    // TOTALORDER puts -0 before 0 and sorts NaN by its sign; libtorch takes zeros as equal and NaN as largest.
+    // TOTALORDER puts -0 before 0 and sorts NaN by its sign; in libtorch, zeros are equal and NaN is the largest.
     const auto zeros = full(0, x.type());
     x = select(compare("EQ", x, zeros), zeros, x);
     x = select(compare("NE", x, x), full(std::numeric_limits<double>::quiet_NaN(), x.type()), x);
   }
   const auto places = iota({at::kLong, x.sizes()}, dimension);
-  // The name says the direction, so that it is in the key; the printer makes it a comparison.
+  // The node's name says the direction, so that the key of the program has it. StepProgram prints the name as a comparison.
   const auto node = c10::make_intrusive<Node>(order == Order::Ascending ? "sort" : "sort_descending",
                                               fmt::format("dimension = {} : i64, is_stable = true", dimension), Operands{x, places},
                                               Results{x.type(), places.type()});

@@ -1,4 +1,4 @@
-// StableHLO's operations as functions of values. Each knows the type of its result; none computes.
+// Functions that add StableHLO operations to the graph. Each returns a value whose type is known; nothing is computed yet.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -12,33 +12,33 @@ namespace tessera::xla::hlo {
 
 using IntList = c10::IntArrayRef;
 
-/// A number as an argument of the program, so that another learning rate, even 0 or 1, needs no other program. Numbers of integral types
-/// are constants of the program's text.
+/// A number as an argument of the program, so that another learning rate, even 0 or 1, does not need another program. Numbers of integral
+/// types are constants in the program's text.
 Value scalar(double number, at::ScalarType element);
-/// A number as a constant of the program's text.
+/// A number as a constant in the program's text.
 Value constant(double number, at::ScalarType element);
 Value constant(int64_t number, at::ScalarType element);
 inline Value constant(int number, at::ScalarType element) {
   return constant(int64_t{number}, element);
 }
-/// A list of numbers, in the program's text.
+/// A list of numbers as a constant in the program's text.
 Value constants(IntList numbers, at::ScalarType element);
 Value constants(const std::vector<double>& numbers, at::ScalarType element);
 Value full(double number, const Type& type);
-/// The lowest and the highest value of the type, infinite where it has infinities.
+/// The lowest and the highest value of the type; infinite if the type has infinities.
 Value lowest(at::ScalarType element);
 Value highest(at::ScalarType element);
 Value iota(const Type& type, int64_t dimension);
 
 Value unary(const char* operation, const Value& x);
 Value binary(const char* operation, const Value& a, const Value& b);
-/// The compare_type of a type. Without it, an old compiler compares constant integers as unsigned.
+/// StableHLO's compare_type for an element type. Without a compare_type, an old compiler compares constant integers as unsigned.
 const char* comparison_type(at::ScalarType element);
-/// "EQ", "NE", "LT", "LE", "GT", "GE".
+/// `direction` is "EQ", "NE", "LT", "LE", "GT" or "GE".
 Value compare(const char* direction, const Value& a, const Value& b);
 Value select(const Value& condition, const Value& yes, const Value& no);
 Value convert(const Value& x, at::ScalarType element);
-/// Reinterprets the bits. Where element sizes differ, the last dimension grows or shrinks by their ratio; complex numbers are pairs.
+/// Reinterprets the bits. If element sizes differ, the last dimension grows or shrinks by their ratio. A complex number counts as two reals.
 Value bitcast(const Value& x, at::ScalarType element);
 Value conjugate(const Value& x);
 
@@ -55,7 +55,7 @@ Value slice(const Value& x, IntList start, IntList limit, IntList strides);
 Value slice(const Value& x, int64_t dimension, int64_t start, int64_t limit, int64_t step = 1);
 Value pad(const Value& x, const Value& fill, IntList low, IntList high, IntList interior);
 Value concatenate(std::span<const Value> parts, int64_t dimension);
-/// The part with these sizes from `start` on, moved inwards where it would reach over the end.
+/// The part of these sizes that begins at `start`; a part that would reach over the end is moved inwards.
 Value dynamic_slice(const Value& x, std::span<const Value> start, IntList sizes);
 Value dynamic_update_slice(const Value& x, const Value& update, std::span<const Value> start);
 
@@ -67,19 +67,19 @@ Value maximum(const Value& x, IntList dimensions);
 struct DotDimensions {
   Sizes left_batch, right_batch, left_contracting, right_contracting;
 };
-/// Batch dimensions come first in the result, then what is left of `a`, then of `b`.
+/// The result has the batch dimensions first, then the other dimensions of `a` that are not contracted, then those of `b`.
 Value dot(const Value& a, const Value& b, const DotDimensions& dimensions, std::optional<at::ScalarType> result = {});
 
 struct Window {
   Sizes size, stride, padding_low, padding_high, base_dilation, dilation;
 };
-/// `names` are those of dimensions as StableHLO writes them: "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]".
+/// `names` gives the dimensions of input, filter and result in StableHLO's form: "[b, f, 0, 1]x[o, i, 0, 1]->[b, f, 0, 1]".
 Value convolution(const Value& input, const Value& filter, const Type& result, const std::string& names, const Window& window,
                   int64_t feature_groups = 1, int64_t batch_groups = 1);
 Value reduce_window(const Value& x, Combine combine, const Value& start, const Window& window);
-/// Takes whole rows of a dimension by number; the dimensions of `indices` replace it.
+/// Gathers whole rows along a dimension by their indices; the dimensions of `indices` replace that dimension.
 Value take(const Value& x, const Value& indices, int64_t dimension);
-/// Puts rows of `updates` into dimension 0 of `x` by number; `combine` joins them with the rows that are there.
+/// Scatters rows of `updates` into dimension 0 of `x` by their indices; `combine` joins each with the row of `x` there.
 Value put(const Value& x, const Value& indices, const Value& updates, Combine combine);
 
 enum class Order { Ascending, Descending };

@@ -7,7 +7,7 @@
 namespace tessera::xla {
 namespace {
 
-constexpr size_t kMost = 200;  // nodes to visit; beyond them a value counts as one that reads
+constexpr size_t kMost = 200;  // the most nodes to visit; a value with more is taken for one that reads other places
 
 bool is_one_of(std::string_view name, std::span<const std::string_view> names) { return std::ranges::find(names, name) != names.end(); }
 
@@ -27,7 +27,7 @@ bool is_elementwise(const Node& node) {
 
 }  // namespace
 
-/// Whether `value` reads the array as `own` does. Compares few nodes, because `own` is made of few above the array.
+/// Whether `value` reads the array exactly as `own` does. Compares few nodes, because few lie between `own` and the array.
 bool Overwriting::is_same(const Value& value, const Value& own) const {
   if (value == own) return true;
   const auto &one = value.node(), &other = own.node();

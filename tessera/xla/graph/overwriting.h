@@ -1,4 +1,4 @@
-// Finds writes to a part of an array that read other parts: compilers may make them in place.
+// Finds writes to a part of an array that read other parts of it. They need a barrier, because compilers may write in place.
 #pragma once
 
 #include <set>
@@ -8,11 +8,11 @@
 
 namespace tessera::xla {
 
-/// One CPU plugin computes a part while it writes it in place, so a value that depends on other elements of the array may read elements
-/// that are overwritten already.
+/// One CPU plugin computes the new values of a part while it writes them in place, so a value that depends on other elements of the array
+/// may read elements that are already overwritten.
 class Overwriting {
  public:
-  /// `own` is the read of the part of the array that is written.
+  /// `own` is the old value of the part of `array` that is written.
   Overwriting(Value array, Value own) : array_(std::move(array)), own_(std::move(own)) {}
 
   /// Whether `value`, if fused with the write, may depend on elements of the array other than those that it replaces.

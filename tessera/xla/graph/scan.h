@@ -10,12 +10,13 @@ namespace tessera::xla::hlo {
 /// Combines two neighbouring stretches of a dimension; must be associative. A stretch may have several values.
 using CombineStretches = std::function<std::vector<Value>(const std::vector<Value>& earlier, const std::vector<Value>& later)>;
 
-/// Scans in as many steps as the size has bits: each combines all places with those twice as far before. `fill` is the neutral element.
+/// Scans in log2(size) steps: each combines every place with the place `distance` before it, and then doubles the distance. `fill` is the
+/// neutral element.
 std::vector<Value> scan(std::vector<Value> values, int64_t dimension, const std::vector<Value>& fill, const CombineStretches& combine);
 /// Running sums or products.
 Value running(const Value& x, int64_t dimension, Combine combine);
 
-/// Moves all places up, or down if `by` is negative; `fill` comes in.
+/// Moves all elements `by` places up, or down if `by` is negative, and puts `fill` into the places that become free.
 Value shifted(const Value& x, int64_t dimension, int64_t by, const Value& fill);
 
 }  // namespace tessera::xla::hlo

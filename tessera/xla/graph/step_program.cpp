@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<uint64_t> visits = 0;
 
-/// The type in which a number of an element type is an argument, and the name of the arguments of that type.
+/// The type in which the program takes a number of type `element` as an argument. letter_of() begins the names of such arguments.
 at::ScalarType argument_type(at::ScalarType element) {
   return element == at::kDouble ? at::kDouble : c10::isIntegralType(element, false) ? at::kLong : at::kFloat;
 }
@@ -38,7 +38,7 @@ std::string name_of(const Value& value) {
   return node.results.size() > 1 ? fmt::format("%v{}#{}", node.place, value.result()) : fmt::format("%v{}", node.place);
 }
 
-/// The region of an operation that takes a function of two elements.
+/// The region of an operation that combines two elements, such as a reduction.
 std::string region_of(const char* operation, const std::string& element) {
   const auto scalar = fmt::format("tensor<{}>", element);
   return fmt::format(R"( ({{
@@ -49,7 +49,7 @@ std::string region_of(const char* operation, const std::string& element) {
                      scalar, operation);
 }
 
-/// The region of a sort, which needs a total order; in it NaN is largest.
+/// The region of a sort, which needs a total order; NaN is the largest in it.
 std::string comparison(const char* direction, at::ScalarType type) {
   const auto* const order = c10::isFloatingType(type) ? "TOTALORDER" : hlo::comparison_type(type);
   return fmt::format(R"( ({{
@@ -72,7 +72,7 @@ std::string regions_of(const Node& node) {
       " ({{\n      ^bb0(%ra: tensor<{0}>, %rb: tensor<{0}>):\n        \"stablehlo.return\"(%rb) : (tensor<{0}>) -> ()\n    }})", element);
 }
 
-/// A list of what `print` makes of each item.
+/// Prints each item with `print`, and joins the texts by commas.
 template <class List, class Print>
 std::string with_commas(const List& items, const Print& print) {
   std::string text;
@@ -105,7 +105,7 @@ void print_operation(std::string& text, const Node& node) {
   const std::string_view name = std::string_view(node.name).starts_with("sort") ? "sort" : node.name;
   text += fmt::format("    %v{}", node.place);
   if (node.results.size() > 1) text += fmt::format(":{}", node.results.size());
-  const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // "chlo.erf" says it itself
+  const auto* const dialect = name.find('.') == std::string_view::npos ? "stablehlo." : "";  // a name such as "chlo.erf" has its dialect
   text += fmt::format(" = \"{}{}\"({})", dialect, name, with_commas(node.operands, name_of));
   if (!node.attributes.empty()) text += fmt::format(" <{{{}}}>", node.attributes);
   const auto results = with_commas(node.results, type);
@@ -184,7 +184,7 @@ void StepProgram::move(const std::vector<bool>& marked) {
   }
 }
 
-/// Leaves are numbered by their first use: a batch that was uploaded earlier or later than in the step before changes no key.
+/// Numbers leaves by their first use, so that the key does not depend on the moment at which, for example, a batch was uploaded.
 void StepProgram::write_key() {
   KeyWriter key(key_);
   int32_t place_of_operation = 0;

@@ -9,7 +9,7 @@
 
 namespace tessera::xla {
 
-/// A value to compute, and the leaf whose memory it may take.
+/// A value to compute, and the buffers whose memory it may take over.
 struct Wanted {
   Value value;
   std::shared_ptr<const Data> donor = nullptr;
@@ -18,8 +18,8 @@ struct Wanted {
 /// Whether an argument keeps its memory, or a result takes it.
 enum class Memory { Kept, Taken };
 
-/// A step before it runs. Two steps with the same key and numbers share a program and have arguments of their own. Numbers that differ can
-/// be arguments, too.
+/// A step before it runs. Steps with the same key and numbers share a program and give it arguments of their own. Steps whose numbers differ
+/// can share one, too: move() makes these numbers arguments.
 class StepProgram {
  public:
   explicit StepProgram(std::vector<Wanted> wanted);
@@ -28,12 +28,12 @@ class StepProgram {
   const std::string& key() const { return key_; }
   /// The numbers in the text: constants, and offsets of slices.
   const std::vector<int64_t>& numbers() const { return numbers_; }
-  /// Makes arguments of the marked numbers and of all others in the same operation.
+  /// Turns each marked number into an argument, together with all other numbers of its operation.
   void move(const std::vector<bool>& marked);
   pjrt::Program program() const;
-  /// Returns a list for each replica.
+  /// Returns a list of arguments for each replica.
   std::vector<std::vector<pjrt::Buffer>> arguments(const pjrt::Client& client, int replicas) const;
-  /// Returns the arguments whose memory results take, or the others.
+  /// Returns the arguments whose memory is taken by a result, or those that keep theirs.
   std::vector<std::shared_ptr<const Data>> arguments_of(Memory memory) const;
   std::vector<Type> results() const;
   size_t operations() const { return operations_.size(); }

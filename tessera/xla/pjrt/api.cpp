@@ -13,18 +13,18 @@ namespace tessera::pjrt {
 namespace {
 
 const PJRT_Api* table_of(const std::filesystem::path& file) {
-  ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // keeps XLA from printing on standard error how it was started
-  // Never unloaded: the library's threads and registrations live as long as the process.
+  ::setenv("TF_CPP_MIN_LOG_LEVEL", "1", /*overwrite=*/0);  // keeps XLA's messages about its start off standard error
+  // The library is never unloaded: its threads and registrations live as long as the process.
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!library) throw ConfigError("the PJRT plugin {} can't be loaded: {}", file, ::dlerror());
   const auto get = reinterpret_cast<const PJRT_Api* (*)()>(::dlsym(library, "GetPjrtApi"));
-  if (!get) throw ConfigError("{} is no PJRT plugin: it has no function GetPjrtApi", file);
+  if (!get) throw ConfigError("{} is not a PJRT plugin: it has no function GetPjrtApi", file);
   const auto* const table = get();
   // Without the functions that read an error, no failure could be reported.
   constexpr auto kLeast = offsetof(PJRT_Api, PJRT_Error_GetCode) + sizeof(void*);
-  if (!table || table->struct_size < kLeast) throw ConfigError("{} is no PJRT plugin: its table of functions is too short", file);
+  if (!table || table->struct_size < kLeast) throw ConfigError("{} is not a PJRT plugin: its table of functions is too short", file);
   if (table->pjrt_api_version.major_version != PJRT_API_MAJOR) {
-    throw ConfigError("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x", file,
+    throw ConfigError("the PJRT plugin {} has version {}.{} of the interface; this program knows {}.x: install a plugin of such a version", file,
                       table->pjrt_api_version.major_version, table->pjrt_api_version.minor_version, PJRT_API_MAJOR);
   }
   return table;
@@ -33,7 +33,7 @@ const PJRT_Api* table_of(const std::filesystem::path& file) {
 }  // namespace
 
 Api::Api(std::filesystem::path file) : file_(std::move(file)), table_(table_of(file_)) {
-  // A plugin too old to have this function needs no start.
+  // A plugin that is too old to have this function need not be started.
   if (has(&PJRT_Api::PJRT_Plugin_Initialize)) call("start the plugin", &PJRT_Api::PJRT_Plugin_Initialize);
 }
 

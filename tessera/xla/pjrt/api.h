@@ -1,4 +1,4 @@
-// The table of functions of one PJRT plugin, and how its functions are called.
+// Calls the functions of a PJRT plugin, and throws the plugin's errors as exceptions.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -12,18 +12,18 @@
 
 #include "tessera/xla/pjrt/device.h"
 
-// Callers leave most fields of PJRT's argument structs out; those are zero.
+// Callers set only some fields of PJRT's argument structs; the others are zero.
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 namespace tessera::pjrt {
 
-/// Arguments of a function, zero where they are not given. `struct_size` is larger than our header's struct, because a plugin refuses a
-/// struct that is smaller than its own, and a newer plugin's has more fields.
+/// The argument struct of a PJRT function, with zeros in the fields that are not given. `struct_size` is larger than the struct in our
+/// header: the struct of a newer plugin has more fields, and a plugin refuses a struct that is smaller than its own.
 template <class Args>
 struct Padded : Args {
   explicit Padded(const Args& given = {}) : Args(given) {
 #if __has_builtin(__builtin_clear_padding)
-    __builtin_clear_padding(static_cast<Args*>(this));  // a newer plugin may have fields there
+    __builtin_clear_padding(static_cast<Args*>(this));  // a newer plugin may have fields in the padding
 #endif
     this->struct_size = sizeof(Args) + sizeof newer_fields / 2;
   }
@@ -32,7 +32,7 @@ struct Padded : Args {
 
 class Api {
  public:
-  /// Loads the library once in this process, however often it is asked for.
+  /// Loads a plugin's library, or returns it if this process has loaded it before.
   static std::shared_ptr<const Api> load(const std::filesystem::path& file);
 
   template <class Args>
@@ -68,7 +68,7 @@ class Api {
  private:
   explicit Api(std::filesystem::path file);
 
-  /// Whether the table has the function: that of a plugin older than our header may end before it.
+  /// Whether the plugin has the function: the table of a plugin that is older than our header may end before it.
   template <class Args>
   bool has(Function<Args> function) const {
     const auto offset = reinterpret_cast<const char*>(&(table_->*function)) - reinterpret_cast<const char*>(table_);
@@ -78,7 +78,7 @@ class Api {
   const PJRT_Api* table_ = nullptr;
 };
 
-/// Owns one of the plugin's objects, which the function `destroy` destroys.
+/// Owns an object of the plugin, and destroys it by the function `destroy`.
 template <class T, class Args, T* Args::* field, Api::Function<Args> destroy>
 class Handle {
  public:
@@ -100,7 +100,7 @@ class Handle {
   T* get() const { return object_; }
   const std::shared_ptr<const Api>& api() const { return api_; }
 
-  /// Calls a function that takes this object, which must be among the arguments, too.
+  /// Calls a function of this object. `given` must name the object, too.
   template <class OtherArgs>
   OtherArgs call(const char* doing, Api::Function<OtherArgs> function, const std::type_identity_t<OtherArgs>& given) const {
     return api_->call(doing, function, given);

@@ -1,4 +1,4 @@
-// Copies tensors to buffers of a device and back.
+// Copies buffers of a device to tensors, and asks the plugin about their state.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -20,7 +20,7 @@ int Buffer::device() const {
 
 bool Buffer::is_donated() const {
   if (!impl_->handle.get()) return false;
-  return impl_->handle.call("tell of a buffer", &PJRT_Api::PJRT_Buffer_IsDeleted, {.buffer = impl_->handle.get()}).is_deleted;
+  return impl_->handle.call("say whether a buffer was donated", &PJRT_Api::PJRT_Buffer_IsDeleted, {.buffer = impl_->handle.get()}).is_deleted;
 }
 
 namespace {
@@ -34,7 +34,7 @@ PJRT_Event* ready_event(const BufferHandle& buffer) {
 bool Buffer::is_ready() const {
   if (!impl_->handle.get()) return true;
   const EventHandle event(impl_->handle.api(), ready_event(impl_->handle));
-  return !event.get() || event.call("look whether a result is there", &PJRT_Api::PJRT_Event_IsReady, {.event = event.get()}).is_ready;
+  return !event.get() || event.call("say whether a result is ready", &PJRT_Api::PJRT_Event_IsReady, {.event = event.get()}).is_ready;
 }
 
 void Buffer::wait() const {

@@ -23,7 +23,7 @@ class Buffer {
   class Impl;
   Buffer() = default;
   explicit Buffer(std::shared_ptr<const Impl> impl) : impl_(std::move(impl)) {}
-  /// A buffer in the memory of no device: its download gives zeros.
+  /// A buffer without memory on a device, for programs that are only traced. Its download gives zeros.
   static Buffer absent(ArrayType type);
 
   explicit operator bool() const { return impl_ != nullptr; }
@@ -31,7 +31,7 @@ class Buffer {
 
   const ArrayType& type() const;
   int device() const;
-  /// Whether a program has reused its memory for a result.
+  /// Whether a program has taken its memory for a result.
   bool is_donated() const;
   /// Whether wait() would return at once.
   bool is_ready() const;
@@ -45,7 +45,7 @@ class Buffer {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// A program that its compiler has put on devices, one replica each. Copies are the same.
+/// A compiled program that is loaded on devices, with one replica on each. Copies are the same program.
 class Executable {
  public:
   class Impl;
@@ -53,31 +53,32 @@ class Executable {
 
   CompiledProgram compiled() const;
   int replicas() const;
-  /// Starts all replicas and returns their results, a list for each replica, which may still be computed. Throws UsageError, and starts
-  /// none, if arguments are missing, of a wrong type, on a wrong device, donated before, or donated and used twice.
+  /// Starts all replicas and returns a list of results for each, which may not be computed yet. Throws UsageError, and starts no replica, if
+  /// an argument is missing, of a wrong type, on a wrong device, was donated before, or is donated and used twice.
   std::vector<std::vector<Buffer>> run(std::span<const std::vector<Buffer>> arguments) const;
 
  private:
   std::shared_ptr<const Impl> impl_;
 };
 
-/// Each device of a CPU plugin has threads of its own: a host runs some hundred at most, and a mistyped number would make them for ever.
+/// The most devices of a client. Each device of a CPU plugin has threads of its own: a host can run a few hundred such devices, and for a
+/// mistyped number the plugin would start threads for ever.
 inline constexpr int kMostDevices = 1024;
 
 struct ClientOptions {
-  /// How many devices a CPU plugin shall show, at most kMostDevices. Other plugins have as many as there are.
+  /// How many devices a CPU plugin shall make. Other plugins have the devices of the host, and need at least this many. At most kMostDevices.
   int devices = 1;
   Options plugin_options = {};
 };
 
-/// Copies are the same client.
+/// The devices of a plugin in this process. Copies are the same client.
 class Client {
  public:
   class Impl;
   explicit Client(Plugin plugin, const ClientOptions& options = {});
 
   const Plugin& plugin() const;
-  /// Such as "cpu".
+  /// The kind of devices, such as "cpu".
   std::string platform() const;
   std::vector<DeviceDescription> devices() const;
 
@@ -85,7 +86,7 @@ class Client {
   Buffer upload(const at::Tensor& tensor, int device) const;
 
   Executable compile(const Program& program, CompileOptions options = {}) const;
-  /// Loads what CompiledProgram::serialized() has written of the same program. Returns nothing if the plugin does not take it.
+  /// Loads a program from the bytes that CompiledProgram::serialized() made of it. Returns nothing if the plugin refuses the bytes.
   std::optional<Executable> load(std::string_view serialized, const Program& program, const CompileOptions& options = {}) const;
 
  private:

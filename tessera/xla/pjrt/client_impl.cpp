@@ -10,7 +10,7 @@ namespace {
 
 ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
   constexpr auto kDevices = "cpu_device_count";
-  if (options.devices < 1) throw UsageError("{} devices make no client: ask for one or more", options.devices);
+  if (options.devices < 1) throw UsageError("a client can't have {} devices: ask for one or more", options.devices);
   if (options.devices > kMostDevices)
     throw UsageError("{} devices are asked for, and no client has more than {}", options.devices, kMostDevices);
   Padded<PJRT_Client_Create_Args> arguments;
@@ -21,7 +21,7 @@ ClientHandle make_client(const Plugin& plugin, const ClientOptions& options) {
     return plugin.api()->attempt(&PJRT_Api::PJRT_Client_Create, arguments);
   };
   auto given = options.plugin_options;
-  // The GPU plugin would take three quarters of the memory at once, of which libtorch or another process may need some.
+  // By default, the GPU plugin takes three quarters of the memory at once, but libtorch or another process may need some of it.
   if (plugin.file().filename() == "xla_cuda_plugin.so") given.try_emplace("preallocate", false);
   auto named = given;
   named.try_emplace(kDevices, int64_t{options.devices});
@@ -58,7 +58,7 @@ bool barriers_are_undone(const std::shared_ptr<const Client::Impl>& client) {
 
 std::shared_ptr<const CompiledProgram::Impl> compiled_program(const LoadedHandle& loaded) {
   const auto program =
-      loaded.call("tell of a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, {.loaded_executable = loaded.get()});
+      loaded.call("describe a program", &PJRT_Api::PJRT_LoadedExecutable_GetExecutable, {.loaded_executable = loaded.get()});
   return std::make_shared<CompiledProgram::Impl>(ProgramHandle(loaded.api(), program.executable));
 }
 
@@ -78,7 +78,7 @@ Client::Impl::Impl(Plugin which, const ClientOptions& options) : plugin(std::mov
   const auto all = handle.call("list its devices", &PJRT_Api::PJRT_Client_AddressableDevices, {.client = handle.get()});
   devices.assign(all.addressable_devices, all.addressable_devices + all.num_addressable_devices);
   if (static_cast<int>(devices.size()) < options.devices) {
-    throw ConfigError("{} devices are asked for, and the PJRT plugin {} has {}", options.devices, plugin.file().filename(), devices.size());
+    throw ConfigError("{} devices are asked for, but the PJRT plugin {} has only {}", options.devices, plugin.file().filename(), devices.size());
   }
 }
 
@@ -89,7 +89,7 @@ const Plugin& Client::plugin() const {
 }
 
 std::string Client::platform() const {
-  const auto name = impl_->handle.call("tell its name", &PJRT_Api::PJRT_Client_PlatformName, {.client = impl_->handle.get()});
+  const auto name = impl_->handle.call("name its kind of devices", &PJRT_Api::PJRT_Client_PlatformName, {.client = impl_->handle.get()});
   return {name.platform_name, name.platform_name_size};
 }
 
@@ -100,7 +100,7 @@ std::vector<DeviceDescription> Client::devices() const {
     const auto description = api->call("describe a device", &PJRT_Api::PJRT_Device_GetDescription, {.device = device}).device_description;
     auto& described = all.emplace_back(describe(api, description));
     Padded<PJRT_Device_MemoryStats_Args> memory({.device = device});
-    if (api->attempt(&PJRT_Api::PJRT_Device_MemoryStats, memory)) continue;  // it does not tell
+    if (api->attempt(&PJRT_Api::PJRT_Device_MemoryStats, memory)) continue;  // the plugin does not count memory
     if (memory.bytes_limit_is_set) described.memory = memory.bytes_limit;
     if (memory.peak_bytes_in_use_is_set) described.peak_memory = memory.peak_bytes_in_use;
   }
@@ -108,9 +108,9 @@ std::vector<DeviceDescription> Client::devices() const {
 }
 
 Buffer Client::upload(const at::Tensor& tensor, int device) const {
-  if (!tensor.device().is_cpu()) throw UsageError("only tensors of the CPU can be uploaded, not one on {}", tensor.device().str());
+  if (!tensor.device().is_cpu()) throw UsageError("only CPU tensors can be uploaded, but this one is on {}: copy it to the CPU first", tensor.device().str());
   if (device < 0 || device >= static_cast<int>(impl_->devices.size())) {
-    throw UsageError("there is no device {}: the last of them is {}", device, impl_->devices.size() - 1);
+    throw UsageError("there is no device {}: the last device is {}", device, impl_->devices.size() - 1);
   }
   const auto dense = tensor.contiguous();
   ArrayType type{dense.scalar_type(), dense.sizes().vec()};

@@ -16,7 +16,8 @@ class Client::Impl {
   Plugin plugin;
   ClientHandle handle;
   std::vector<PJRT_Device*> devices;
-  /// Whether XLA undoes optimization barriers before it merges equal operations. Found by a compilation before the first program with one.
+  /// Whether XLA removes optimization barriers before it merges equal operations. Client::compile() finds it out by a small program, before
+  /// the first program with a barrier.
   std::once_flag barriers_are_known;
   bool barriers_are_undone = false;
 };
@@ -28,7 +29,7 @@ class Buffer::Impl {
   explicit Impl(ArrayType type) : type(std::move(type)) {}
 
   std::shared_ptr<const Client::Impl> client;  // ends after its buffers
-  BufferHandle handle;                         // null if it is absent
+  BufferHandle handle;                         // null if the buffer is absent
   ArrayType type;
   int device = 0;
 };

@@ -1,4 +1,4 @@
-// Description of a device, known without using it.
+// Describes a device, which need not be on this host.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ struct DeviceDescription {
   int id = 0;
   /// Such as "cpu", "TPU v5p" or "NVIDIA H100".
   std::string kind;
-  /// In bytes, where the plugin tells.
+  /// In bytes; nothing if the plugin does not report it.
   std::optional<int64_t> memory;
-  /// The peak of bytes that this process has had in use, where the plugin tells.
+  /// The most bytes that this process has had in use; nothing if the plugin does not report it.
   std::optional<int64_t> peak_memory;
   Options attributes;
 };

@@ -36,7 +36,7 @@ constexpr std::array kElementTypes = {
 
 const ElementType& row_of(at::ScalarType type) {
   const auto row = std::ranges::find(kElementTypes, type, &ElementType::torch);
-  if (row == kElementTypes.end()) throw UsageError("XLA devices have no elements of type {}", c10::toString(type));
+  if (row == kElementTypes.end()) throw UsageError("XLA devices have no elements of type {}: convert the tensor to another dtype", c10::toString(type));
   return *row;
 }
 
@@ -48,7 +48,7 @@ std::string_view element_name(at::ScalarType type) { return row_of(type).name; }
 
 at::ScalarType scalar_type(int element_type) {
   const auto row = std::ranges::find(kElementTypes, element_type, &ElementType::pjrt);
-  if (row == kElementTypes.end()) throw Error("libtorch has no elements of PJRT's type {}", element_type);
+  if (row == kElementTypes.end()) throw Error("libtorch has no dtype for PJRT's element type {}", element_type);
   return row->torch;
 }
 

@@ -1,4 +1,4 @@
-// Running compiled programs.
+// Runs compiled programs.
 #include <fmt/format.h>
 
 #include <unordered_map>
@@ -9,8 +9,8 @@
 namespace tessera::pjrt {
 namespace {
 
-/// Checks arguments, because plugins check less: one takes an argument of another type with as many bytes, and never starts anything again
-/// after it has refused arguments of several replicas.
+/// Checks arguments, because plugins check less. One plugin takes an argument of a wrong type if it has the right number of bytes, and
+/// starts no program any more once it has refused arguments of several replicas.
 void expect_arguments(std::span<const std::vector<Buffer>> arguments, const Executable::Impl& program) {
   if (arguments.size() != static_cast<size_t>(program.replicas)) {
     throw UsageError("a program for {} replicas got arguments for {}", program.replicas, arguments.size());
@@ -37,7 +37,7 @@ void expect_donated_once(const std::vector<PJRT_Buffer*>& arguments, const std::
   for (size_t i = 0; i < arguments.size(); i++) {
     const auto [where, is_new] = first.emplace(arguments[i], i);
     if (!is_new && (parameters[i].donated || parameters[where->second].donated)) {
-      throw UsageError("arguments {} and {} are the same buffer, which the program may overwrite", where->second, i);
+      throw UsageError("arguments {} and {} are the same buffer, which the program may overwrite: give a copy for one of them", where->second, i);
     }
   }
 }
@@ -45,7 +45,7 @@ void expect_donated_once(const std::vector<PJRT_Buffer*>& arguments, const std::
 }  // namespace
 
 CompiledProgram Executable::compiled() const {
-  return CompiledProgram({impl_, impl_->compiled.get()});  // shares ownership: what a plugin tells of a program ends with the program
+  return CompiledProgram({impl_, impl_->compiled.get()});  // shares ownership, because the compiled form is valid only while the loaded program lives
 }
 
 int Executable::replicas() const {

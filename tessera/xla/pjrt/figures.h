@@ -1,4 +1,4 @@
-// A compiler's figures for a program, as JSON.
+// Writes a compiler's figures for a program as JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 namespace tessera::pjrt {
 
 /// {"memory": {"arguments": 8, ...} in bytes of each device, "cost": {"flops": 2e9, ...}, "operations": {"all-gather": 1, ...},
-/// "collectives": {"all-gather": {"count": 1, "bytes": 64}, ...}}. What the plugin does not tell is left out.
+/// "collectives": {"all-gather": {"count": 1, "bytes": 64}, ...}}. Leaves out operations and collectives if the plugin does not report them.
 nlohmann::ordered_json figures_of(const CompiledProgram& program);
 
 }  // namespace tessera::pjrt

@@ -37,7 +37,7 @@ platform_name: "CUDA" dnn_version_info {{ major: 9 }} device_description_str: "{
       gpu.cores, gpu.units_of_core, gpu.shared_memory, gpu.most_shared_memory, gpu.bandwidth, gpu.cache, gpu.gigahertz, gpu.memory, gpu.capability, gpu.name);
 }
 
-/// "1x16x8"
+/// Whether a shape is written as "1x16x8".
 bool is_shape(const std::string& shape) {
   static const std::regex form("[1-9][0-9]*(x[1-9][0-9]*){2}");
   return std::regex_match(shape, form);
@@ -51,7 +51,7 @@ std::optional<GpuTopology> gpu_topology(std::string_view name) {
   if (gpu == kGpus.end()) return {};
   const std::string shape(name.substr(std::min(kind.size() + 1, name.size())));
   if (!is_shape(shape)) {
-    throw ConfigError("the topology '{}' does not say how many slices, hosts and devices of a host there are: write {}:1x2x8", name,
+    throw ConfigError("the topology '{}' does not say how many slices, hosts and devices per host there are: write {}:1x2x8", name,
                       gpu->name);
   }
   return GpuTopology{.options = {{"target_config", target_of(*gpu)}, {"topology", shape}}, .memory = gpu->memory};

@@ -12,7 +12,7 @@ namespace tessera::pjrt {
 
 struct GpuTopology {
   Options options;  // for the plugin
-  int64_t memory;   // of a device
+  int64_t memory;   // of each device, in bytes
 };
 
 /// Parses "h100:1x16x8" (slices, hosts, devices of a host) for the GPU plugin. Returns nothing if the GPU is not known. Throws ConfigError

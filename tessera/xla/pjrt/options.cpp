@@ -26,7 +26,7 @@ std::string wire_of(const Option& option) {
   } else if (const auto* number = std::get_if<int64_t>(&option)) {
     writer.number(3, *number);
   } else {
-    throw UsageError("an option of the compiler is text, a whole number or a bool, not {}", text_of(option));
+    throw UsageError("an option of the compiler must be text, a whole number or a bool, not {}", text_of(option));
   }
   return writer.text();
 }
@@ -50,9 +50,9 @@ Options parse_options(std::string_view text) {
         list->push_back(*number);
         continue;
       }
-      throw ConfigError("'{}' follows the option {}, which is no list of numbers", item, name);
+      throw ConfigError("'{}' follows the option {}, which is not a list of numbers: write name=value, separated by commas", item, name);
     } else {
-      throw ConfigError("'{}' is no option: write name=value, separated by commas", item);
+      throw ConfigError("'{}' is not an option: write name=value, separated by commas", item);
     }
   }
   return options;
@@ -75,7 +75,7 @@ std::vector<PJRT_NamedValue> named_values(const Options& options) {
   std::vector<PJRT_NamedValue> values;
   for (const auto& [name, option] : options) {
     PJRT_NamedValue value{};
-    value.struct_size = PJRT_NamedValue_STRUCT_SIZE;  // they stand in an array, so each has the size that both sides know
+    value.struct_size = PJRT_NamedValue_STRUCT_SIZE;  // an array element must have the size that the plugin expects
     value.name = name.data();
     value.name_size = name.size();
     value.value_size = 1;
@@ -132,7 +132,7 @@ std::string serialized(const CompileOptions& options) {
   WireWriter ids, assignment, build, all;
   for (int replica = 0; replica < options.replicas; replica++) ids.packed(static_cast<uint64_t>(replica));
   assignment.number(1, options.replicas).number(2, 1).bytes(3, WireWriter().bytes(1, ids.text()).text());
-  // One partition, given explicitly: without any, a plugin aborts the process.
+  // Sets one partition explicitly: without the number, a plugin aborts the process.
   build.number(1, -1).number(4, options.replicas).number(5, 1).bytes(9, assignment.text());
   if (options.effort) build.number(24, options.effort).number(25, options.effort);
   all.bytes(3, build.text());

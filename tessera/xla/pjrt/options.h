@@ -15,13 +15,13 @@ namespace tessera::pjrt {
 using Option = std::variant<std::string, int64_t, std::vector<int64_t>, float, bool>;
 using Options = std::map<std::string, Option>;
 
-/// Parses options such as "wrap=1,1,1,chip_config_name=megacore": a list of numbers goes on until the next name.
+/// Parses options such as "wrap=1,1,1,chip_config_name=megacore": a list of numbers ends at the next name.
 Options parse_options(std::string_view text);
 std::string text_of(const Option& option);
 
-/// Options in the form that a plugin takes; valid as long as the options are.
+/// Returns the options in PJRT's form, which points into `options`.
 std::vector<PJRT_NamedValue> named_values(const Options& options);
-/// Converts options from the form in which a plugin gives them.
+/// Converts options from PJRT's form.
 Options from_named_values(const PJRT_NamedValue* values, size_t count);
 
 struct CompileOptions {
@@ -31,7 +31,7 @@ struct CompileOptions {
   /// How hard a TPU compiler tries, for speed and for memory: 9 (no more than needed) to 39; 0 is the compiler's own choice.
   int effort = 0;
 };
-/// A CompileOptionsProto.
+/// The bytes of a CompileOptionsProto.
 std::string serialized(const CompileOptions& options);
 
 }  // namespace tessera::pjrt

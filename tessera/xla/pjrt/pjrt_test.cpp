@@ -183,7 +183,7 @@ TEST(Plugins, ThatNobodyCanUseAreRefused) {
   EXPECT_THAT(message_of<ConfigError>([&] { Plugin::load(fake("TooShort")); }), HasSubstr("its table of functions is too short"));
   EXPECT_THAT(message_of<Error>([&] { Client(Plugin::load(fake("Old"))); }),
               HasSubstr("can't start its devices: this plugin is too old to have the function"));
-  EXPECT_THAT(message_of<Error>([&] { Plugin::load(fake("Old")).attributes(); }), HasSubstr("fake_plugin_Old.so: can't tell of itself"));
+  EXPECT_THAT(message_of<Error>([&] { Plugin::load(fake("Old")).attributes(); }), HasSubstr("fake_plugin_Old.so: can't describe itself"));
 }
 
 TEST_P(OnPlugin, MoreDevicesThanThereAreAreRefused) {
@@ -196,7 +196,7 @@ TEST_P(OnPlugin, MoreDevicesThanThereAreAreRefused) {
 
 TEST_P(OnPlugin, AnUnknownOptionIsNamed) {
   const auto plugin = Plugin::load(GetParam());
-  if (plugin.version() == "0.81") GTEST_SKIP() << "it takes any option without a word";
+  if (plugin.version() == "0.81") GTEST_SKIP() << "this plugin takes unknown options without an error";
   EXPECT_THAT(message_of<Error>([&] {
                 Client(plugin, {.plugin_options = {{"no_such_option", int64_t{1}}}});
               }),
@@ -212,7 +212,7 @@ TEST_P(OnPlugin, ATopologyCompilesWithoutARun) {
   const auto other = [&](const std::string& name) { return message_of<Error>([&] { Topology(Plugin::load(GetParam()), name); }); };
   EXPECT_THAT(other("v5p:2x2x1"), HasSubstr("can't make the topology 'v5p:2x2x1'"));
   EXPECT_THAT(other("cpu:many"), HasSubstr("has no number of devices: write cpu:8"));
-  EXPECT_THAT(other("cpu:4,fast"), HasSubstr("'fast' is no option"));
+  EXPECT_THAT(other("cpu:4,fast"), HasSubstr("'fast' is not an option"));
 }
 
 TEST(Options, AreReadFromText) {
@@ -221,12 +221,12 @@ TEST(Options, AreReadFromText) {
   EXPECT_EQ(std::get<std::string>(options.at("chip_config_name")), "megacore");
   EXPECT_EQ(std::get<int64_t>(options.at("num_slices")), 2);
   EXPECT_TRUE(std::get<bool>(options.at("fast")));
-  EXPECT_THAT(message_of<ConfigError>([] { parse_options("wrap"); }), HasSubstr("'wrap' is no option"));
+  EXPECT_THAT(message_of<ConfigError>([] { parse_options("wrap"); }), HasSubstr("'wrap' is not an option"));
   EXPECT_THAT(message_of<ConfigError>([] { parse_options("a=b,1"); }), HasSubstr("'1' follows the option a"));
 }
 
 TEST(Options, OfTheCompilerAreAMessage) {
-  // What a protobuf library writes for four replicas.
+  // The bytes that a protobuf library writes for four replicas.
   EXPECT_EQ(serialized({.replicas = 4}),
             std::string("\x1a\x1d\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01\x20\x04\x28\x01\x4a\x0c\x08\x04\x10\x01\x1a"
                         "\x06\x0a\x04\x00\x01\x02\x03",

@@ -93,7 +93,7 @@ Plugin Plugin::load(const std::string& name_or_path) {
   if (wheels.empty()) {
     throw ConfigError("no PJRT plugin is named '{}': name cpu, tpu or cuda, or give the path of a plugin's library", name_or_path);
   }
-  throw ConfigError("no PJRT plugin for '{}' is installed: `pip install {}` brings one, or TESSERA_PJRT_PLUGIN gives the path of a library",
+  throw ConfigError("no PJRT plugin for '{}' is installed: run `pip install {}`, or set TESSERA_PJRT_PLUGIN to the path of a plugin's library",
                     name_or_path, joined(wheels, "` or `pip install "));
 }
 
@@ -110,7 +110,7 @@ std::string Plugin::version() const {
 }
 
 Options Plugin::attributes() const {
-  const auto all = api_->call("tell of itself", &PJRT_Api::PJRT_Plugin_Attributes);
+  const auto all = api_->call("describe itself", &PJRT_Api::PJRT_Plugin_Attributes);
   return from_named_values(all.attributes, all.num_attributes);
 }
 

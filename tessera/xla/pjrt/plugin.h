@@ -14,8 +14,8 @@ class Api;
 
 class Plugin {
  public:
-  /// Loads a plugin, each once in a process, by a name that installed_plugins() finds ("cpu", "tpu", "cuda") or by its library's path.
-  /// Throws ConfigError if there is none, with the wheels that would bring it.
+  /// Loads a plugin by a name that installed_plugins() finds ("cpu", "tpu", "cuda") or by its library's path, each library once in a
+  /// process. Throws ConfigError if there is no such plugin; the message names the wheels that have it.
   static Plugin load(const std::string& name_or_path);
   /// Loads the plugin that TESSERA_PJRT_PLUGIN names, or "cpu".
   static Plugin load();
@@ -23,7 +23,7 @@ class Plugin {
   const std::filesystem::path& file() const;
   /// The version of the PJRT interface that it was built with, such as "0.81".
   std::string version() const;
-  /// What it tells of itself, such as the versions of StableHLO that it reads.
+  /// The plugin's description of itself, such as the versions of StableHLO that it reads.
   Options attributes() const;
 
   const std::shared_ptr<const Api>& api() const { return api_; }
@@ -39,8 +39,8 @@ struct InstalledPlugin {
   std::string wheel;
   std::filesystem::path file;
 };
-/// Finds plugins in wheels: beside libtorch, in the active virtual environment, and in the folders of the Python that PATH finds. Of two
-/// with one name the first counts.
+/// Finds plugins in Python wheels: next to libtorch, in the active virtual environment, with the first python3 in PATH, and below /usr/local,
+/// /usr and ~/.local. Of several plugins with one name, load() takes the first.
 std::vector<InstalledPlugin> installed_plugins();
 
 }  // namespace tessera::pjrt

@@ -20,7 +20,7 @@ struct ArrayType {
   bool operator==(const ArrayType&) const = default;
   int64_t bytes() const;
 };
-/// As StableHLO writes it: "tensor<2x3xf32>".
+/// Returns StableHLO's text of a type, such as "tensor<2x3xf32>".
 std::string text_of(const ArrayType& type);
 
 struct Parameter {
@@ -35,7 +35,7 @@ struct Program {
   std::vector<Parameter> parameters;
 };
 
-/// A compiled program, of which copies are the same.
+/// A compiled program. Copies are the same program.
 class CompiledProgram {
  public:
   class Impl;  // knows the plugin
@@ -44,9 +44,9 @@ class CompiledProgram {
   MemoryFigures memory() const;
   /// The compiler's own counts, such as "flops"; empty where a plugin counts nothing.
   std::map<std::string, double> cost() const;
-  /// How often each HLO operation stands in the program as it was optimized: "all-gather", "fusion", ...
+  /// How often each HLO operation ("all-gather", "fusion", ...) occurs in the optimized program.
   std::map<std::string, int> operations() const;
-  /// The collectives, by kind, such as "all-gather".
+  /// The collectives of the optimized program by kind, such as "all-gather".
   std::map<std::string, Collectives> collectives() const;
   /// The compiled form, for Client::load() with the same kind of devices and of processor.
   std::string serialized() const;

@@ -73,7 +73,7 @@ std::optional<std::string> program_in(const std::filesystem::path& file, const s
 void warn_once(const Error& error) {
   static std::once_flag once;
   std::call_once(once, [&] {
-    log(LogLevel::Warning, "compiled programs are not kept on disk: {}; TESSERA_XLA_CACHE names another folder, or none", error.what());
+    log(LogLevel::Warning, "compiled programs are not kept on disk: {}; set TESSERA_XLA_CACHE to another folder, or to 'none'", error.what());
   });
 }
 
@@ -120,7 +120,7 @@ void ProgramCache::keep(const std::string& key, const CompiledProgram& compiled)
     written.write(std::as_bytes(std::span(bytes)));
     written.commit();
     std::filesystem::rename(own, file, failed);
-    if (failed) throw IoError("can't give its final name to {}: {}", own, failed.message());
+    if (failed) throw IoError("can't rename {} to its final name: {}", own, failed.message());
   } catch (const Error& error) {
     warn_once(error);
   }

@@ -1,4 +1,4 @@
-// Compiled programs on disk, for the next process that needs the same.
+// Keeps compiled programs on disk, for later processes that need the same ones.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,9 @@
 
 namespace tessera::pjrt {
 
-/// A folder of compiled programs, each known by all that decides its code: the plugin's bytes, the devices, the processor (for CPUs), the
-/// options and the text. Processes may share it. Compiles a program that can't be read or written, and warns once.
+/// A folder of compiled programs. A program's key has all that decides its code: the plugin's bytes, the devices, the processor (for CPUs),
+/// the options, XLA_FLAGS and the text. Several processes may share the folder. If a file can't be read or written, compiles the program as
+/// without a cache, and warns once.
 class ProgramCache {
  public:
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
@@ -21,7 +22,7 @@ class ProgramCache {
     bool was_there = false;
   };
   Found compile(const Client& client, const Program& program, const CompileOptions& options) const;
-  /// Keeps a program that was compiled for devices that are not here, for a client that has such devices.
+  /// Keeps a program that was compiled for devices that this host lacks, for a later client that has such devices.
   void keep(const Plugin& plugin, const std::vector<DeviceDescription>& devices, const Program& program, const CompileOptions& options,
             const CompiledProgram& compiled) const;
 

@@ -12,14 +12,14 @@
 namespace tessera::pjrt {
 namespace {
 
-/// The program as the compiler has left it, as an HloModuleProto.
+/// Returns the optimized program as the bytes of an HloModuleProto.
 std::string optimized_module(const ProgramHandle& handle) {
   Padded<PJRT_Program> program;
   const auto ask = [&] {
     handle.call("show an optimized program", &PJRT_Api::PJRT_Executable_OptimizedProgram,
                 {.executable = handle.get(), .program = &program});
   };
-  ask();  // first for its size
+  ask();  // first for the size of the program
   std::string module(program.code_size, '\0');
   program.code = module.data();
   ask();
@@ -30,7 +30,7 @@ std::string optimized_module(const ProgramHandle& handle) {
   return {};
 }
 
-/// `visit` gets each instruction's operation and the shape of its result.
+/// Calls `visit` with each instruction's operation and the shape of its result.
 void for_each_instruction(std::string_view module, const std::function<void(const std::string& operation, std::string_view shape)>& visit) {
   for (WireReader computation(module); computation.next();) {
     if (computation.field() != 3) continue;
@@ -92,7 +92,7 @@ std::string text_of(const ArrayType& type) {
 
 MemoryFigures CompiledProgram::memory() const {
   const auto stats =
-      impl_->handle.call("tell a program's memory", &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats, {.executable = impl_->handle.get()});
+      impl_->handle.call("report a program's memory", &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats, {.executable = impl_->handle.get()});
   return {.arguments = stats.argument_size_in_bytes,
           .outputs = stats.output_size_in_bytes,
           .aliased = stats.alias_size_in_bytes,
@@ -144,7 +144,7 @@ std::string CompiledProgram::serialized() const {
 
 std::vector<ArrayType> CompiledProgram::outputs() const {
   const auto& handle = impl_->handle;
-  constexpr auto doing = "tell a program's results";
+  constexpr auto doing = "report a program's results";
   const auto types = handle.call(doing, &PJRT_Api::PJRT_Executable_OutputElementTypes, {.executable = handle.get()});
   const auto shapes = handle.call(doing, &PJRT_Api::PJRT_Executable_OutputDimensions, {.executable = handle.get()});
   std::vector<ArrayType> outputs;

@@ -12,9 +12,9 @@ class CompiledProgram::Impl {
   ProgramHandle handle;
 };
 
-/// A program as clients and topologies hand it to their compilers.
+/// A program in the form that the compilers of clients and topologies take.
 struct PluginProgram : Padded<PJRT_Program> {
-  // The text is read only, but the plugin writes through the same struct elsewhere.
+  // Compilers only read the text. It is not const in PJRT's struct, because OptimizedProgram writes through the same struct.
   explicit PluginProgram(const std::string& text)
       : Padded({.code = const_cast<char*>(text.data()), .code_size = text.size(), .format = "mlir", .format_size = 4}) {}
 };

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kOfCpu = "cpu:";
 
-/// CPU plugins make no topologies; a client with that many devices stands for one.
+/// CPU plugins can't make topologies; a client with the given number of devices takes the place of one.
 Client cpus(Plugin plugin, std::string_view number) {
   const auto devices = number_of<int>(number);
   if (!devices || *devices < 1) throw ConfigError("the topology '{}{}' has no number of devices: write cpu:8", kOfCpu, number);
@@ -23,7 +23,7 @@ Client cpus(Plugin plugin, std::string_view number) {
 }
 
 void expect_no_options(const Options& options, std::string_view name) {
-  if (!options.empty()) throw ConfigError("the topology '{}' has no options, so '{}' is too much", name, options.begin()->first);
+  if (!options.empty()) throw ConfigError("the topology '{}' takes no options: leave '{}' out", name, options.begin()->first);
 }
 
 TopologyHandle made_by(const Plugin& plugin, std::string_view name, const Options& options) {
@@ -41,7 +41,7 @@ class Topology::Impl {
   explicit Impl(Client client) : of(std::move(client)) {}
   explicit Impl(TopologyHandle handle, std::optional<int64_t> memory = {}) : of(std::move(handle)), memory(memory) {}
   std::variant<Client, TopologyHandle> of;
-  std::optional<int64_t> memory;  // of a GPU, because its plugin does not tell
+  std::optional<int64_t> memory;  // of a GPU, because its plugin does not report it
 };
 
 Topology::Topology(Plugin plugin, const std::string& name_and_options) {

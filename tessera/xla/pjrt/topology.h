@@ -1,4 +1,4 @@
-// Devices that need not be here, for which a plugin compiles programs and tells their needs.
+// Compiles programs for devices that this host may lack, so that a plugin reports what the programs need there.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ namespace tessera::pjrt {
 
 class Topology {
  public:
-  /// Takes a plugin's name of a topology and options, such as "v5p:4x4x8,wrap=1,1,1" for TPUs, "h100:1x16x8" for GPUs, "cpu:8" for CPUs
-  /// (see docs/xla.md). A plugin may end the process over an unknown flag; the command `tessera xla` runs it in a process of its own.
+  /// Takes the plugin's name of a topology and its options, such as "v5p:4x4x8,wrap=1,1,1" for TPUs, "h100:1x16x8" for GPUs, "cpu:8" for
+  /// CPUs (see docs/xla.md). A plugin may end the process if it does not know a flag; the command `tessera xla` runs it in a child process.
   Topology(Plugin plugin, const std::string& name_and_options);
   /// Returns the name of the plugin that knows the topology, or nothing.
   static std::string plugin_for(std::string_view name_and_options);

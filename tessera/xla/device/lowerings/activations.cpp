@@ -14,7 +14,7 @@ bool is_tanh_form(const Elements& x, size_t i) {
 
 constexpr double kRootOfTwoOverPi = std::numbers::sqrt2 * std::numbers::inv_sqrtpi, kCubic = 0.044715;
 
-/// The cumulative distribution function of the standard normal distribution. By erfc it is accurate for very negative x, too.
+/// The cumulative distribution function of the standard normal distribution. Uses erfc, which is accurate even for very negative x.
 Value normal_below(const Value& x) {
   return 0.5 * unary("chlo.erfc", x * (-1 / std::numbers::sqrt2));
 }
@@ -87,7 +87,7 @@ Value softplus_gradient(const Elements& e) {
   return select(scaled_x > e[3], g, g * logistic(scaled_x));
 }
 
-/// The gradient where x lies between two numbers, or is NaN.
+/// Gives the gradient where x lies between two numbers or is NaN, and 0 elsewhere.
 Value hard_tanh_gradient(const Elements& e) {
   const auto x = e[1];
   return select((x <= e[2]) | (x >= e[3]), 0, e[0]);
@@ -116,7 +116,7 @@ Value hard_swish_gradient(const Value& g, const Value& x) {
 void log_sigmoid(Call& call) {
   const auto x = call.wide_value(0);
   const auto type = call.result_type();
-  const auto nothing = hlo::filled(0, {type, {0}});  // a buffer of the CPU's kernel
+  const auto nothing = hlo::filled(0, {type, {0}});  // a buffer that only the CPU's kernel needs
   call.give({convert(-soft_positive(-x), type), nothing});
 }
 

@@ -10,7 +10,7 @@
 namespace tessera::xla {
 namespace {
 
-/// Chooses this operator for the arguments that it supports; libtorch composes the others of other operators.
+/// Chooses this operator if it supports the arguments. Otherwise, libtorch composes attention of other operators.
 int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                double dropout, bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
   const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
@@ -18,7 +18,7 @@ int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   return static_cast<int64_t>(plain && fixed_mask && dropout == 0 && !grouped ? at::SDPBackend::overrideable : at::SDPBackend::math);
 }
 
-/// Batches and heads as one dimension.
+/// Merges batches and heads into one dimension.
 Value by_head(const Value& x) {
   return reshape(x, {x.size(0) * x.size(1), x.size(2), x.size(3)});
 }
@@ -29,7 +29,7 @@ struct Inputs {
   double scale;
   bool causal;
 
-  /// By the places that the arguments have in a call.
+  /// The parameters are the indices of the arguments in the call.
   Inputs(const Call& call, size_t first, size_t bias_at, size_t dropout_at, size_t scale_at)
       : q(by_head(call.value(first))),
         k(by_head(call.value(first + 1))),

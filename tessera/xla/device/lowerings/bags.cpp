@@ -1,4 +1,4 @@
-// Bags of embeddings: sums, means and maxima of the rows that lists of words name.
+// Embedding bags: sums, means and maxima of the embedding rows that the indices of each bag name.
 #include <ATen/ATen.h>
 
 #include "tessera/xla/device/kernels.h"
@@ -45,7 +45,7 @@ void embedding_bag(Call& call) {
 
 void embedding_bag_gradient(Call& call) {
   const auto &g = call.tensor(0), &indices = call.tensor(1), &bag = call.tensor(3), &size = call.tensor(4), &largest = call.tensor(5);
-  if (call.flag(9)) throw NotLowered();  // a sparse tensor
+  if (call.flag(9)) throw NotLowered();  // the gradient would be a sparse tensor
   const auto zeros = at::zeros({call.integer(6), g.size(1)}, g.options());
   if (call.integer(8) == kMaxOfBag) {
     const auto kept = at::where(largest.ge(0), g, 0).to(g.scalar_type());

@@ -1,4 +1,4 @@
-// Operators composed of others, because libtorch has only a kernel for each of its own devices.
+// Composes operators of other operators: libtorch has these only as kernels for its own devices.
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
 
@@ -57,7 +57,7 @@ at::Tensor distance(const at::Tensor& difference, double p) {
   return at::linalg_vector_norm(difference, p, at::IntArrayRef{-1});
 }
 
-/// The derivative of the norm `norm` of `difference` by `difference`.
+/// The derivative of the p-norm `norm` of `difference` with respect to `difference`.
 at::Tensor distance_slope(const at::Tensor& difference, double p, const at::Tensor& norm) {
   const auto size = difference.abs();
   const auto zero = at::zeros_like(difference);
@@ -105,7 +105,7 @@ void pair_distances_gradient(Call& call) {
 
 // --- loss scaling ---
 
-/// Divides gradients by their scale, and notes whether one was infinite or NaN.
+/// Multiplies gradients by the inverse of their scale, and sets `found` to 1 if an element was infinite or NaN.
 void unscale(const at::TensorList gradients, at::Tensor& found, const at::Tensor& inverse) {
   for (const auto& gradient : gradients) {
     found.copy_(at::maximum(found, gradient.isfinite().all().logical_not().to(found.scalar_type())));

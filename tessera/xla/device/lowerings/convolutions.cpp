@@ -24,11 +24,11 @@ std::string names(std::string_view input, std::string_view filter, size_t spatia
 struct Geometry {
   Sizes stride, padding, dilation;
   int64_t groups;
-  std::optional<at::ScalarType> result = {};  // the type, if it is not that of the arguments
+  std::optional<at::ScalarType> result = {};  // the type of the result, if it is not that of the arguments
   size_t spatial() const { return stride.size(); }
 };
 
-/// A convolution with `sizes` places in the result; leaves out what does not fit into the last window.
+/// A convolution whose result has the spatial sizes `sizes`. Elements after the last window are left out.
 Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& sizes) {
   Type type{g.result.value_or(x.element()), {x.size(0), w.size(0)}};
   type.sizes.insert(type.sizes.end(), sizes.begin(), sizes.end());
@@ -43,7 +43,7 @@ Value convolved(const Value& x, const Value& w, const Geometry& g, const Sizes& 
       g.groups);
 }
 
-/// The gradient of a convolution's input, which is what a transposed convolution computes. `w` has the input's channels second.
+/// The gradient of a convolution's input, which a transposed convolution computes. Dimension 1 of `w` has the input's channels.
 Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes& sizes) {
   const auto channels = w.size(1), groups = g.groups, outputs = w.size(0) / groups;
   auto grouped = w.sizes();
@@ -71,7 +71,7 @@ Value transposed(const Value& y, const Value& w, const Geometry& g, const Sizes&
       {.size = {}, .stride = {}, .padding_low = low, .padding_high = high, .base_dilation = g.stride, .dilation = g.dilation}, groups);
 }
 
-/// The gradient of the filter that makes `y` of `x`.
+/// The gradient of the filter of a convolution, from its input `x` and the gradient `y` of its result.
 Value filter_gradient(const Value& x, const Value& y, const Geometry& g, const Type& filter) {
   Sizes high;
   for (size_t i = 0; i < g.spatial(); i++) {
@@ -97,7 +97,7 @@ void convolution(Call& call) {
   const auto x = call.value(0), w = call.value(1);
   const auto count = x.sizes().size() - 2;
   auto g = geometry_of(call, count);
-  if (call.has(2)) g.result = hlo::wide(x.element());  // the sum is rounded once
+  if (call.has(2)) g.result = hlo::wide(x.element());  // so that the sum with the bias is rounded once
   const bool is_transposed = call.flag(6);
   const auto extra = one_for_each(call.integers(7), count, 0);
   Sizes sizes;
@@ -121,7 +121,7 @@ void convolution_gradient(Call& call) {
   if (mask[0]) results[0] = is_transposed ? convolved(dy, w, g, spatial_sizes(x)) : transposed(dy, w, g, spatial_sizes(x));
   if (mask[1]) results[1] = is_transposed ? filter_gradient(dy, x, g, w.type()) : filter_gradient(x, dy, g, w.type());
   if (mask[2]) {
-    const auto wide = convert(dy, hlo::wide(dy.element()));  // many numbers are added
+    const auto wide = convert(dy, hlo::wide(dy.element()));  // because many numbers are added
     results[2] = convert(hlo::sum(wide, all_but(dy.rank(), 1)), dy.element());
   }
   call.give(results);
@@ -129,7 +129,7 @@ void convolution_gradient(Call& call) {
 
 // --- windows as columns ---
 
-/// For each place of a kernel and each window along one dimension: the place in the argument.
+/// For each place of a kernel and each window along one dimension, the place in the argument.
 Value window_places(int64_t kernel, int64_t windows, int64_t dilation, int64_t stride) {
   const Type type{at::kLong, {kernel, windows}};
   const auto along = [&](int64_t d, int64_t step) { return hlo::iota(type, d) * hlo::filled(step, type); };
@@ -187,7 +187,7 @@ void columns_to_windows(Call& call) {
   call.give_rounded(whole);
 }
 
-/// The gradient of unfold: windows of one dimension, whose places lie along the last dimension.
+/// The gradient of unfold, which makes windows of one dimension and puts their elements along a new last dimension.
 void unfold_gradient(Call& call) {
   const auto g = call.wide_value(0);
   const auto sizes = call.integers(1);
@@ -196,7 +196,7 @@ void unfold_gradient(Call& call) {
   const auto d = wrapped(along, static_cast<int64_t>(sizes.size()));
   auto order = all_dimensions(g.rank());
   order.pop_back();
-  order.insert(order.begin() + d, g.rank() - 1);  // the place in the window beside the window
+  order.insert(order.begin() + d, g.rank() - 1);  // the place in the window, just before the number of the window
   const auto places = window_places(size, g.size(d), 1, step);
   const auto sum = put_along(transpose(g, order), d, sizes[static_cast<size_t>(d)], places);
   call.give_rounded(sum);

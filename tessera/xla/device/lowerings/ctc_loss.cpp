@@ -1,4 +1,5 @@
-// The loss of connectionist temporal classification: all ways in which labels, with blanks between them, can lie along time.
+// The loss of connectionist temporal classification (CTC): sums the probabilities of all ways to align labels, with blanks between them, with
+// time steps.
 #include <ATen/ATen.h>
 
 #include "tessera/xla/device/kernels.h"
@@ -11,10 +12,10 @@ constexpr auto kNever = -std::numeric_limits<double>::infinity();
 
 /// The targets of a batch as states: each label, the blank before it, and the blank after the last.
 struct Labels {
-  at::Tensor states;    // batch, state: the class that it emits
-  at::Tensor may_skip;  // whether a path may come from the label before, without the blank between
-  at::Tensor last;      // batch: the number of the last state
-  at::Tensor steps;     // batch: how long each input is
+  at::Tensor states;    // [batch, state]: the class that the state emits
+  at::Tensor may_skip;  // [batch, state]: whether a path may come from the label before, without the blank between
+  at::Tensor last;      // [batch]: the number of the last state
+  at::Tensor steps;     // [batch]: how many time steps the input has
   int64_t time = 0, batch = 0, count = 0;
 };
 
@@ -30,7 +31,7 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
   int64_t longest = 0;
   for (const auto length : lengths) longest = std::max(longest, length);
   l.count = 2 * longest + 1;
-  // Where each state's label stands in the list of targets.
+  // The place of each state's label in the list of targets.
   std::vector<int64_t> places, lasts;
   std::vector<int64_t> is_label;
   int64_t begin = 0;
@@ -54,7 +55,7 @@ Labels labels_of(const at::Tensor& log_probs, const at::Tensor& targets, const s
   return l;
 }
 
-/// Moves states by some places, towards the end or back, and fills with kNever.
+/// Moves states by some places, towards the end or, if `by` is negative, the start; fills the free places with kNever.
 at::Tensor moved(const at::Tensor& states, int64_t by) {
   const auto count = states.size(1), kept = std::max<int64_t>(count - std::abs(by), 0), in = count - kept;
   return by > 0 ? at::constant_pad_nd(states.narrow(1, 0, kept), {in, 0}, kNever)
@@ -65,7 +66,7 @@ at::Tensor log_sum(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c
   return at::logsumexp(at::stack({a, b, c}), 0);
 }
 
-/// Log probabilities of the classes that the states emit: time, batch, state.
+/// Log probabilities of the classes that the states emit: [time, batch, state].
 at::Tensor emissions(const at::Tensor& log_probs, const Labels& l) {
   return log_probs.gather(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count}));
 }
@@ -87,7 +88,7 @@ at::Tensor beginnings(const at::Tensor& emitted, const Labels& l) {
   return at::stack(all, 1);
 }
 
-/// Beta: log probabilities of all paths from a time on that begin in a state, with what it emits.
+/// Beta: log probabilities of all paths from a time on that begin in a state, including that state's own class.
 std::vector<at::Tensor> ends(const at::Tensor& emitted, const Labels& l) {
   std::vector<at::Tensor> all(static_cast<size_t>(l.time));
   auto beta = at::full_like(emitted[0], kNever);
@@ -109,7 +110,7 @@ void ctc_loss(Call& call) {
   const auto time = (l.steps - 1).clamp_min(0).view({-1, 1, 1}).expand({l.batch, 1, l.count});
   const auto final = at::where(is_end(l), alpha.gather(1, time).squeeze(1), kNever).to(alpha.scalar_type());
   auto loss = at::logsumexp(final, 1).neg();
-  // Without steps, only the empty text can be said.
+  // An input without time steps can only stand for the empty text.
   loss = at::where(l.steps.gt(0), loss, at::where(l.last.gt(0), -kNever, 0.0)).to(alpha.scalar_type());
   call.give({read(loss), read(alpha)});
 }
@@ -119,7 +120,7 @@ void ctc_loss_gradient(Call& call) {
   const auto l = labels_of(log_probs, call.tensor(2), call.integers(3), call.integers(4), call.integer(7));
   const auto loss = call.tensor(5).view({1, -1, 1});
   const auto emitted = emissions(log_probs, l);
-  // All paths through a state; alpha and beta both have what it emits, so it is taken out once.
+  // Log probabilities of all paths through a state. Alpha and beta both include the state's own class, so it is subtracted once.
   const auto through = alpha.transpose(0, 1) + at::stack(ends(emitted, l)) - emitted;
   const auto share = (through + loss).exp().nan_to_num(0);
   const auto by_class = at::zeros_like(log_probs).scatter_add(2, l.states.unsqueeze(0).expand({l.time, l.batch, l.count}), share);

@@ -35,7 +35,7 @@ Value scaled(const Elements& x, size_t value, size_t factor) {
   return x.call().is_one(factor) ? x[value] : x[value] * x.as(factor, x.element());
 }
 
-/// As Python does it, with the sign of `b`.
+/// The remainder as Python defines it, with the sign of `b`.
 Value remainder(const Value& a, const Value& b) {
   const auto rest = binary("remainder", a, b);
   if (!is_float(a) && !c10::isSignedType(a.element())) return rest;
@@ -69,7 +69,7 @@ Value interpolated(const Value& a, const Value& b, const Value& weight) {
   return from + share * (b - a);
 }
 
-/// A power whose exponent is a number: some are products or roots, which are faster and give libtorch's values.
+/// A power whose exponent is a number: some exponents become products or roots, which are faster and give libtorch's values.
 Value power(const Elements& e) {
   const auto x = e[0];
   const auto exponent = e.call().number(1);
@@ -90,7 +90,7 @@ Value round_to_decimals(const Elements& x) {
   return up ? whole / ten : whole * ten;
 }
 
-/// Whether x is negative, where a zero has a sign, too.
+/// Whether x has the negative sign; a zero can have it, too.
 Value has_sign(const Value& x) {
   if (is_float(x)) {
     const auto size = c10::elementSize(x.element());
@@ -120,7 +120,7 @@ Value log_of_sum(const Value& a, const Value& b, double base) {
   return select(same_infinities, a, large + sum);
 }
 
-/// x * of(y): 0 if x is 0, unless y is NaN.
+/// x * of_y, but 0 if x is 0, and NaN if y is NaN. `of_y` is a function of y.
 Value zero_wins(const Value& x, const Value& y, const Value& of_y) {
   return select(is_nan(y), y, select(compare("EQ", x, 0), 0, x * of_y));
 }
@@ -153,13 +153,13 @@ Value log_odds(const Elements& e, size_t epsilon) {
   return logarithm(x / (1 - x));
 }
 
-/// Takes whole numbers in the default dtype, because libtorch makes no tensor for the result that tells it.
+/// Converts whole numbers to the default dtype here, because libtorch gives no tensor for the result, whose type would show it.
 void logit(Call& call) {
   const auto type = fractional(type_of_operands(call));
   call.give(convert(log_odds(Elements(call, hlo::wide(type)), 1), type));
 }
 
-/// Infinite at zeros, with the opposite sign.
+/// Infinite at 0 and -0, with the opposite sign.
 Value digamma(const Value& x) {
   const auto infinite = select(has_sign(x), fixed(x, kInfinity), -kInfinity);
   return select(compare("EQ", x, 0), infinite, unary("chlo.digamma", x));
@@ -184,7 +184,7 @@ Value entropy(const Value& x) {
   return select(x > 0, -(x * logarithm(x)), negative);
 }
 
-/// A shift by more bits than there are gives 0, or -1 if a negative number is shifted to the right.
+/// Shifts bits to the right. A shift by more bits than the type has gives 0, or -1 for a negative number.
 Value moved_right(const Value& bits, const Value& by) {
   return binary(c10::isSignedType(bits.element()) ? "shift_right_arithmetic" : "shift_right_logical", bits, by);
 }

@@ -1,4 +1,4 @@
-// Operators that pick elements by numbers, and put them there.
+// Operators that read or write elements by their indices, such as gather, scatter and index_put.
 #include <ATen/ExpandUtils.h>
 
 #include "tessera/xla/device/dimensions.h"
@@ -16,25 +16,26 @@ Sizes with_first(int64_t d, int64_t rank) {
   return order;
 }
 
-/// Counts numbers below 0 from the end.
+/// Converts negative numbers, which count from the end, to numbers from the start.
 Value from_start(const Value& places, int64_t size) {
   return select(places < 0, places + size, places);
 }
 
-/// The meaning of an index outside of its dimension. Dimensions become one list, in which it would be a place of another row.
+/// The meaning of an index outside of its dimension: the nearest element, or none. Lowerings flatten dimensions to one list, in which such an
+/// index would name an element of another row.
 enum class Outside { Nearest, Nowhere };
 
 Value nearest_inside(const Value& indices, int64_t size) {
   return largest(smallest(indices, size - 1), 0);
 }
 
-/// Replaces the place of each index outside by the end of the list, where nothing is put.
+/// Replaces the place of each index outside of its dimension by the end of the list, where a scatter writes nothing.
 Value nowhere_if_outside(const Value& places, const Value& indices, int64_t size, int64_t end) {
   const auto is_outside = (indices < 0) | (indices >= size);
   return select(is_outside, end, places);
 }
 
-/// For each element of `indices`, a place in a list: its own position, but with `indices` along one dimension of `sizes`.
+/// For each element of `indices`, a place in the flattened list: the element's own position, but its value along `dimension`.
 Value places_along(const Value& indices, const Sizes& sizes, int64_t dimension, Outside outside) {
   const auto size = sizes[static_cast<size_t>(dimension)];
   const auto inside = outside == Outside::Nearest ? nearest_inside(indices, size) : indices;
@@ -56,21 +57,21 @@ void gather(Call& call) {
 
 void take(Call& call) {
   const auto x = flat(call.value(0)), indices = call.value(1, at::kLong);
-  if (x.size(0) == 0) return call.give(hlo::filled(0, {x.element(), indices.sizes()}));  // of no place
+  if (x.size(0) == 0) return call.give(hlo::filled(0, {x.element(), indices.sizes()}));  // there is nothing to read
   call.give(take(x, from_start(indices, x.size(0)), 0));
 }
 
 void put(Call& call) {
   const auto x = call.value(0), list = flat(x), indices = call.value(1, at::kLong), source = flat(call.value(2, x.element()));
   const auto combine = call.flag(3) ? Combine::Add : Combine::Second;
-  if (list.size(0) == 0) return call.give(x);  // there are no places, either
+  if (list.size(0) == 0) return call.give(x);  // there is nothing to write
   const auto places = flat(from_start(indices, list.size(0)));
   call.give(reshape(put(list, places, source, combine), x.sizes()));
 }
 
-// --- what several elements that go to one place become ---
+// --- reductions of elements that go to one place ---
 
-/// Puts rows of `updates` into dimension 0 of `x`. If `keeps_self`, the value that is there counts as one of them.
+/// Reduces rows of `updates` that go to one place of dimension 0 of `x`. If `keeps_self`, the value of `x` there counts as one of them.
 Value put_reduced(const Value& x, const Value& places, const Value& updates, std::string_view reduce, bool keeps_self) {
   const bool mean = reduce == "mean";
   const auto combine = reduce == "sum" || reduce == "add" || mean ? Combine::Add
@@ -122,7 +123,7 @@ void scatter_reduced(Call& call) {
 
 // --- whole rows of one dimension ---
 
-/// `change` gets the tensor with that dimension first, places, and rows.
+/// Calls `change` with the tensor, the places and the rows, with the indexed dimension first in the tensor and the rows.
 template <class Change>
 void change_rows(Call& call, at::ScalarType element, const Change& change) {
   const auto x = with_a_dimension(call.value(0, element));
@@ -195,7 +196,7 @@ Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
     }
     const auto& tensor = *tensors[static_cast<size_t>(d)];
     if (tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte)
-      throw NotLowered();  // only its values tell how many rows it names
+      throw NotLowered();  // only the values of a mask tell how many rows it names
     taken.push_back(d);
     indices.push_back(convert(read(tensor), at::kLong));
     result.common = at::infer_size(result.common, tensor.sizes());
@@ -219,7 +220,7 @@ Indexed indexed(const Value& x, const c10::IValue& list, Outside outside) {
   return result;
 }
 
-/// The permutation from indices first to their place in the result.
+/// The permutation that moves the dimensions of the indices from the front to their place in the result.
 Sizes result_order(const Indexed& i) {
   const auto common = static_cast<int64_t>(i.common.size()), rest = static_cast<int64_t>(i.rest.size());
   Sizes order;
@@ -242,7 +243,7 @@ void index(Call& call) {
   call.give(transpose(take(rows, i.places, 0), result_order(i)));
 }
 
-/// Writes one number to all that a mask names, as a choice for each element. Returns whether the call is such a write.
+/// Lowers a write of one number to all elements that a mask selects, as a select. Returns whether the call is such a write.
 bool put_by_mask(Call& call) {
   const auto tensors = call[1].toOptionalTensorVector();
   if (tensors.size() != 1 || !tensors[0] || tensors[0]->scalar_type() != at::kBool || call.tensor(2).numel() != 1 || call.flag(3))

@@ -12,7 +12,7 @@ Value reduced(const Value& each, int64_t reduction) {
   return reduction == kNone ? each : reduction == kMean ? mean_of(each, all) : hlo::sum(each, all);
 }
 
-/// A loss of pairs of elements. `reduction` is the place of the argument that says how they are reduced.
+/// A loss of pairs of elements. `reduction` is the index of the argument that says how the losses of all pairs are reduced.
 template <class Each>
 Lowering loss(size_t reduction, Each each) {
   return [=](Call& call) {
@@ -21,7 +21,7 @@ Lowering loss(size_t reduction, Each each) {
   };
 }
 
-/// `slope` is the derivative of the loss by its input; the arguments begin with the gradient of the loss.
+/// The gradient of such a loss: `slope` is the derivative of the loss with respect to its input, and argument 0 is the gradient of the loss.
 template <class Slope>
 Lowering loss_gradient(size_t reduction, Slope slope) {
   return [=](Call& call) {
@@ -69,7 +69,7 @@ Value cross_entropy_slope(const Elements& e) {
   return weighted(e, 3, (x - e[2]) / variance);
 }
 
-// --- of classes, which lie along the second dimension, or along the only one ---
+// --- losses of classes, which lie along the second dimension, or along the only one ---
 
 struct Classes {
   int64_t dimension;
@@ -172,7 +172,7 @@ Value named_classes(const Value& x, const Value& target) {
   const Sizes pairs{x.size(0), x.size(1), x.size(1)};
   const Type places{at::kLong, pairs};
   const auto names = broadcast(target, pairs, Sizes{0, 1});
-  // A place counts where no earlier one ends the list.
+  // A place counts if neither this place nor an earlier one has -1, which ends the list.
   const auto ends = (broadcast(target, pairs, Sizes{0, 2}) < 0) & (hlo::iota(places, 2) <= hlo::iota(places, 1));
   const auto over_already = any_along(ends, 2);
   return compare("EQ", names, hlo::iota(places, 2)) & opposite(broadcast(over_already, pairs, Sizes{0, 1}));

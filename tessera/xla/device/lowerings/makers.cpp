@@ -1,4 +1,4 @@
-// Operators that make tensors of numbers alone, and those that only move elements.
+// Operators that make tensors from numbers, such as arange, and operators that only move elements, such as roll.
 #include <cmath>
 
 #include "tessera/xla/device/dimensions.h"
@@ -6,7 +6,7 @@
 namespace tessera::xla {
 namespace {
 
-/// start + i * step. Numbers that are not whole may differ from run to run.
+/// The values start + i * step. If the type is not integral, `start` and `step` are arguments of the program.
 Value progression(const at::Tensor& out, int64_t count, const at::Scalar& start, const at::Scalar& step) {
   if (c10::isIntegralType(out.scalar_type(), false)) {
     const auto places = hlo::iota({at::kLong, {count}}, 0);
@@ -24,7 +24,7 @@ void check_progression(Number start, Number end, Number step) {
   TORCH_CHECK(step > 0 ? end >= start : end <= start, "upper bound and lower bound inconsistent with step sign");
 }
 
-/// Throws where libtorch does, which takes the numbers in the type of the result.
+/// Throws for the same numbers as libtorch, which first converts them to the type of the result.
 void check_progression(const at::Tensor& out, const at::Scalar& start, const at::Scalar& end, const at::Scalar& step) {
   if (c10::isIntegralType(out.scalar_type(), false)) return check_progression(start.toLong(), end.toLong(), step.toLong());
   check_progression(start.toDouble(), end.toDouble(), step.toDouble());
@@ -34,7 +34,7 @@ void arange(Call& call) {
   const auto& out = *call.out();
   const auto start = call[0].toScalar(), end = call[1].toScalar(), step = call[2].toScalar();
   check_progression(out, start, end, step);
-  // As libtorch counts them: as doubles, but where those would round large whole numbers.
+  // Counts as libtorch does: in doubles, except for long results, whose large numbers doubles would round.
   const auto count = out.scalar_type() == at::kLong
                          ? (end.toLong() - start.toLong() + step.toLong() + (step.toLong() > 0 ? -1 : 1)) / step.toLong()
                          : static_cast<int64_t>(std::ceil((end.toDouble() - start.toDouble()) / step.toDouble()));

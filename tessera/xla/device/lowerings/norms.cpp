@@ -7,7 +7,7 @@ namespace {
 
 using hlo::wide;
 
-/// The dimensions that are normalized together, which are the last ones, and those before them.
+/// The last dimensions, which are normalized together, and the dimensions before them.
 struct Divided {
   Sizes together, rows;
   Divided(int64_t rank, const Sizes& normalized) {
@@ -16,7 +16,7 @@ struct Divided {
   }
 };
 
-/// The gradient by the input, given that by what has been normalized.
+/// The gradient of the input, from the gradient `g` of the normalized values `normal`.
 Value through_norm(const Value& g, const Value& normal, const Value& inverse, const Sizes& d) {
   const auto along = spread(mean_of(g, d), g, d) + normal * spread(mean_of(g * normal, d), g, d);
   return inverse * (g - along);
@@ -65,8 +65,8 @@ void update_running(const Call& call, size_t which, const Value& now, double mom
   write(call.tensor(which), before * hlo::full(1 - momentum, before.type()) + now * hlo::full(momentum, now.type()));
 }
 
-/// `training` is the place of the argument that says whether the batch's own mean counts; behind it come momentum and epsilon. Before it
-/// are the running mean and variance, if the operator has them.
+/// `training` is the index of the argument that says whether the batch's own mean and variance are used; momentum and epsilon follow it. If
+/// the operator has the running mean and variance, they come before it.
 Lowering batch_norm(size_t training) {
   return [=](Call& call) {
     const auto type = call.tensor(0).scalar_type();
@@ -133,7 +133,7 @@ void batch_norm_gradient(Call& call) {
   call.give(results);
 }
 
-/// Groups of channels as dimensions of their own: batch, group, channel in it, place.
+/// Computes with these dimensions: batch, group of channels, channel of the group, place.
 void group_norm_gradient(Call& call) {
   const auto type = call.tensor(1).scalar_type();
   const auto element = wide(type);

@@ -1,4 +1,4 @@
-// Operators that put elements in order, and running operators along a dimension.
+// Sorts, selections by rank, and running operators along a dimension, such as cumsum.
 #include "tessera/xla/device/dimensions.h"
 #include "tessera/xla/device/elements.h"
 #include "tessera/xla/device/views.h"
@@ -31,12 +31,12 @@ struct Picked {
 };
 Picked picked(const Value& values, const Value& places, int64_t d, const Value& which) {
   const auto here = compare("EQ", hlo::iota({at::kLong, values.sizes()}, d), spread(which, values, {d}));
-  // All others give way to the one, also where it is NaN or infinite.
+  // The maximum is the picked element, even if it is NaN or infinite, because all others are replaced by the lowest value.
   return {maximum(select(here, values, broadcast(hlo::lowest(values.element()), values.sizes(), {})), {d}),
           hlo::sum(select(here, places, 0), {d})};
 }
 
-/// `which` gives for the sorted values the place to pick.
+/// Picks an element of each sorted row: `which` returns its place for the sorted values.
 template <class Which>
 void pick(Call& call, const Value& x, int64_t d, bool keep, const Which& which) {
   const auto [values, places] = sort(x, d, hlo::Order::Ascending);
@@ -64,7 +64,8 @@ void kth_value(Call& call) {
 
 enum class WithNan { Median, Ignored };
 
-/// The lower one of two in the middle. Sorted, NaN comes last: there the middle is among the numbers, or the first NaN.
+/// The place of the median, which is the lower of two elements in the middle. NaN is sorted last. WithNan::Ignored takes the middle of the
+/// numbers, WithNan::Median the first NaN if there is one.
 Value middle_of(const Value& sorted, int64_t d, WithNan nan) {
   const auto size = sorted.size(d);
   const auto is_number =
@@ -91,7 +92,7 @@ Lowering median(WithNan nan) {
   };
 }
 
-/// How many of the sorted numbers come before each value.
+/// Gives, for each value, how many of the sorted numbers come before it.
 void give_counts(Call& call, const Value& sorted, const Value& values, bool right, bool as_int) {
   // Broadcasts sorted rows against the values, which get one more dimension.
   auto pairs = values.sizes();
@@ -110,7 +111,7 @@ void search_sorted(Call& call) {
   if (lists.size() != 1) {
     const auto values = call[1].isTensor() ? call.tensor(1).sizes() : at::IntArrayRef();
     TORCH_CHECK(!lists.empty() && lists.size() == values.size() && lists.slice(0, lists.size() - 1) == values.slice(0, lists.size() - 1),
-                "searchsorted: boundaries must have 1 dimension, or all but the last as the values have them, got ", lists, " and ",
+                "searchsorted: boundaries must have 1 dimension, or the sizes of the values in all dimensions but the last, got ", lists, " and ",
                 values);
   }
   const auto element = common_type(call);
@@ -126,7 +127,7 @@ void bucketize(Call& call) {
   give_counts(call, call.value(1, element), call.value(0, element), call.flag(3), call.flag(2));
 }
 
-// --- from the begin to the end ---
+// --- running operators ---
 
 Lowering running(Combine combine) {
   return [=](Call& call) {
@@ -150,7 +151,7 @@ void log_of_running_sum(Call& call) {
   call.give_rounded(result[0]);
 }
 
-/// The last of equal ones counts.
+/// Of equal elements, the last one counts.
 Lowering running_extreme(const char* direction) {
   return [=](Call& call) {
     const auto x = with_a_dimension(call.value(0));
@@ -166,8 +167,8 @@ Lowering running_extreme(const char* direction) {
   };
 }
 
-/// The gradient of x[k] is what all products before it are, times the sum over later gradients with the products in between: that sum is a
-/// scan from the end, of numbers that are multiplied and then added to. So no number divides, and zeros are as others.
+/// The gradient of x[k] is the product of all x before k, times the sum over j >= k of g[j] * x[k + 1] * ... * x[j]. A scan from the end
+/// computes the sum. Nothing is divided by x, so zeros need no case of their own.
 void running_product_gradient(Call& call) {
   const auto g = call.value(0), x = call.value(1, g.element());
   const auto named = call.integer(2);

@@ -15,8 +15,8 @@ struct Pool {
   hlo::Window window;
 };
 
-/// From argument `first` on come the kernel, the stride, the padding, the dilation if the operator has one, and whether windows may reach
-/// over the end.
+/// Reads the arguments from `first` on: the kernel, the stride, the padding, the dilation if the operator has one, and whether windows may
+/// reach over the end.
 Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first, bool has_dilation = false) {
   const auto rank = sizes.size();
   Pool p{.first = rank - spatial,
@@ -40,13 +40,13 @@ Pool pool_of(const Call& call, const Sizes& sizes, size_t spatial, size_t first,
     if (!reaches_over) continue;
     const auto reach = dilation[i] * (p.kernel[i] - 1) + 1, room = sizes[d] + 2 * padding[i] - reach;
     auto count = (room + stride[i] - 1) / stride[i] + 1;
-    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window begins inside
+    if ((count - 1) * stride[i] >= sizes[d] + padding[i]) count--;  // the last window must begin inside
     p.window.padding_high[d] += std::max<int64_t>(0, (count - 1) * stride[i] - room);
   }
   return p;
 }
 
-/// The numbers of the places of a plane or a space.
+/// Numbers the places of each plane or volume.
 Value counted_places(const Sizes& sizes, size_t spatial) {
   const Type type{at::kLong, sizes};
   auto places = hlo::filled(0, {at::kLong, sizes});
@@ -56,7 +56,7 @@ Value counted_places(const Sizes& sizes, size_t spatial) {
   return places;
 }
 
-/// Calls `visit` with all places of a box, the last dimension first.
+/// Calls `visit` with each place of a box. The last dimension varies fastest.
 template <class Visit>
 void for_each_place(const Sizes& box, const Visit& visit) {
   Sizes at(box.size(), 0);
@@ -77,20 +77,20 @@ struct Largest {
     }
     auto wins = other > value;
     if (c10::isFloatingType(value.element())) wins = wins | is_nan(other);
-    wins = wins | (place < 0);  // padding gives way to all
+    wins = wins | (place < 0);  // any value replaces padding
     value = select(wins, other, value);
     place = select(wins, other_place, place);
   }
 };
 
-/// The largest window that is lowered: each place takes operations of its own. Larger windows run on the CPU.
+/// The most places of a window that is lowered, because each place takes operations of its own. Larger windows run on the CPU.
 constexpr int64_t kMostPlaces = 256;
 
 void expect_few_places(const Sizes& window) {
   if (c10::multiply_integers(window) > kMostPlaces) throw NotLowered();
 }
 
-/// Takes the maxima of windows that divide the places evenly, `results` of them in each dimension.
+/// Gives the maxima of windows that divide the places evenly. `results` is the number of windows in each dimension.
 void give_largest_of_parts(Call& call, const Value& x, size_t spatial, const Sizes& results) {
   auto sizes = x.sizes(), split = sizes;
   Sizes inside;
@@ -142,7 +142,7 @@ Lowering max_pool(size_t spatial) {
   };
 }
 
-/// Puts values into planes or spaces of these sizes; `combine` joins those that meet.
+/// Puts values into planes or volumes of these sizes; `combine` joins values that go to one place.
 Value put_into_planes(const Value& values, const Value& places, const Sizes& sizes, size_t spatial, Combine combine) {
   const auto area = [&](const Sizes& of) {
     return c10::multiply_integers(of.begin() + static_cast<ptrdiff_t>(of.size() - spatial), of.end());
@@ -155,7 +155,7 @@ Value put_into_planes(const Value& values, const Value& places, const Sizes& siz
   return reshape(put(zeros, where, flat(values), combine), sizes);
 }
 
-/// `places` is the argument that says where each value stood.
+/// `places` is the index of the argument that has the place of each maximum in the input.
 Lowering max_pool_gradient(size_t spatial, size_t places) {
   return [=](Call& call) {
     const auto gradient = put_into_planes(call.wide_value(0), call.value(places), call.tensor(1).sizes().vec(), spatial, Combine::Add);
@@ -173,14 +173,14 @@ Lowering max_unpool(size_t spatial) {
 
 // --- means ---
 
-/// How many values each window has. Argument `first` says whether padding counts, and the one behind it may give a divisor instead.
+/// How many values each window has. Argument `first` says whether padding counts, and the next argument may give a divisor instead.
 Value counts(const Value& x, const Pool& p, const Call& call, size_t first) {
   auto window = p.window;
   const auto zero = hlo::constant(0, x.element());
   auto ones = fixed(x, 1);
   const bool padding_counts = call.flag(first);
   if (call.has(first + 1)) return fixed(reduce_window(ones, Combine::Add, zero, window), static_cast<double>(call.integer(first + 1)));
-  if (padding_counts) {  // what ceil_mode adds at the end never counts
+  if (padding_counts) {  // places that ceil_mode adds at the end never count
     const Sizes none(x.rank(), 0), low = std::exchange(window.padding_low, none);
     ones = pad(ones, hlo::constant(1, x.element()), low, low, none);
     for (size_t d = 0; d < low.size(); d++) window.padding_high[d] -= low[d];
@@ -198,7 +198,7 @@ Lowering average_pool(size_t spatial) {
   };
 }
 
-/// Each value of the gradient goes to all places of its window.
+/// Adds each value of the gradient to all places of its window.
 Value spread_over_windows(const Value& g, const Value& x, const Pool& p) {
   Sizes low(x.rank(), 0), high = low, interior = low;
   for (size_t d = p.first; d < low.size(); d++) {

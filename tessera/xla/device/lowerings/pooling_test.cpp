@@ -1,4 +1,4 @@
-// Maxima of windows that are as large as the plane, and of those that only the CPU takes, against the CPU.
+// Maxima of windows that are as large as the plane, and of windows that are too large to be lowered, against the CPU.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

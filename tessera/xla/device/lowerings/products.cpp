@@ -22,22 +22,22 @@ Value by_factor(const Call& call, size_t factor, const Value& value) {
   return call.is_one(factor) ? value : value * like(value, call.number(factor));
 }
 
-/// The type in which a product of half types stays until the bias is there, so that the sum is rounded once.
+/// The type in which a product of half types stays until the bias is added, so that the sum is rounded once.
 at::ScalarType unrounded(const Call& call) {
   return hlo::wide(call.tensor(1).scalar_type());
 }
 
-/// beta * bias + alpha * product. Where beta is 0, the bias has no say, even if it is NaN.
+/// Gives beta * bias + alpha * product. If beta is 0, the bias is ignored, even if it is NaN.
 void give_sum(Call& call, const Value& product) {
   const auto type = call.result_type();
-  TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected what is added to a product of sizes ",
+  TORCH_CHECK(at::is_expandable_to(call.tensor(0).sizes(), product.sizes()), "expected the tensor that is added to a product of sizes ",
               product.sizes(), " to have these sizes or to expand to them, got ", call.tensor(0).sizes());
   auto result = by_factor(call, 4, product);
   if (call.number(3) != 0) result = by_factor(call, 3, expand(call.value(0, product.element()), result.sizes())) + result;
   call.give(convert(result, type));
 }
 
-/// Products only have operands of one type: libtorch converts none.
+/// Throws if the operands of a product have different types, because libtorch converts none.
 void check_types(const Call& call) {
   for (size_t i = 1; i < call.arguments() && call[i].isTensor(); i++) {
     TORCH_CHECK(call.tensor(i).scalar_type() == call.tensor(0).scalar_type(), "expected matrices and vectors of one dtype, got ",
@@ -68,7 +68,7 @@ void addmv(Call& call) {
   give_sum(call, dot(call.value(1), call.value(2), {{}, {}, {1}, {0}}, unrounded(call)));
 }
 void dot(Call& call) {
-  TORCH_CHECK(call.tensor(0).dim() == 1 && call.tensor(0).sizes() == call.tensor(1).sizes(), "dot: expected two lists of one size, got ",
+  TORCH_CHECK(call.tensor(0).dim() == 1 && call.tensor(0).sizes() == call.tensor(1).sizes(), "dot: expected two 1-D tensors of one size, got ",
               call.tensor(0).sizes(), " and ", call.tensor(1).sizes());
   call.give(dot(call.value(0), call.value(1), {{}, {}, {0}, {0}}));
 }
@@ -80,7 +80,7 @@ void cat(Call& call) {
   int64_t rank = 0;
   for (const auto& tensor : tensors) rank = std::max(rank, tensor.dim());
   for (const auto& tensor : tensors) {
-    if (tensor.dim() == 1 && tensor.numel() == 0 && rank != 1) continue;  // as in old programs: an empty list fits anywhere
+    if (tensor.dim() == 1 && tensor.numel() == 0 && rank != 1) continue;  // as in libtorch, an empty 1-D tensor fits anywhere
     parts.push_back(convert(read(tensor), type));
   }
   if (parts.empty()) parts.push_back(convert(read(tensors[0]), type));
@@ -104,7 +104,7 @@ void embedding_gradient(Call& call) {
     const auto keep = compare("NE", places, padding);
     g = select(broadcast(keep, g.sizes(), all_dimensions(places.rank())), g, 0);
   }
-  if (call.flag(4)) {  // by how often the batch names each row
+  if (call.flag(4)) {  // divides by how often the batch names each row
     const auto none = hlo::filled(0, {g.element(), {rows}});
     const auto counts = put(none, places, hlo::filled(1, {g.element(), places.sizes()}), Combine::Add);
     g = g / broadcast(take(counts, places, 0), g.sizes(), all_dimensions(places.rank()));

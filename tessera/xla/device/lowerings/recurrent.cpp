@@ -1,4 +1,4 @@
-// The cells of LSTM and GRU, which libtorch has as one operator for each step on devices that are not the CPU.
+// The cells of LSTM and GRU: except on the CPU, libtorch runs each step of these layers as one operator.
 #include "tessera/xla/device/dimensions.h"
 
 namespace tessera::xla {
@@ -8,7 +8,7 @@ Value hyperbolic_tangent(const Value& x) {
   return unary("tanh", x);
 }
 
-/// Equal parts along the second dimension.
+/// Splits a value into equal parts along the second dimension.
 std::vector<Value> parts_of(const Value& x, int64_t count) {
   const auto width = x.size(1) / count;
   std::vector<Value> parts;

@@ -1,4 +1,4 @@
-// Operators that make one element of many: sums, extremes and where they stand, norms, softmax.
+// Reductions (sums, extremes and their places, norms), and softmax.
 #include <cmath>
 
 #include "tessera/xla/device/dimensions.h"
@@ -18,13 +18,13 @@ Value maybe_kept(const Value& reduced, const Value& x, const Sizes& dimensions, 
   return keep ? reshape(reduced, kept_sizes(x.sizes(), dimensions)) : reduced;
 }
 
-/// The type of a tensor that takes the result, else of argument `dtype`, else `otherwise`.
+/// The type of the tensor that takes the result, else the type in argument `dtype`, else `otherwise`.
 at::ScalarType type_or(const Call& call, Place dtype, at::ScalarType otherwise) {
   if (call.out()) return call.result_type();
   return dtype && call.has(*dtype) ? call[*dtype].toScalarType() : otherwise;
 }
 
-/// Sums of whole numbers are long, whatever was summed.
+/// The type of a sum: long for integers of any type and for bool.
 at::ScalarType sum_type(const Call& call) {
   const auto type = call.tensor(0).scalar_type();
   return c10::isIntegralType(type, true) ? at::kLong : type;
@@ -36,7 +36,7 @@ void give_reduced(Call& call, at::ScalarType type, Place dims, Place keep, const
   call.give(convert(maybe_kept(reduce(x, d), x, d, flag_or_false(call, keep)), type));
 }
 
-/// `dims`, `keep` and `dtype` are the places of the arguments that say so.
+/// `dims` and `keep` are the indices of the arguments with the reduced dimensions and the flag that keeps them.
 Lowering reduction(Place dims, Place keep, Reduce reduce) {
   return [=](Call& call) { give_reduced(call, call.result_type(), dims, keep, reduce); };
 }
@@ -81,13 +81,13 @@ void trace(Call& call) {
 
 Lowering extreme_of_all(const char* name, Reduce reduce) {
   return [=](Call& call) {
-    TORCH_CHECK(call.tensor(0).numel() > 0, name, ": no elements, and no dimension that has some");
+    TORCH_CHECK(call.tensor(0).numel() > 0, name, ": the tensor has no elements; give a dimension that has some");
     const auto x = hlo::flat(call.value(0));
     call.give(reduce(x, {0}));
   };
 }
 
-/// Where the first of the extreme values stands. NaN is more extreme than all numbers.
+/// The place of the first extreme value. NaN is more extreme than all numbers.
 Value place_of(const Value& x, const Value& extreme, int64_t d) {
   const auto places = hlo::iota({at::kLong, x.sizes()}, d);
   const auto there = compare("EQ", x, spread(extreme, x, {d})) | is_nan(x);

@@ -16,8 +16,8 @@ Value weights_along(const Value& x, int64_t d, const std::vector<double>& weight
 
 // --- interpolation ---
 
-/// How to go from places of the result to those of the argument. libtorch computes all of it in floats: in other types
-/// places would be rounded to other neighbours.
+/// Maps places of the result to places of the argument. Computes in floats as libtorch does, because other types would round some places to
+/// other neighbours.
 struct Grid {
   int64_t size, results;
   bool corners_aligned;
@@ -25,7 +25,7 @@ struct Grid {
   float source(int64_t i) const { return corners_aligned ? scale * static_cast<float>(i) : scale * (static_cast<float>(i) + 0.5F) - 0.5F; }
 };
 
-/// `given` is how much larger the result shall be, or 0.
+/// `given` is the factor by which the result shall be larger, or 0 if the caller gave none.
 Grid grid_of(int64_t size, int64_t results, bool corners_aligned, double given) {
   Grid grid{size, results, corners_aligned, 0};
   if (corners_aligned) {
@@ -94,7 +94,7 @@ Taps cubic(const Grid& grid) {
   return taps;
 }
 
-/// The kernel grows with the step between places, so that no place of a larger argument is left out.
+/// Stretches the kernel with the step between places, so that no place of a larger argument is left out.
 Taps antialiased(const Grid& grid, double reach, double (*kernel)(double)) {
   const auto scale = static_cast<double>(grid.scale), stretch = std::max(scale, 1.0), support = reach * stretch;
   auto taps = empty_taps(static_cast<size_t>(std::ceil(support)) * 2 + 1, grid.results);
@@ -128,18 +128,18 @@ Taps lanczos_antialiased(const Grid& grid) {
 enum class Corners : size_t { Never, MayBeAligned };
 enum class Way { Forward, Gradient };
 
-/// One dimension of a map or of its gradient, whose result has `size` places along it.
+/// Applies a map along one dimension, or its gradient, which has `size` places along that dimension.
 Value mapped(Way way, const Value& x, int64_t d, int64_t size, const Taps& taps) {
   return way == Way::Forward ? resampled(x, d, taps) : resampled_gradient(x, d, size, taps);
 }
 
-/// Argument 1 has the result's sizes, and of a gradient argument 2 those of what was mapped. Behind them come whether corners are aligned,
-/// if the operator has that, and scales.
+/// Argument 1 has the sizes of the forward result; of a gradient, argument 2 has the sizes of the forward input. After them come the flag that
+/// aligns corners, if the operator has one, and the scales.
 Lowering upsampling(Way way, Corners corners, MakeTaps make) {
   return [=](Call& call) {
     auto x = call.wide_value(0);
     if (make != nearest && make != nearest_exact && !c10::isFloatingType(x.element()))
-      throw NotLowered();  // whole numbers round in their own way
+      throw NotLowered();  // libtorch rounds whole numbers in another way
     const bool is_forward = way == Way::Forward, may_be_aligned = corners == Corners::MayBeAligned;
     const auto from_sizes = is_forward ? call.tensor(0).sizes().vec() : call.integers(2), results = call.integers(1);
     const size_t after = is_forward ? 2 : 3;
@@ -153,7 +153,7 @@ Lowering upsampling(Way way, Corners corners, MakeTaps make) {
   };
 }
 
-// --- pads that repeat what is inside ---
+// --- padding that repeats elements of the argument ---
 
 using Source = int64_t (*)(int64_t place, int64_t size);
 
@@ -164,7 +164,7 @@ int64_t nearest_inside(int64_t place, int64_t size) {
   return std::clamp<int64_t>(place, 0, size - 1);
 }
 
-/// Pads dimensions from the last.
+/// Pads dimensions, the last one first.
 Lowering padding(Way way, Source source) {
   return [=](Call& call) {
     const bool is_forward = way == Way::Forward;

@@ -17,11 +17,11 @@ Value resampled(const Value& x, int64_t dimension, const Taps& taps);
 /// The gradient of an argument that has `size` places along the dimension.
 Value resampled_gradient(const Value& gradient, int64_t dimension, int64_t size, const Taps& taps);
 
-/// Adds up what goes to one place: dimensions from `dimension` on, as many as `places` has, become one of `size` places.
+/// Adds up values that go to one place: the dimensions from `dimension` on, as many as `places` has, become one dimension of `size` places.
 Value put_along(const Value& values, int64_t dimension, int64_t size, const Value& places);
 
-/// The means of windows that divide `size` places into `results`, as evenly as can be. All taps of a place that weigh nothing repeat
-/// another.
+/// The means of windows that divide `size` places into `results` parts, as evenly as possible. Taps with the weight 0 repeat the place of
+/// another tap.
 Taps adaptive_windows(int64_t size, int64_t results);
 
 }  // namespace tessera::xla
