@@ -178,8 +178,7 @@ int64_t SafetensorsEntry::bytes() const {
 void expect_writable_name(const std::string& name) {
   if (!is_utf8(name))
     throw UsageError("the tensor '{}' can't be saved, because its name is not UTF-8; rename the tensor or its module", printable(name));
-  if (name == kMetadata)
-    throw UsageError("the tensor '{}' can't be saved, because safetensors files reserve this name; rename it", name);
+  if (name == kMetadata) throw UsageError("the tensor '{}' can't be saved, because safetensors files reserve this name; rename it", name);
 }
 
 SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {

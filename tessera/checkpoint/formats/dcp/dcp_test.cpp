@@ -84,7 +84,7 @@ TEST(Dcp, RefusesPartsThatAreNoTensor) {
   refused([](auto& all) { all[0].part->box = rows(0, 3); }, "[0:3, 0:2] and [2:3, 0:2] of 'model.a.weight' overlap");
   refused([](auto& all) { all[0].part->dtype = at::kFloat; }, "'model.a.weight' differ in dtype or shape");
   refused([](auto& all) { all[0].part.reset(); }, "'model.a.weight' differ in dtype or shape");
-  refused([](auto& all) { all[0].path = {"model", "a", "weight"}; }, "two values have the name 'model.a.weight'");
+  refused([](auto& all) { all[0].path = {"model", "a", "weight"}; }, "the keys of two values, joined by dots, are both 'model.a.weight'");
   EXPECT_FALSE(std::filesystem::exists(folder / ".metadata"));
   DcpRankWriter writer(folder.path(), 0);
   EXPECT_THAT([&] { writer.write({"w"}, rows(2, 2), at::ones({2, 2})); }, ThrowsMessage<UsageError>(HasSubstr("outside of its shape")));
@@ -122,9 +122,9 @@ class Metadata {
 TEST(Dcp, RefusesWhatItDoesNotKnow) {
   const Folder folder;
   const Metadata metadata(folder.path());
-  metadata.refused("1.0.0", "2.0.0", "the version '2.0.0', but only 1.0.0");
+  metadata.refused("1.0.0", "2.0.0", "the version '2.0.0', but Tessera reads only 1.0.0");
   metadata.refused("BytesStorageMetadata", "OtherStorageMetadata", "refers to torch.distributed.checkpoint.metadata.OtherStorageMetadata");
-  metadata.refused("__0_0.distcp", "../../passwd", "'../../passwd', which is none of the folder");
+  metadata.refused("__0_0.distcp", "../../passwd", "'../../passwd', which is not a file of this folder");
   metadata.refused("__0_0.distcp", "__3_0.distcp", "__3_0.distcp");
   metadata.refused("bfloat16", "float8_x", "refers to torch.float8_x");
   metadata.refused("storage_data", "storage_date", "no field 'storage_data'");

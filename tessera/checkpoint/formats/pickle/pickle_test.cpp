@@ -157,7 +157,7 @@ TEST(Pickle, RefusesWhatIsNoPickle) {
   refused("NNa.", "appended to None");
   refused("]NNs.", "added to a list");
   refused("}(Nu.", "no value");
-  refused("h\5.", "that it has not");
+  refused("h\5.", "that it has not stored");
   refused("NNR.", "None is called with None");
   refused("ctorch\nSize\nN\x81.", "a class's name is called with None");
   refused("N}b.", "None is given a state");

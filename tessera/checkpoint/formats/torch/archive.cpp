@@ -60,7 +60,7 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   }
   const auto order = entries_.find(folder_ + "byteorder");
   if (order != entries_.end() && read_entry(file, order->second, where_) != "little") {
-    throw IoError("{} is not in the byte order of this machine, little-endian; save it again on a little-endian machine", where_);
+    throw IoError("{} has another byte order than this machine; save it again on a little-endian machine", where_);
   }
   if (const auto save = entries_.find(folder_ + kSaveKey); save != entries_.end())
     save_ = save_number(read_entry(file, save->second, where_), where_);

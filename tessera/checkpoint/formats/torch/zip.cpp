@@ -36,12 +36,12 @@ constexpr uint64_t bytes_of_fields(std::string_view fields) {
   return bytes;
 }
 
-/// Writes little-endian numbers, one for each field.
+/// Writes one number for each field, little-endian as zip files and this machine are.
 std::string packed(std::string_view fields, std::initializer_list<uint64_t> numbers) {
   std::string bytes;
   const auto* number = numbers.begin();
   for (const char width : fields) {
-    bytes.append(reinterpret_cast<const char*>(number), static_cast<size_t>(width - '0'));  // as zip files and this machine are
+    bytes.append(reinterpret_cast<const char*>(number), static_cast<size_t>(width - '0'));
     number++;
   }
   return bytes;

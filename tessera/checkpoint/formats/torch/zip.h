@@ -20,10 +20,10 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
 uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes);
 
 struct ZipEntry {
-  uint64_t begin = 0;  // in the file
-  uint64_t bytes = 0;  // when unpacked
+  uint64_t begin = 0;   // in the file
+  uint64_t bytes = 0;   // when unpacked
   bool packed = false;  // compressed
-  uint32_t crc32 = 0;  // 0 if the program that wrote it left it out
+  uint32_t crc32 = 0;   // 0 if the program that wrote it left it out
 };
 
 struct ZipArchive {

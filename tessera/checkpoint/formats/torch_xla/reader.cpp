@@ -195,7 +195,8 @@ class TorchXlaReader {
   /// Returns why the optimizer's state can't be used, or nothing if it can. The state knows parameters by numbers, which are in the model's
   /// order only if all parameters are in one group.
   std::optional<std::string> why_no_state() const {
-    if (groups_.size() != 1) return fmt::format("it has {} groups of parameters, and the files don't say what is in which", groups_.size());
+    if (groups_.size() != 1)
+      return fmt::format("it has {} groups of parameters, and the files don't say which parameter is in which group", groups_.size());
     auto order = nlohmann::json::array();
     for (size_t i = 0; i < layout_.size(); i++) order.push_back(i);
     if (!groups_.front().is_object() || groups_.front().value("params", nlohmann::json()) != order) {
