@@ -1,4 +1,4 @@
-// Reading boxes of tensors from the files that a catalog names.
+// Boxes of tensors are read from the files that a catalog names.
 #include "tessera/checkpoint/stored/catalog.h"
 
 #include <gmock/gmock.h>

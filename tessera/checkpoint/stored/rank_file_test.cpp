@@ -65,7 +65,7 @@ Kept kept_by(const PictureRun& run) {
   return kept;
 }
 
-/// The whole of what the ranks' optimizers keep, put together as the flat buffers were cut.
+/// The whole state that the ranks' optimizers keep, put together from the pieces of the flat buffers.
 at::Tensor whole_state(const std::vector<Kept>& ranks, const std::string& name, const std::string& key, const at::Tensor& like) {
   const auto flat = at::empty({like.numel()});
   for (const auto& rank : ranks) {

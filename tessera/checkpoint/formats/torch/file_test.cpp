@@ -260,7 +260,7 @@ TEST(TorchFile, EveryDamageIsAnErrorOrHarmless) {
       for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
       EXPECT_EQ(reader.read("model.a.weight").sum().item<float>(), 15);
       harmless++;
-    } catch (const IoError&) {  // nothing else may come
+    } catch (const IoError&) {  // no other exception may come
     }
   }
   EXPECT_LT(harmless, static_cast<int>(whole.size() * 3 / 4)) << "padding and dates do not matter, but all else does";
