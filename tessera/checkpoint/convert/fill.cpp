@@ -61,7 +61,7 @@ struct Part {
   int64_t begin = 0, numel = 0;
   StoredDigest digest;
 };
-/// The parts as processes exchange them: from the number of a tensor to where each of its parts begins, its number of values, its checksum.
+/// The parts as processes exchange them: from the number of a tensor to the begin, the number of values and the checksum of each part.
 using Told = std::map<size_t, std::vector<std::tuple<int64_t, int64_t, std::string>>>;
 
 /// If a process writes more parts of a tensor than this, checksums are not joined; instead, a process reads the tensor back from its file.

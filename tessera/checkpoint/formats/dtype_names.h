@@ -21,7 +21,7 @@ const TorchDtype* torch_dtype_named(std::string_view global);
 /// Finds the dtype by the name of its storage class ("torch.FloatStorage"), or returns nullptr.
 const TorchDtype* torch_dtype_of_storage(std::string_view global);
 
-/// Returns TorchDtype::safetensors, or null for a dtype that can't be saved.
+/// Returns TorchDtype::safetensors, which may be null.
 const char* name_of(at::ScalarType type);
 /// Finds the dtype by TorchDtype::safetensors. Throws IoError for a name that is not in the table, for example because libtorch has no such
 /// dtype.

@@ -52,7 +52,7 @@ void expect_partition(const std::string& name, const std::vector<int64_t>& shape
   for (size_t i = 0; i < boxes.size(); i++) {
     numel += boxes[i]->numel();
     for (size_t k = i + 1; k < boxes.size(); k++) {
-      // The boxes are in the order of their offsets: from here on, all begin after the end of box i.
+      // The boxes are in the order of their offsets: in dimension 0, box k and all further ones begin after the end of box i.
       if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;
       if (!intersection(*boxes[i], *boxes[k])) continue;
       throw UsageError("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name);

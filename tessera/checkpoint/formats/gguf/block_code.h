@@ -1,4 +1,4 @@
-// BlockCode: an encoding of values in GGUF files, which ggml calls a type. The values of a block share a scale if they are quantized.
+// BlockCode: an encoding of values in GGUF files, which ggml calls a type. Quantized values of a block share scales.
 #pragma once
 
 #include <cstddef>
