@@ -137,7 +137,7 @@ TEST(Consolidate, TakesAnySlicesInAnyOrder) {
 
   write_slices(folder / "a", 1, {slice({1, 0}, {2, 1})});
   EXPECT_THAT(message_of<IoError>([&] { checkpoint::consolidate(folder / "a", folder / "none"); }),
-              HasSubstr("not all values of 'w': the first that is missing is at [1, 1]"));
+              HasSubstr("lack values of 'w', the first of them at [1, 1]"));
   EXPECT_FALSE(std::filesystem::exists(folder / "none"));
 }
 

@@ -208,7 +208,7 @@ TEST(Convert, RefusesWhatCanNotBe) {
   EXPECT_THAT(message_of<IoError>([&] { reshard(folder / "native", folder / "there", 2); }), HasSubstr("there"));
   convert(folder / "native", folder / "accelerate", {.to = Format::Accelerate, .settings = kRate});
   EXPECT_THAT(message_of<UsageError>([&] { convert(folder / "accelerate", folder / "native", {.to = Format::Hub}); }),
-              HasSubstr("native is a checkpoint of Tessera, and a model in it would go with it"));
+              HasSubstr("native is a checkpoint of Tessera, and a model in it would be deleted with it"));
   EXPECT_THAT(message_of<IoError>([&] { convert(folder / "accelerate/optimizer_0", folder / "out", {.to = Format::Hub}); }),
               HasSubstr("did you mean " + (folder / "accelerate/pytorch_model_fsdp_0").string()));
   EXPECT_THAT(message_of<UsageError>([&] {

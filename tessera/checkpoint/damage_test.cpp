@@ -68,7 +68,7 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
     world.barrier();
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "a", run); }), HasSubstr("is incomplete: 'rank-1-of-2.safetensors' is missing"));
     EXPECT_THAT(message_of<IoError>([&] { load(folder / "b", run); }), HasSubstr("there is no checkpoint"));
-    EXPECT_THAT(message_of<IoError>([&] { load(folder.path(), run); }), HasSubstr("is no checkpoint"));
+    EXPECT_THAT(message_of<IoError>([&] { load(folder.path(), run); }), HasSubstr("is not a checkpoint"));
   });
 }
 
@@ -151,7 +151,8 @@ TEST(CheckpointDamage, OfTheManifestIsFound) {
     EXPECT_THAT(message_of<IoError>([&] { load(saved, PictureRun(world)); }), HasSubstr("manifest.json can't be used: it is damaged"));
     EXPECT_FALSE(latest(folder / "run", world));
   });
-  for (const auto& [text, said] : {std::pair{whole.substr(0, 100), "it is no JSON at byte "}, {std::string("{}"), "it lacks something"}}) {
+  for (const auto& [text, said] :
+       {std::pair{whole.substr(0, 100), "it is not JSON from byte "}, {std::string("{}"), "a value is missing or has the wrong type"}}) {
     write_file(saved / "manifest.json", text);
     EXPECT_THAT(message_of<IoError>([&] { checkpoint::read_manifest(saved); }),
                 AllOf(HasSubstr("manifest.json can't be used"), HasSubstr(said)));

@@ -189,7 +189,7 @@ TEST(Merge, RefusesWhatItCanNotDo) {
               HasSubstr("at most 0 bytes"));
   EXPECT_THAT(message_of<IoError>([&] { merge(folder / "none", folder / "out"); }), HasSubstr("there is no"));
   EXPECT_THAT(message_of<IoError>([&] { merge(folder / "run", folder / "out"); }),
-              AllOf(HasSubstr("is no checkpoint"), HasSubstr("did you mean " + (folder / "run/a").string())));
+              AllOf(HasSubstr("is not a checkpoint"), HasSubstr("did you mean " + (folder / "run/a").string())));
   EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors"));
 }
 
@@ -205,8 +205,8 @@ TEST(HubFolder, RefusesFilesOfDifferentModels) {
     return message_of<IoError>([&] { checkpoint::read_hub_folder(folder / "out"); });
   };
   EXPECT_THAT(refused("\"conv.bias\"", "\"conv.scale\""), HasSubstr("'conv.bias', which the index says is nowhere"));
-  EXPECT_THAT(refused("weight_map", "weights"), HasSubstr("can't be used: it is damaged: it lacks something"));
-  EXPECT_THAT(refused("\"weight_map\"", "weight_map"), HasSubstr("can't be used: it is damaged: it is no JSON at byte "));
+  EXPECT_THAT(refused("weight_map", "weights"), HasSubstr("can't be used: it is damaged: a value is missing or has the wrong type"));
+  EXPECT_THAT(refused("\"weight_map\"", "weight_map"), HasSubstr("can't be used: it is damaged: it is not JSON from byte "));
   EXPECT_THAT(refused("\"model-00001-of", "\"../model-00001-of"), HasSubstr("not in this folder"));
   write_file(folder / "out/model.safetensors.index.json", index);
   std::filesystem::remove(merged.files.back());

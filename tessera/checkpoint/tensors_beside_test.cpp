@@ -262,7 +262,7 @@ TEST(TensorsBeside, AreNamedWhereOnlyTheModelIsWritten) {
     const auto done = checkpoint::convert(folder / "a", folder / fmt::format("to-{}", static_cast<int>(to)),
                                           {.to = to, .settings = to == Format::Accelerate ? settings : decltype(settings){}});
     for (const auto* name : {"mask", "replay.states", "replay.next", "stats.mean", "stats.count", "stats.none"})
-      EXPECT_EQ(done.left_out.at(name), "it is a tensor beside the model");
+      EXPECT_EQ(done.left_out.at(name), "it is an extra tensor outside the model");
   }
   std::vector<std::string> warnings;
   const auto sink = set_log_sink([&](const LogRecord& record) { warnings.emplace_back(record.text); });

@@ -204,7 +204,7 @@ TEST(Gguf, NamesWhatIsWrong) {
   };
   for (size_t size = 4; size < whole.size(); size += size < 12000 ? 509 : 20011)
     EXPECT_THAT(refusal(whole.substr(0, size)), HasSubstr("bad.gguf is damaged or cut off")) << size;
-  EXPECT_THAT(refusal(whole.substr(0, whole.size() - 64)), HasSubstr("lies behind the end of the file"));
+  EXPECT_THAT(refusal(whole.substr(0, whole.size() - 64)), HasSubstr("extends past the end of the file"));
   auto changed = whole;
   changed[4] = 9;
   EXPECT_THAT(refusal(changed), HasSubstr("is a GGUF file of version 9; this program reads versions 2 and 3"));
@@ -212,10 +212,10 @@ TEST(Gguf, NamesWhatIsWrong) {
   constexpr std::string_view kNorm = "blk.0.attn_norm.weight";
   const auto number = changed.find(kNorm) + kNorm.size() + 4 + 8;  // behind its one dimension
   changed[number] = 16;
-  EXPECT_THAT(refusal(changed),
-              AllOf(HasSubstr("'blk.0.attn_norm.weight' is in IQ2_XXS, which is not read here"), ::testing::Not(HasSubstr("damaged"))));
+  EXPECT_THAT(refusal(changed), AllOf(HasSubstr("'blk.0.attn_norm.weight' has the ggml type IQ2_XXS, which Tessera does not read"),
+                                      ::testing::Not(HasSubstr("damaged"))));
   changed[number] = 99;
-  EXPECT_THAT(refusal(changed), HasSubstr("is in the code number 99, of a newer ggml or damaged"));
+  EXPECT_THAT(refusal(changed), HasSubstr("has the ggml type 99 (unknown: the file is damaged, or of a newer ggml)"));
   changed = whole;
   const auto key = changed.find("llama.block_count");
   changed[key + 17] = 77;

@@ -230,7 +230,7 @@ TEST(TokenFiles, NameTheLineThatIsWrong) {
   const std::vector<std::filesystem::path> empty = {folder / "empty.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there is no document"));
   write_file(folder / "z", "what");
-  EXPECT_THAT(message_of<IoError>([&] { llm::TokenFile(folder / "z"); }), HasSubstr("z is no safetensors file"));
+  EXPECT_THAT(message_of<IoError>([&] { llm::TokenFile(folder / "z"); }), HasSubstr("z is not a safetensors file"));
 }
 
 TEST(PackedRows, HaveDocumentsAndTheirPlaces) {

@@ -582,7 +582,7 @@ Chapter chapter() {
                      const Folder folder(run);
                      checkpoint::save(folder.path, {.model = model.get()}, run.world(), {.format = Format::Dcp});
                    },
-               .refused = "its name is no UTF-8"},
+               .refused = "its name is not UTF-8"},
               {.what = "a run loaded by its prefix",
                .act =
                    [](Run& run) {

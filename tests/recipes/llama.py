@@ -210,7 +210,7 @@ class Training(Runs):
             (("--config", "model", "--output", "texts.tokens"), "texts.tokens"),
             (("--model", "model", "--output", "model"), "--output model is the model that is trained on"),
             (("--config", "model", "--output", "out", "--gguf", "out/model.safetensors"), "the name of such a file ends in .gguf"),
-            (("--config", "model", "--length", 64, "--eval-data", "texts-0.jsonl"), "texts-0.jsonl is no safetensors file"),
+            (("--config", "model", "--length", 64, "--eval-data", "texts-0.jsonl"), "texts-0.jsonl is not a safetensors file"),
         ):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", "--num-epochs", 1, *arguments, status=1))
         config = json.loads((self.folder / "model/config.json").read_text())

@@ -24,7 +24,7 @@ void for_each_run(const TensorSlice& box, const at::Tensor& values, c10::functio
   const auto strides = c10::contiguous_strides(box.shape);
   size_t inner = box.shape.size();  // from this dimension on, the box spans the whole tensor
   while (inner > 0 && box.sizes[inner - 1] == box.shape[inner - 1]) inner--;
-  if (inner > 0) inner--;  // of this dimension, it has a range
+  if (inner > 0) inner--;  // the box has a range of this dimension
   int64_t begin = 0, numel = 1;
   for (size_t d = 0; d < box.shape.size(); d++) begin += box.offsets[d] * strides[d];
   for (size_t d = inner; d < box.shape.size(); d++) numel *= box.sizes[d];
@@ -61,13 +61,13 @@ struct Part {
   int64_t begin = 0, numel = 0;
   StoredDigest digest;
 };
-/// The parts as processes exchange them: by the number of the tensor, the begin, the number of values and the checksum of each.
+/// The parts as processes exchange them: from the number of a tensor to the begin, the number of values and the checksum of each part.
 using Told = std::map<size_t, std::vector<std::tuple<int64_t, int64_t, std::string>>>;
 
-/// With more parts than this, joining checksums is not worth the trouble, and the file is read.
+/// If a process writes more parts of a tensor than this, checksums are not joined; instead, a process reads the tensor back from its file.
 constexpr size_t kMostParts = 16;
 
-/// Returns the CRC of two runs of bytes together, given the CRC of each and the length of the second.
+/// Returns the CRC of two runs of bytes, one after the other, given the CRC of each and the length of the second.
 std::string joined_text(const std::string& first, const std::string& second, uint64_t second_bytes) {
   const auto number = [](const std::string& text) { return static_cast<uint32_t>(std::stoul(text, nullptr, 16)); };
   return fmt::format("{:08x}", joined_crc32(number(first), number(second), second_bytes));
@@ -88,7 +88,7 @@ std::optional<std::string> whole_digest(std::vector<std::tuple<int64_t, int64_t,
   return end == c10::multiply_integers(tensor.shape) ? all : std::nullopt;
 }
 
-/// The work of one process.
+/// The work of one process in fill_reserved().
 class Filling {
  public:
   Filling(const RunSource& source, const std::vector<SourceTensor>& tensors, const std::vector<ReservedBytes>& reserved, DigestKind kind)
@@ -119,7 +119,7 @@ class Filling {
   }
 
  private:
-  /// Tensors of one file come one after the other.
+  /// Returns the file of a tensor. Only one is open at a time, since the tensors of a file come one after the other.
   UnfinishedFile& file_of(size_t i) {
     if (file_ && opened_ == reserved_[i].file) return *file_;
     if (file_) file_->close();
@@ -131,7 +131,7 @@ class Filling {
     auto& file = file_of(i);
     for_each_run(piece, values, [&](int64_t begin, const at::Tensor& run) {
       file.write(reserved_[i].offset + static_cast<uint64_t>(begin) * run.element_size(), bytes_of(run));
-      // Only CRCs of parts can be joined; other checksums need one part that begins with the tensor.
+      // Only CRCs of several parts can be joined; another checksum needs a single part, from the tensor's first value on.
       const bool goes_on = !parts.empty() && parts.back().begin + parts.back().numel == begin;
       if (parts.size() > kMostParts || (kind_ != DigestKind::Crc32 && (goes_on ? parts.size() > 1 : begin > 0))) return;
       if (!goes_on) parts.push_back({.begin = begin, .digest = StoredDigest(kind_)});

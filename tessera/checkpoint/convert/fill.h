@@ -9,13 +9,13 @@
 
 namespace tessera::checkpoint {
 
-/// Fills files whose bytes are reserved: each process writes its boxes of the tensors. Only the first process has to know `reserved`.
-/// Returns the checksum of each tensor, with which the files are closed. Collective.
+/// Fills reserved bytes of files: each process writes its boxes of the tensors. Only the first process has to know `reserved`. Returns the
+/// checksum of each tensor, for closing the files. Collective.
 std::vector<std::string> fill_reserved(const RunSource& source, const std::vector<SourceTensor>& tensors,
                                        const std::vector<ReservedBytes>& reserved, DigestKind kind);
 
-/// Has the first process begin files by `make`, which returns a pointer to their writer, and close them when they are filled. Returns the
-/// pointer, which is null in the other processes. Collective.
+/// Writes tensors into new files. The first process calls `make`, which returns a pointer to a writer of the files, all processes fill the
+/// files, and then the first process closes them. Returns the pointer, which is null in the other processes. Collective.
 template <class Make>
 auto write_reserved(const RunSource& source, const std::vector<SourceTensor>& tensors, DigestKind kind, Make make) {
   decltype(make()) writer;

@@ -9,7 +9,7 @@
 
 namespace tessera::checkpoint {
 
-/// Calls `use` with pieces of at most `most` values, in row-major order.
+/// Calls `use` with pieces of the box that have at most `most` values each, in row-major order.
 inline void for_each_piece(const TensorSlice& box, int64_t most, c10::function_ref<void(const TensorSlice&)> use) {
   const auto wide = std::ranges::find_if(box.sizes, [](int64_t size) { return size > 1; });
   if (box.numel() <= most || wide == box.sizes.end()) return use(box);

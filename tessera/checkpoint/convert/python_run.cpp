@@ -46,8 +46,10 @@ PythonEntries python_optimizer(const RunSource& source, bool numbered) {
     tensor.dtype = RunSource::python_dtype(tensor);
     const auto number = numbers.find(tensor.parameter);
     if (numbered && number == numbers.end()) {
-      throw UsageError("no group of the optimizer has '{}', of which there is state, so it has no number; convert to a layout of FSDP",
-                       tensor.parameter);
+      throw UsageError(
+          "the optimizer has state for '{}', but none of its groups has that parameter, so it has no number; convert to a layout of FSDP, "
+          "which needs no numbers",
+          tensor.parameter);
     }
     auto parameter = numbered ? DcpPath::value_type(number->second) : tensor.parameter;
     entries.push_back({{"optimizer", "state", std::move(parameter), tensor.key}, tensor});

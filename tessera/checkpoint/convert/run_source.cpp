@@ -24,7 +24,7 @@ namespace {
 
 constexpr Subject kSubject{.unit = "checkpoint"};
 
-/// Rows as FSDP divides them.
+/// Returns the rows of a rank as FSDP2 divides them.
 std::vector<TensorSlice> rows_of(const std::vector<int64_t>& shape, int rank, int ranks) {
   auto box = whole_slice(shape);
   if (shape.empty()) return rank == 0 ? std::vector{box} : std::vector<TensorSlice>();
@@ -149,7 +149,7 @@ std::vector<TensorSlice> RunSource::boxes(const SourceTensor& tensor, int rank) 
   std::vector<TensorSlice> result;
   for (const auto& [place, stored] : owners) {
     const bool is_buffer = run_.catalog.buffers.contains(tensor.name);
-    const auto* const chosen = stored[is_buffer ? 0 : checksum_value(tensor.name) % stored.size()];  // so that all ranks write as much
+    const auto* const chosen = stored[is_buffer ? 0 : checksum_value(tensor.name) % stored.size()];  // so that ranks write about as much
     if (static_cast<int>(chosen->file) == rank) result.push_back(chosen->box);
   }
   if (c10::multiply_integers(tensor.shape) > 0) return result;
@@ -184,7 +184,7 @@ void RunSource::expect_known_settings(const json& group) const {
   for (const auto& [name, value] : group.items()) {
     if (name != "params") known.push_back(name);
   }
-  if (known.empty()) return;  // the settings of other optimizers are not known
+  if (known.empty()) return;  // an optimizer whose settings are not known
   for (const auto& [name, value] : options_.settings) {
     if (!group.contains(name)) throw UsageError("{} has no setting '{}'; it has {}", run_.optimizer, name, joined(known));
   }
@@ -198,7 +198,7 @@ void RunSource::add_parameters_of_others(json& groups) const {
     const auto others = json::parse(note->second, nullptr, false);
     if (others.size() != groups.size()) {
       throw UsageError(
-          "the optimizer has {} groups of parameters on rank 0 and {} on rank {}, and {} has one list for all; give "
+          "the optimizer has {} groups of parameters on rank 0 and {} on rank {}, but {} has one list of groups for all ranks; give "
           "each rank the same groups, or save in Tessera's format",
           groups.size(), others.size(), rank, name_of(options_.to));
     }

@@ -1,5 +1,5 @@
-// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. Writers of formats know nothing else:
-// the run is stored, or it is live, and then all its ranks write.
+// RunSource: the tensors of a run that is written as a checkpoint, in pieces that fit into memory. The writers of formats don't see whether
+// the run is stored, so that one process writes it, or live, so that all its ranks write.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -21,8 +21,8 @@ struct SourceTensor {
   std::string name;  // in the catalog
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
-  // Of the optimizer's state: the parameter, and PyTorch's key; the key is empty for state that PyTorch does not keep. Of a tensor beside
-  // the model, the key is its name.
+  // For the optimizer's state: its parameter and PyTorch's key, which is empty for state that PyTorch does not keep. For an extra tensor,
+  // the key is its name.
   std::string parameter = {}, key = {};
 
   int64_t bytes() const;
@@ -32,24 +32,24 @@ class RunSource {
  public:
   /// A stored run. This process writes the parts of all ranks. Throws IoError if values are missing or damaged.
   RunSource(Manifest run, const ConvertOptions& options);
-  /// A run in memory, of which each process writes its part. Errors of other ranks say `failure`, or `end_failure` where the output may
-  /// have got its name already. Waits for another rank no longer than the world allows.
+  /// A run in memory; each process writes its part. If another rank fails, errors say `failure`, or `end_failure` where the output may have
+  /// its name already. Waits for another rank no longer than `world` allows.
   RunSource(LiveRun live, const ConvertOptions& options, const Communicator& world, std::string failure, std::string end_failure);
 
-  /// One process writes, or those of all ranks together: then an error of one is thrown by all.
   bool is_first() const { return world_.is_first(); }
   /// Whether this process does item `number` of work that the processes share.
   bool is_for_me(size_t number) const;
   /// Throws IoError if this process does not see a file or folder that the first process has made.
   void expect_seen(const std::filesystem::path& path) const;
+  /// Calls `act` in each process, or only in the first one. If it throws in one process, all throw. Collective.
   void on_each(c10::function_ref<void()> act) const;
   void on_first(c10::function_ref<void()> act) const;
   /// As on_first(), for the step that gives files their names.
   void end_on_first(c10::function_ref<void()> act) const;
-  /// Runs `fill`, which is collective, with a new folder under its unfinished name, and then gives the folder its name. Leaves the folder
-  /// if ranks are lost, because these may still write into it.
+  /// Calls `fill`, which is collective, with a new folder under its unfinished name, and then gives the folder its name. If ranks are lost,
+  /// the unfinished folder stays, because they may still write into it.
   void in_new_folder(const std::filesystem::path& path, c10::function_ref<void(const std::filesystem::path& folder)> fill) const;
-  /// Returns the text of each process, in their order. Collective.
+  /// Returns the texts of all processes, in the order of the processes. Collective.
   std::vector<std::string> texts(const std::string& own) const;
 
   /// The ranks whose part this process writes.
@@ -64,29 +64,30 @@ class RunSource {
   const ConvertOptions& options() const { return options_; }
   const std::vector<SourceTensor>& model() const { return model_; }
   const std::vector<SourceTensor>& state() const { return state_; }
-  /// The tensors beside the model, whose names are SourceTensor::key.
+  /// The extra tensors, which belong neither to the model nor to the optimizer. Their names are SourceTensor::key.
   const std::vector<SourceTensor>& beside() const { return beside_; }
   int64_t bytes() const { return all_; }
 
-  /// Notes what the format has no place for, and why; called by the writers of formats.
+  /// Notes a tensor or a value that the format has no place for, and why. The writers of formats call this.
   void leave_out(const std::string& name, const std::string& why) const { left_out_.emplace(name, why); }
   const std::map<std::string, std::string>& left_out() const { return left_out_; }
 
-  /// Calls `write` with the values of the box, piece by piece in row-major order. Values that several files have are read from `first`.
+  /// Calls `write` with the values of the box, piece by piece in row-major order. Reads values that several files have from file number
+  /// `first`.
   void copy(const SourceTensor& tensor, const TensorSlice& box, c10::function_ref<void(const TensorSlice&, const at::Tensor&)> write,
             size_t first = 0) const;
   void copy(const SourceTensor& tensor, c10::function_ref<void(const at::Tensor&)> write) const;
 
-  /// Notes that hold for all ranks.
+  /// The notes of rank 0. Throws UsageError if those of other ranks differ, unless the options allow that.
   std::map<std::string, std::string> notes() const;
   /// The settings of the optimizer as Python has them, with names of parameters.
   nlohmann::json settings() const;
-  /// The dtype of a tensor of the state in Python, where steps are counted by floats.
+  /// The dtype that a tensor of the optimizer's state has in Python, where step counts are floats.
   static at::ScalarType python_dtype(const SourceTensor& tensor);
 
  private:
   void expect_known_settings(const nlohmann::json& group) const;
-  /// Adds the parameters of other ranks, since each rank has experts of its own.
+  /// Adds the parameters that only other ranks have, such as their experts.
   void add_parameters_of_others(nlohmann::json& groups) const;
 
   RunSource(Manifest run, CatalogReader stored, const ConvertOptions& options, Communicator world, std::string failure,
@@ -106,10 +107,11 @@ class RunSource {
 
 /// Parses a setting of an optimizer as JSON; returns it as a text if it is not JSON.
 nlohmann::json setting_of(const std::string& text);
-/// Returns a note as a value of Python: a number, a list and so on if the text is exactly one, else the text.
+/// Returns a note as a value of Python: a number, a list and so on if the text is exactly the JSON of one, else the text.
 nlohmann::json value_of_note(const std::string& text);
 
-/// Throws UsageError for a format that is only read, for a name that is not one of the format, or that is in the way of a run.
+/// Throws UsageError if Tessera only reads the format, if `out` does not have the file ending of the format, or if a run or an adapter is
+/// in the way.
 void expect_writable_as(const std::filesystem::path& out, Format format);
 /// Throws UsageError for eight-bit state, which only Tessera's format has.
 void expect_no_blocks(const Manifest& run);

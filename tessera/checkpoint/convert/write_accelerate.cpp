@@ -1,4 +1,4 @@
-// Accelerate's folders, which have files of torch.save and folders of torch.distributed.checkpoint.
+// Writes Accelerate's folders, which have files of torch.save and folders of torch.distributed.checkpoint.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <fmt/format.h>
@@ -21,14 +21,14 @@ using nlohmann::json;
 
 constexpr int64_t kWords = 624;
 
-/// Draws what random.setstate and numpy.random.set_state take with the number of used words: the words of a Mersenne twister.
+/// Draws random words for a Mersenne twister, which random.setstate and numpy.random.set_state take with the number of words used already.
 std::vector<pickle::Value> drawn_words(at::CPUGeneratorImpl& source) {
   std::vector<pickle::Value> words;
   for (int64_t i = 0; i < kWords; i++) words.emplace_back(int64_t{source.random()});
   return words;
 }
 
-/// Torch's generator resumes. Python's and NumPy's are unknown, so each rank starts them in a new state.
+/// Writes the state of torch's generator, which thus resumes. The run does not have Python's and NumPy's, so each rank's get a new state.
 void write_generators(const fs::path& path, const at::Tensor& state, const json& step, uint64_t save) {
   auto generator = at::detail::createCPUGenerator();
   generator.set_state(state);
@@ -112,7 +112,7 @@ std::vector<fs::path> write_accelerate(const RunSource& source, const fs::path& 
       for (const auto& text : all) {
         for (const auto& name : json::parse(text).get<std::vector<std::string>>()) {
           if (is_there(folder / name)) continue;
-          throw IoError("{} is written, but rank 0 does not see it; save where all ranks see the same files, and nobody else writes",
+          throw IoError("{} is written, but rank 0 does not see it; save where all ranks see the same files and no other job writes",
                         folder / name);
         }
       }

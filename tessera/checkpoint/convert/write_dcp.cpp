@@ -1,4 +1,4 @@
-// Folders of torch.distributed.checkpoint.
+// Writes folders of torch.distributed.checkpoint.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Throws IoError unless rank 0 sees all bytes that the ranks have written: each rank has written to the folder that it sees.
+/// Throws IoError unless rank 0 sees all bytes that the ranks have written, since each rank may see another folder under this name.
 void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items) {
   std::map<std::string, uint64_t> ends;
   for (const auto& item : items) ends[item.file] = std::max(ends[item.file], item.offset + item.bytes);
@@ -25,13 +25,13 @@ void expect_all_there(const fs::path& folder, const std::vector<DcpItem>& items)
     const auto bytes = size_of_file(folder / file);
     if (bytes && *bytes >= end) continue;
     throw IoError(
-        "{} is written, but rank 0 sees {} of its {} bytes; save where all ranks see the same files, and nobody else "
+        "{} is written, but rank 0 sees {} of its {} bytes; save where all ranks see the same files and no other job "
         "writes",
         folder / file, bytes.value_or(0), end);
   }
 }
 
-/// Writes the part of a rank.
+/// Writes a rank's boxes if the entry is a tensor of the run. Other entries are written by rank 0.
 void write_entry(const RunSource& source, const PythonEntry& entry, int rank, DcpRankWriter& writer) {
   const auto& [path, what] = entry;
   if (const auto* const tensor = std::get_if<SourceTensor>(&what)) {

@@ -37,7 +37,7 @@ class RankPart {
                .adapters = run.adapters,
                .origin = origin_here("flat", fmt::format("shard {}", ranks))};
     if (const auto generator = read_generator(source.stored(), run, rank)) generators_.emplace_back(run.generator, generator->get_state());
-    // New ranks can't get device generators of their own: making them needs the device.
+    // On another number of ranks, the device generators are left out: making one for a new rank needs the device.
     if (const auto state = run.ranks == ranks ? stored_device_generator(source.stored(), run, rank) : at::Tensor(); state.defined()) {
       record_.device_generator = run.device_generator;
       generators_.emplace_back(run.device_generator, state);
@@ -84,7 +84,7 @@ class RankPart {
     return record_of(tensor.shape, c10::contiguous_strides(tensor.shape), {.begin = 0, .numel = c10::multiply_integers(tensor.shape)});
   }
 
-  /// An even share of the values: at most one more than other ranks have.
+  /// Returns an even share of the values: the ranks' shares differ by at most one value.
   PartRecord even_part(const SourceTensor& tensor) const {
     const auto numel = c10::multiply_integers(tensor.shape), ranks = int64_t{record_.ranks}, rank = int64_t{rank_};
     const auto begin_of = [&](int64_t each) { return numel / ranks * each + std::min(each, numel % ranks); };

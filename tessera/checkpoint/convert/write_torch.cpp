@@ -1,4 +1,4 @@
-// Files of torch.save.
+// Writes files of torch.save.
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Nests entries that have the first `depth` keys in common. `leaf` makes the value of one.
+/// Nests entries that have the first `depth` keys in common. `leaf` makes the value of an entry.
 pickle::Value nested(std::span<const PythonEntry> entries, size_t depth, c10::function_ref<pickle::Value(const PythonEntry&)> leaf) {
   pickle::List list;
   pickle::Dict dict;
@@ -42,7 +42,7 @@ pickle::Value nested(std::span<const PythonEntry> entries, size_t depth, c10::fu
 void write_torch_file(const RunSource& source, const fs::path& path, const PythonEntries& entries, size_t depth,
                       std::optional<uint64_t> save) {
   std::vector<SourceTensor> tensors;           // in the order of the file
-  std::map<std::string, pickle::Value> known;  // a tied tensor is there once
+  std::map<std::string, pickle::Value> known;  // by name, so that a tied tensor is written once
   const auto content = nested(entries, depth, [&](const PythonEntry& entry) -> pickle::Value {
     if (const auto* const value = std::get_if<pickle::Value>(&entry.what)) return *value;
     const auto* const tensor = std::get_if<SourceTensor>(&entry.what);
@@ -61,7 +61,7 @@ void write_torch_file(const RunSource& source, const fs::path& path, const Pytho
 }
 
 std::vector<fs::path> write_torch(const RunSource& source, const fs::path& out) {
-  const auto& key = source.options().model_key;  // given with weights only
+  const auto& key = source.options().model_key;  // only set together with weights_only
   auto entries = python_run(source);
   if (!key.empty()) {
     for (auto& entry : entries) entry.path.front() = key;

@@ -1,4 +1,4 @@
-// The model of a run alone, in files of safetensors.
+// Writes only the model of a run, in files of safetensors.
 #include <memory>
 
 #include "tessera/base/folder.h"

@@ -8,7 +8,7 @@ namespace tessera::checkpoint {
 
 class RunSource;
 
-// Each writes the run to `out`, and returns its files or the folder. Collective.
+// Each function writes the run to `out`, and returns the files or the folder that it has written. Collective.
 std::vector<std::filesystem::path> write_ranks(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_dcp(const RunSource& source, const std::filesystem::path& out);
 std::vector<std::filesystem::path> write_torch(const RunSource& source, const std::filesystem::path& out);

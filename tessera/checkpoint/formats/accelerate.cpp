@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The objects whose values stand in files of their own.
+/// The beginnings of the names of files that each hold the values of one object.
 constexpr std::array kStateFiles = {"scheduler", "scaler", "sampler", "dl_state_dict", "custom_checkpoint"};
 
 std::vector<std::string> names_inside(const fs::path& folder) {
@@ -34,7 +34,7 @@ class AccelerateReader {
   Catalog read() {
     add_generators();
     const std::string model = accelerate::kModel, optimizer = accelerate::kOptimizer;
-    if (!add_part(model, "model.") && is_hub_folder(folder_)) append(all_, read_hub_folder(folder_), "model.");  // as it is without FSDP
+    if (!add_part(model, "model.") && is_hub_folder(folder_)) append(all_, read_hub_folder(folder_), "model.");  // saved without FSDP
     add_part(optimizer, "optimizer.");
     for (const auto& name : names_inside(folder_)) {
       const auto is_part_of = [&](const std::string& kind) { return name.starts_with(kind + "_") && name != kind + "_0"; };
@@ -49,7 +49,7 @@ class AccelerateReader {
   }
 
  private:
-  /// Each rank's file has a state of torch's generator, and how often the gradients have been accumulated.
+  /// Adds the state of torch's generator from each rank's file, and the step of gradient accumulation.
   void add_generators() {
     StoredTensor state{.dtype = at::kByte};
     for (size_t rank = 0;; rank++) {
@@ -60,7 +60,7 @@ class AccelerateReader {
       const auto& content = archive.content();
       const auto tensor = archive.tensor(content[accelerate::kTorchGenerator], accelerate::kTorchGenerator);
       if (!tensor || tensor->dtype != at::kByte || (rank > 0 && tensor->shape != state.shape)) {
-        all_.left_out.emplace(path.filename().string(), "it has no state of torch's generator, or another one than the file of rank 0");
+        all_.left_out.emplace(path.filename().string(), "it has no state of torch's generator, or one of another size than rank 0's");
         return;
       }
       state.shape = tensor->shape;
@@ -72,7 +72,7 @@ class AccelerateReader {
     if (!state.boxes.empty()) all_.tensors.emplace(kGeneratorName, std::move(state));
   }
 
-  /// Adds a folder of DCP or a file of torch.save, if one of them is there.
+  /// Adds a folder of DCP or a file of torch.save. Returns false if neither is there.
   bool add_part(const std::string& name, const std::string& before) {
     if (is_there(folder_ / (name + "_0"))) {
       add_dcp(folder_ / (name + "_0"), before);

@@ -10,20 +10,21 @@
 namespace tessera::checkpoint {
 
 namespace accelerate {
-constexpr auto kModel = "pytorch_model_fsdp";  // _0 is a folder, .bin a file
+constexpr auto kModel = "pytorch_model_fsdp";  // kModel_0 is a folder, kModel.bin a file
 constexpr auto kOptimizer = "optimizer";
 constexpr auto kGenerators = "random_states_";
 constexpr auto kTorchGenerator = "torch_manual_seed";
 }  // namespace accelerate
 
-/// Whether the folder has such files.
+/// Whether the folder has the files that save_state writes.
 bool is_accelerate_folder(const std::filesystem::path& folder);
 
 /// Whether a file of such a folder has one of Accelerate's names.
 bool is_accelerate_file(const std::filesystem::path& file);
 
-/// The tensors of the first model as model.NAME, those of the first optimizer as optimizer.state.NAME.KEY, and the state of each rank's
-/// generator of torch, in the first files, as generator.cpu. The values of other files are named after the file: scheduler.last_epoch.
+/// Reads the tensors of the first model as model.NAME, those of the first optimizer as optimizer.state.NAME.KEY, and the states of all
+/// ranks' torch generators as generator.cpu, whose files come first in the catalog. Values in other files are named after their file, such
+/// as scheduler.last_epoch.
 Catalog read_accelerate(const std::filesystem::path& folder);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// The checksum of a tensor's bytes: XXH3 with 64 bits, which is as fast as memory.
+// Checksum: the 64-bit XXH3 of bytes such as a tensor's, which is computed as fast as memory can be read.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,12 @@ class Checksum {
 };
 
 uint64_t checksum_value(std::string_view bytes);
-/// The checksum as a text.
+/// Returns checksum_value() as a text.
 std::string checksum_of(std::string_view bytes);
-/// Returns the checksum of a text with zeros in place of `checksums`, a part of it that begins with this one. Nothing if it lacks them.
+/// Returns the checksum of a text in which zeros replace `checksums`, a substring that begins with the text's own checksum. Returns nothing
+/// if the text does not contain `checksums`.
 std::optional<std::string> checksum_around(std::string_view text, std::string_view checksums);
-/// The checksum of a part.
+/// Returns the checksum of one part, from a list that begins with the checksum of the whole.
 inline std::string checksum_at(const std::string& checksums, size_t part) {
   return checksums.substr(Checksum::kDigits * (part + 1), Checksum::kDigits);
 }

@@ -1,4 +1,4 @@
-// XXH3 of a run of bytes, compiled with the flags of kernels.
+// Computes XXH3, compiled with the flags of kernels.
 #define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <xxhash.h>

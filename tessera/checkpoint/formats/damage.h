@@ -1,4 +1,4 @@
-// The errors of what reads damaged files.
+// Errors about damaged files.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace tessera::checkpoint {
 
-/// Throws errors about one file, which begin with the same words.
+/// Throws errors about one file.
 class Damage {
  public:
-  /// Errors begin with these words: "FILE is damaged: ".
+  /// All errors begin with `where`, such as "FILE is damaged: ".
   explicit Damage(std::string where) : where_(std::move(where)) {}
 
   /// Throws IoError.
@@ -24,15 +24,16 @@ class Damage {
   std::string where_;
 };
 
-/// Throws IoError unless a text is as it was written, given the checksums of itself and of its parts that it has under this key.
+/// Throws IoError unless a text is as it was written. The text contains `checksums` under `key`: that of the text itself, and one for each
+/// part.
 inline void expect_as_written(std::string_view text, const std::string& checksums, size_t parts, std::string_view key) {
   const auto own = checksum_around(text, checksums);
   if (checksums.size() != Checksum::kDigits * (parts + 1) || !own)
-    throw IoError("it has {} parts, but checksums with {} digits", parts, checksums.size());
+    throw IoError("it has {} parts, but its checksums have {} digits", parts, checksums.size());
   if (*own == checksums.substr(0, Checksum::kDigits)) return;
   throw IoError(
-      "it has another checksum than when it was written, so a bit has changed; or a program has rewritten it and kept '{}', which then has "
-      "to be left out",
+      "it has another checksum than when it was written: it is damaged, or a program has rewritten it and kept '{}', which such a program "
+      "must leave out",
       key);
 }
 

@@ -71,7 +71,7 @@ at::ScalarType dtype_named(const std::string& name) {
   for (const auto& each : kDtypes) {
     if (each.safetensors != nullptr) known.push_back(each.safetensors);
   }
-  throw IoError("has the dtype {}, which is none of {}", nlohmann::json(name).dump(), joined(known));
+  throw IoError("has the dtype {}, which is not one of {}", nlohmann::json(name).dump(), joined(known));
 }
 
 }  // namespace tessera::checkpoint

@@ -11,19 +11,20 @@ namespace tessera::checkpoint {
 struct TorchDtype {
   at::ScalarType type;
   const char* name;                   // in Python's module torch
-  const char* storage = nullptr;      // the class of its storages there; newer dtypes have none
-  const char* safetensors = nullptr;  // in safetensors files and manifests; not all have one
+  const char* storage = nullptr;      // the class of its storages there; null for newer dtypes
+  const char* safetensors = nullptr;  // in safetensors files and manifests; null if the format lacks the dtype
 };
-/// nullptr for a dtype that has no values of whole bytes.
+/// Returns nullptr for a dtype that can't be saved, such as those of quantized tensors.
 const TorchDtype* torch_dtype(at::ScalarType type);
-/// From "torch.float32", or nullptr.
+/// Finds the dtype by its name in Python ("torch.float32"), or returns nullptr.
 const TorchDtype* torch_dtype_named(std::string_view global);
-/// From "torch.FloatStorage", or nullptr.
+/// Finds the dtype by the name of its storage class ("torch.FloatStorage"), or returns nullptr.
 const TorchDtype* torch_dtype_of_storage(std::string_view global);
 
-/// The name in safetensors files and manifests; null if there is none.
+/// Returns TorchDtype::safetensors, which may be null.
 const char* name_of(at::ScalarType type);
-/// Throws IoError if there is no such dtype, or libtorch has none like it.
+/// Finds the dtype by TorchDtype::safetensors. Throws IoError for a name that is not in the table, for example because libtorch has no such
+/// dtype.
 at::ScalarType dtype_named(const std::string& name);
 
 }  // namespace tessera::checkpoint

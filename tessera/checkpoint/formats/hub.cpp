@@ -30,7 +30,8 @@ bool is_of(const HubNames& names, const std::string& name) {
   return name == names.single || name == names.index || std::regex_match(name, std::regex(names.numbered));
 }
 
-/// "model-00001-of-00003.safetensors"; a generation beyond the first stands before the number.
+/// Returns names such as "model-00001-of-00003.safetensors", or "model-2-00001-of-00003.safetensors" in generation 2. A single file is
+/// called model.safetensors.
 std::vector<std::string> file_names(size_t count, int generation) {
   if (count == 1) return {kSingle};
   std::vector<std::string> names;
@@ -39,7 +40,7 @@ std::vector<std::string> file_names(size_t count, int generation) {
   return names;
 }
 
-/// Files of an earlier model, and of a save that was killed.
+/// Returns the names of the files of an earlier model, and of those that a killed save has left.
 std::vector<std::string> files_before(const fs::path& folder) {
   std::vector<std::string> found;
   constexpr std::string_view kPart = ".part";
@@ -101,9 +102,9 @@ fs::path adapter_weights(const fs::path& folder) {
 
 void expect_free_for_model(const fs::path& folder) {
   if (is_there(folder / kManifestFile))
-    throw UsageError("{} is a checkpoint of Tessera, and a model in it would go with it; write to another folder", folder);
+    throw UsageError("{} is a checkpoint of Tessera, and a model in it would be deleted with it; write to another folder", folder);
   if (!is_there(folder / kAdapterConfig)) return;
-  throw UsageError("{} has an adapter ({}), which programs would put over a model that is there, too; write to another folder", folder,
+  throw UsageError("{} has an adapter ({}), which programs would apply to a model in the same folder; write to another folder", folder,
                    kAdapterConfig);
 }
 
@@ -151,7 +152,7 @@ HubWriter::HubWriter(fs::path folder, const std::vector<SafetensorsEntry>& entri
   }
   if (shards_.empty()) shards_.emplace_back();
   make_folder(folder_);
-  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // a single file can't be mixed with others, and equal weights make equal files
+  if (shards_.size() == 1) metadata_.erase(kSaveKey);  // a single file can't be mixed up, and equal weights make equal files without it
   if (!object_path(folder_)) lock_.emplace(lock_place(folder_ / kSingle));
   before_ = files_before(folder_);
   const auto is_taken = [&](const std::string& name) { return std::ranges::find(before_, name) != before_.end(); };
@@ -165,7 +166,7 @@ HubWriter::~HubWriter() {
   for (size_t i = 0; i < closed_; i++) {
     try {
       remove_tree(files_[i]);
-    } catch (const std::exception&) {  // no index names it
+    } catch (const std::exception&) {  // the file does no harm, because no index names it
     }
   }
 }
@@ -223,13 +224,13 @@ void HubWriter::close(std::span<const std::string> checksums) {
   try {
     remove_others();
   } catch (const IoError& error) {
-    throw IoError("{} is written, but files of the model before are still there: {}", folder_, error.what());
+    throw IoError("{} is written, but files of the earlier model could not be removed: {}", folder_, error.what());
   }
   if (shards_.size() > 1) give_usual_names();
 }
 
 void HubWriter::remove_others() const {
-  // The single file is the model already for programs that look for it first; for others it becomes the model when the index goes.
+  // Programs that look for the single file first see the new model already; the others see it once the old index is removed.
   if (shards_.size() == 1) remove_tree(folder_ / kHubIndex);
   for (const auto& name : before_) {
     if (name != kHubIndex && std::ranges::find(files_, folder_ / name) == files_.end()) remove_tree(folder_ / name);
@@ -248,15 +249,15 @@ void HubWriter::give_usual_names() {
     usual.push_back(folder_ / name);
   }
   const auto remove_all = [](const std::vector<fs::path>& files) {
-    std::error_code stays;  // the next save removes it
+    std::error_code stays;  // ignored: the next save removes such a file
     for (const auto& file : files) fs::remove(file, stays);
   };
-  if (none) return remove_all(usual);  // a file system without hard links
+  if (none) return remove_all(usual);  // for example on a file system without hard links
   files_ = usual;
   try {
     write_index();
   } catch (const IoError&) {
-    files_ = unusual;  // all stay, because the index may have got its name before it failed
+    files_ = unusual;  // the files stay under both names, because the new index may be in place although the call failed
     return;
   }
   remove_all(unusual);

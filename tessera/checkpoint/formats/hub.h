@@ -26,39 +26,40 @@ inline constexpr HubNames kHubSafetensors = {
 inline constexpr HubNames kHubTorch = {
     .single = "pytorch_model.bin", .index = "pytorch_model.bin.index.json", .numbered = R"(pytorch_model-\d{5}-of-\d{5}\.bin)"};
 
-/// Whether the folder has such files.
+/// Whether the folder has a model in files of one kind, or of either.
 bool is_hub_folder(const std::filesystem::path& folder, const HubNames& names);
 bool is_hub_folder(const std::filesystem::path& folder);
-/// The files of a folder of peft. Programs that load such a folder also put the adapter over a model that is in it.
+/// The files of an adapter, as peft saves them. Programs that load a folder with such files also apply the adapter to a model in it.
 inline constexpr auto kAdapterConfig = "adapter_config.json", kAdapterWeights = "adapter_model.safetensors",
                       kAdapterTorch = "adapter_model.bin";
-/// The file with the weights of an adapter. Throws UsageError if there is none.
+/// Returns the file with the weights of the adapter in a folder. Throws UsageError if there is none.
 std::filesystem::path adapter_weights(const std::filesystem::path& folder);
-/// Throws UsageError for a folder with an adapter, or a checkpoint of Tessera.
+/// Throws UsageError if the folder has an adapter or is a checkpoint of Tessera, since a model must not be written there.
 void expect_free_for_model(const std::filesystem::path& folder);
-/// Whether a file has a name of either kind.
+/// Whether the name is one that kHubSafetensors or kHubTorch gives to files.
 bool is_hub_file(const std::string& name);
 
-/// Reads safetensors where both kinds are there. Throws IoError unless the files have exactly the tensors that the index lists.
+/// Reads the model in a folder, from safetensors if files of both kinds are there. Throws IoError unless the files have exactly the tensors
+/// that the index lists.
 Catalog read_hub_folder(const std::filesystem::path& folder);
 
-/// Writes the tensors to files of at most `max_shard_size` bytes; a larger tensor has a file of its own. A single file is
-/// model.safetensors, without an index; several files and their index have the metadata kSaveKey, if it is given. At any moment the folder
-/// has the old model or the new one: several files get names that no other file has, and the index makes them the model. Then files of an
-/// earlier model are removed, and the new ones get the usual names. One job writes into a folder at a time.
+/// Writes tensors to files of at most `max_shard_size` bytes; a larger tensor has a file of its own. A single file is called
+/// model.safetensors and has no index and no kSaveKey. Several files and their index have kSaveKey if `metadata` has it. At any moment the
+/// folder has the old model or the new one: several files first get names that are not in use, and writing the index makes them the model.
+/// Then close() removes the files of the old model and gives the new ones the usual names. One job writes into a folder at a time.
 class HubWriter {
  public:
   HubWriter(std::filesystem::path folder, const std::vector<SafetensorsEntry>& entries, const std::map<std::string, std::string>& metadata,
             int64_t max_shard_size);
   HubWriter(const HubWriter&) = delete;
-  /// Removes the files of a model that is not complete.
+  /// Removes the new files if the model was not completed.
   ~HubWriter();
 
   /// Writes the next tensor, in the order of the entries. One file is open at a time.
   void write(const at::Tensor& tensor);
   /// Instead of write(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
-  /// Files that others have filled are closed with the checksum of each tensor.
+  /// Completes the model. After reserve(), takes the checksums of all tensors, in the order of the entries.
   void close(std::span<const std::string> checksums = {});
   const std::vector<std::filesystem::path>& files() const { return files_; }
 

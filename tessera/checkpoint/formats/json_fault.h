@@ -1,4 +1,4 @@
-// Says what is wrong with JSON in a file, in few words and without those of the JSON library.
+// Describes what is wrong with JSON in a file, more briefly than the JSON library does.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,9 +10,9 @@ namespace tessera::checkpoint {
 
 inline std::string fault_of(const nlohmann::json::exception& error) {
   if (const auto* const syntax = dynamic_cast<const nlohmann::json::parse_error*>(&error)) {
-    return fmt::format("it is damaged: it is no JSON at byte {}", syntax->byte);
+    return fmt::format("it is damaged: it is not JSON from byte {} on", syntax->byte);
   }
-  return "it is damaged: it lacks something, or has it in another form";
+  return "it is damaged: a value is missing or has the wrong type";
 }
 
 }  // namespace tessera::checkpoint

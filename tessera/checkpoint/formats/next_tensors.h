@@ -1,4 +1,4 @@
-// NextTensors: the tensors that a new file is to have, whose values come one after the other.
+// NextTensors: the tensors of a file that is being written, and which of them comes next.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,13 @@
 
 namespace tessera::checkpoint {
 
-/// Throws UsageError, which names the file and the tensor, for values that are not the next ones.
+/// Checks that the writer gets the values of all tensors in order. If not, throws UsageError, which names the file and the tensor.
 class NextTensors {
  public:
   NextTensors(std::filesystem::path file, std::vector<SafetensorsEntry> entries) : file_(std::move(file)), entries_(std::move(entries)) {}
 
   const std::vector<SafetensorsEntry>& all() const { return entries_; }
-  /// Throws unless this is the next tensor as a whole.
+  /// Throws unless `tensor` has the dtype and the shape of the next tensor.
   void expect_whole(const at::Tensor& tensor) const;
   struct Taken {
     at::Tensor values;  // contiguous, on the CPU
@@ -27,9 +27,9 @@ class NextTensors {
   };
   /// Takes the next values of a tensor that comes in pieces, in row-major order.
   Taken take(const at::Tensor& values);
-  /// Takes all tensors that have not come, for files that others fill. Returns them.
+  /// Takes and returns all remaining tensors, for files that other processes fill.
   std::span<const SafetensorsEntry> take_rest();
-  /// Throws unless all have come.
+  /// Throws unless all tensors have been taken.
   void expect_none() const;
 
  private:
@@ -38,7 +38,7 @@ class NextTensors {
   std::filesystem::path file_;
   std::vector<SafetensorsEntry> entries_;
   size_t next_ = 0;
-  int64_t written_ = 0;  // values of the next tensor
+  int64_t written_ = 0;  // values of the next tensor that have been taken
 };
 
 }  // namespace tessera::checkpoint

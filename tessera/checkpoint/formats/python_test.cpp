@@ -26,7 +26,7 @@ TEST(Safetensors, AreThoseOfPython) {
   for (const auto& [name, tensor] : tensors) writer.write(tensor);
   writer.close();
 
-  // Checks the values of ours, and writes the same in its own way.
+  // Python checks the values of our file, and writes the same values to its own.
   const auto [status, output] = run_program({TESSERA_TEST_READER, TESSERA_ROOT "/tests/python/safetensors_files.py", folder / "ours", folder / "theirs"});
   ASSERT_EQ(status, 0) << output;
 

@@ -14,7 +14,7 @@ namespace tessera::checkpoint {
 namespace {
 
 // A file consists of the header's length as a little-endian number, the header as JSON, and the data of the tensors without gaps.
-static_assert(std::endian::native == std::endian::little, "the file is little-endian, and so are we");
+static_assert(std::endian::native == std::endian::little, "safetensors files are little-endian, and their bytes are copied as they are");
 constexpr uint64_t kLongestHeader = 100'000'000;  // the limit of Python's package
 constexpr uint64_t kBlock = 1 << 20;              // stays in the cache between copying and the checksum
 
@@ -25,12 +25,13 @@ SafetensorsFile::SafetensorsFile(InputFile file) : file_(std::move(file)) {
 }
 
 void SafetensorsFile::read_header() {
-  if (file_.size() < kLengthBytes) throw IoError("{} is no safetensors file: it has {} bytes", path(), file_.size());
+  if (file_.size() < kLengthBytes) throw IoError("{} is not a safetensors file: it has only {} bytes", path(), file_.size());
   uint64_t length = 0;
   file_.read(&length, sizeof length, 0);
-  if (length > kLongestHeader) throw IoError("{} is no safetensors file: it does not begin with the length of a header", path());
+  if (length > kLongestHeader) throw IoError("{} is not a safetensors file: it does not begin with the length of a header", path());
   if (length > file_.size() - kLengthBytes) {
-    throw IoError("{} is no safetensors file, or cut off: its header should have {} bytes, the file has {}", path(), length, file_.size());
+    throw IoError("{} is not a safetensors file, or cut off: its header should have {} bytes, the file has {}", path(), length,
+                  file_.size());
   }
   std::string text(length, '\0');
   file_.read(text.data(), length, kLengthBytes);
@@ -106,7 +107,7 @@ void add_safetensors(Catalog& catalog, const SafetensorsFile& file) {
                         .offset = file.header_bytes() + begin,
                         .strides = {strides.begin(), strides.end()}};
     if (!catalog.tensors.emplace(entry.name, StoredTensor{.dtype = entry.dtype, .shape = entry.sizes, .boxes = {all}}).second)
-      throw IoError("'{}' is in {} and in a file before it", entry.name, file.path());
+      throw IoError("'{}' is in {} and in an earlier file", entry.name, file.path());
     if (checksum.empty()) continue;
     catalog.checksums.push_back(
         {.file = number, .begin = all.offset, .bytes = static_cast<uint64_t>(entry.bytes()), .checksum = checksum, .name = entry.name});
@@ -175,7 +176,7 @@ void SafetensorsWriter::expect_stored() const {
     const SafetensorsFile file(path_);
     for (size_t i = 0; i < tensors_.all().size(); i++) {
       const auto& name = tensors_.all()[i].name;
-      if (!file.contains(name) || file.checksum(name) != checksum_at(checksums_, i)) throw IoError("it has another '{}'", name);
+      if (!file.contains(name) || file.checksum(name) != checksum_at(checksums_, i)) throw IoError("it lacks '{}' as written", name);
       file.verify(name);
     }
   } catch (const IoError& error) {

@@ -35,19 +35,19 @@ class SafetensorsFile {
 
   const std::filesystem::path& path() const { return file_.path(); }
   const InputFile& file() const { return file_; }
-  /// The tensors in the order in which they lie in the file, and their names.
+  /// The tensors, or their names, in the order of the file.
   const std::vector<SafetensorsHeader::Place>& places() const { return header_.places; }
   std::vector<std::string> names() const;
   bool contains(const std::string& name) const { return index_.contains(name); }
   const SafetensorsEntry& info(const std::string& name) const { return place(name).entry; }
   bool has_checksum(const std::string& name) const { return !place(name).checksum.empty(); }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// The number of bytes before the data, and their checksum when they were read.
+  /// The number of bytes before the data, and their checksum as they were read.
   uint64_t header_bytes() const { return data_; }
   uint64_t header_checksum() const { return header_checksum_; }
   /// Where the bytes of a tensor begin in the file.
   uint64_t offset(const std::string& name) const { return data_ + place(name).begin; }
-  /// Empty if it has none.
+  /// Empty if the tensor has no checksum.
   const std::string& checksum(const std::string& name) const { return place(name).checksum; }
 
   /// Reads a tensor into new memory on the CPU. Throws IoError if its bytes are not those that were written.
@@ -63,15 +63,15 @@ class SafetensorsFile {
   void read_blocks(const Place& place, c10::function_ref<std::byte*(uint64_t begin)> target) const;
 
   InputFile file_;
-  uint64_t data_ = 0;  // where the data begins in it
+  uint64_t data_ = 0;  // where the data begins in the file
   uint64_t header_checksum_ = 0;
   SafetensorsHeader header_;
   std::unordered_map<std::string, size_t> index_;  // into header_.places
 };
 
-/// Throws UsageError for the file of one rank.
+/// Reads a safetensors file. Throws UsageError if it is one rank's file of a checkpoint.
 Catalog read_safetensors(const std::filesystem::path& path);
-/// Adds the file and its tensors. Metadata whose value is the name of a tensor in the file is an alias of it.
+/// Adds the file and its tensors. If the value of a metadata key is the name of a tensor in the file, the key is an alias of that tensor.
 void add_safetensors(Catalog& catalog, const SafetensorsFile& file);
 
 /// Sorts the tensors of one file: the widest dtype comes first, so that every value is aligned to its width for programs that map the file
@@ -87,17 +87,17 @@ class SafetensorsWriter {
                     const std::map<std::string, std::string>& metadata = {});
 
   void write(const at::Tensor& tensor);
-  /// The same for a tensor that comes in pieces: its next values, in row-major order.
+  /// Writes the next values, in row-major order, of a tensor that comes in pieces.
   void append(const at::Tensor& values);
-  /// Instead of write(), append() and close(): reserves bytes for each tensor, which other processes fill.
+  /// Instead of write() and append(): reserves bytes for each tensor, which other processes fill.
   std::vector<ReservedBytes> reserve();
   /// NewFile::set_aside(), for writers of many files that others fill.
   void set_aside() { file_.set_aside(); }
-  /// A file that others have filled is closed with the checksum of each tensor.
+  /// Completes the file. After reserve(), takes the checksums of all tensors, in the order of the entries.
   void close(std::span<const std::string> checksums = {});
 
  private:
-  /// Reads back what a store has taken, because stores are outside of our control. Throws IoError unless it is what was written.
+  /// Reads the file back from the object store, which Tessera does not control. Throws IoError unless it has what was written.
   void expect_stored() const;
 
   std::filesystem::path path_;

@@ -19,14 +19,14 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr auto kMetadata = "__metadata__";
-constexpr auto kChecksums = "xxh3_64";  // the name among the metadata
+constexpr auto kChecksums = "xxh3_64";  // the key of the checksums in the metadata
 
 /// The size of a tensor in bytes. Returns nothing if it overflows.
 std::optional<int64_t> bytes_of(at::ScalarType dtype, const std::vector<int64_t>& sizes) {
   return checked_numel(sizes, static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
-/// Takes the header apart in one pass, without a tree of it in memory.
+/// Parses the header in one pass, without building a tree of JSON values.
 class Parser final : public nlohmann::json_sax<nlohmann::json> {
  public:
   SafetensorsHeader header;
@@ -52,7 +52,7 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
       key_ = name;
     } else {
       field_ = name;
-      if (key_ == kMetadata && header.metadata.contains(name)) throw IoError("the metadata '{}' comes twice", name);
+      if (key_ == kMetadata && header.metadata.contains(name)) throw IoError("the metadata '{}' occurs twice", name);
     }
     return true;
   }
@@ -104,7 +104,7 @@ class Parser final : public nlohmann::json_sax<nlohmann::json> {
   };
 
   [[noreturn]] bool unexpected(const std::string& what) const {
-    if (depth_ == 1) throw IoError("'{}' is {} instead of named things", key_, what);
+    if (depth_ == 1) throw IoError("'{}' is {} instead of an object", key_, what);
     if (key_ == kMetadata) throw IoError("the metadata '{}' is {} instead of a text", field_, what);
     throw IoError("tensor '{}' has {} where a dtype, a shape or data_offsets should be{}", key_, what,
                   field_.empty() ? "" : fmt::format(" (at '{}')", field_));
@@ -141,7 +141,7 @@ void expect_different_names(const SafetensorsHeader& header) {
   std::unordered_set<std::string_view> seen;
   seen.reserve(header.places.size());
   for (const auto& place : header.places) {
-    if (!seen.insert(place.entry.name).second) throw IoError("the name '{}' comes twice", place.entry.name);
+    if (!seen.insert(place.entry.name).second) throw IoError("the name '{}' occurs twice", place.entry.name);
   }
 }
 
@@ -177,9 +177,8 @@ int64_t SafetensorsEntry::bytes() const {
 
 void expect_writable_name(const std::string& name) {
   if (!is_utf8(name))
-    throw UsageError("the tensor '{}' can't be saved, because its name is no UTF-8; give it, or its module, another name", printable(name));
-  if (name == kMetadata)
-    throw UsageError("the tensor '{}' can't be saved, because safetensors files reserve this name; give it another one", name);
+    throw UsageError("the tensor '{}' can't be saved, because its name is not UTF-8; rename the tensor or its module", printable(name));
+  if (name == kMetadata) throw UsageError("the tensor '{}' can't be saved, because safetensors files reserve this name; rename it", name);
 }
 
 SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_bytes) {
@@ -194,7 +193,7 @@ SafetensorsHeader SafetensorsHeader::parse(std::string_view text, uint64_t data_
 
 SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>& entries,
                                              const std::map<std::string, std::string>& metadata) {
-  if (metadata.contains(kChecksums)) throw UsageError("the metadata '{}' is for the checksums; give yours another name", kChecksums);
+  if (metadata.contains(kChecksums)) throw UsageError("the metadata key '{}' is reserved for checksums; use another key", kChecksums);
   const auto quoted = [](const std::string& text) {
     return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   };
@@ -208,7 +207,7 @@ SafetensorsHeaderText::SafetensorsHeaderText(const std::vector<SafetensorsEntry>
   for (const auto& entry : entries) {
     const auto* const dtype = name_of(entry.dtype);
     if (dtype == nullptr) {
-      throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", entry.name,
+      throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another dtype", entry.name,
                        c10::toString(entry.dtype));
     }
     expect_writable_name(entry.name);

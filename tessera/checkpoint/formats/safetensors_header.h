@@ -1,4 +1,4 @@
-// The header of a safetensors file: which tensors lie where, and texts by name.
+// The header of a safetensors file: where each tensor is, and metadata.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// The bytes of the header's length, which stands before the header.
+/// The size of the number in front of the header that says how long the header is.
 inline constexpr uint64_t kLengthBytes = 8;
 
 /// A tensor in a file. Its dtype is one of those in dtype_names.cpp.
@@ -24,8 +24,8 @@ struct SafetensorsEntry {
   int64_t bytes() const;
 };
 
-/// Throws UsageError for a name that no tensor in a file can have. This holds for all formats, because ranks describe what they write to
-/// each other by such headers.
+/// Throws UsageError for a name that a tensor in a safetensors file can't have. A save in any other format checks names, too, because ranks
+/// tell each other by such headers what they write.
 void expect_writable_name(const std::string& name);
 
 struct SafetensorsHeader {
@@ -41,8 +41,8 @@ struct SafetensorsHeader {
   static SafetensorsHeader parse(std::string_view text, uint64_t data_bytes);
 };
 
-/// The text of a header, and the place of the checksums in it: zeros, which are replaced when the tensors have been written. The first
-/// checksum is that of the header itself with the zeros; the others are those of the tensors, in the order of `entries`.
+/// The text of a header, and where its checksums are. They are zeros until the writer has written the tensors and replaces them: the first
+/// by the checksum of the header with the zeros, the others by those of the tensors, in the order of `entries`.
 struct SafetensorsHeaderText {
   std::string text;
   size_t checksums = 0;

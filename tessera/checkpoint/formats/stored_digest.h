@@ -1,4 +1,4 @@
-// The checksum of bytes in a file as a text, in either form that files have.
+// StoredDigest: the checksum of bytes in a file, in either of the two forms in which files store checksums as text.
 #pragma once
 
 #include <fmt/format.h>

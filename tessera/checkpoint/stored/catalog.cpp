@@ -15,12 +15,12 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr uint64_t kMostRead = 1 << 20;       // bytes that are read at once
-constexpr int64_t kSparse = 8;                // a span with so many times the values that are wanted is read in parts,
+constexpr int64_t kSparse = 8;                // a span that has this many times the wanted values is read in parts,
 constexpr uint64_t kSmallestRead = 4096;      // unless the parts are smaller than this
 constexpr uint64_t kMostRepeats = 1024;       // a view may repeat a value so often, as expand() does,
 constexpr uint64_t kMostUnchecked = 1 << 26;  // or more often if it has fewer values than this
 
-/// How values lie in a file: in blocks, of one value each unless they have a code.
+/// How values are stored in a file: in blocks, which have one value each unless there is a code.
 struct Encoding {
   explicit Encoding(const StoredTensor& tensor)
       : dtype(tensor.dtype_in_files()),
@@ -108,7 +108,7 @@ class RegionReader {
   std::vector<uint8_t> coded_;
 };
 
-/// Returns where in its file a box lies that is inside of a stored one.
+/// Returns where in the file `box` is, which is inside the stored box.
 Region region_of(const StoredBox& stored, const TensorSlice& box) {
   Region region{.offset = stored.offset, .first = stored.first, .sizes = box.sizes, .strides = stored.strides};
   for (size_t d = 0; d < box.sizes.size(); d++) region.first += (box.offsets[d] - stored.box.offsets[d]) * stored.strides[d];
@@ -118,7 +118,7 @@ Region region_of(const StoredBox& stored, const TensorSlice& box) {
 /// Throws IoError if parts of a tensor are missing.
 void expect_none(const std::string& name, const std::vector<TensorSlice>& missing) {
   if (missing.empty()) return;
-  throw IoError("the files have not all values of '{}': the first that is missing is at [{}]", name,
+  throw IoError("the files lack values of '{}', the first of them at [{}]", name,
                 joined(std::ranges::min(missing, {}, &TensorSlice::offsets).offsets));
 }
 
@@ -163,7 +163,7 @@ uint64_t save_number(std::string_view text, const std::string& file) {
   const auto* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, number);
   if (error == std::errc() && end == last) return number;
-  throw IoError("{} is damaged: the number of its save, '{}', is not one", file, printable(text));
+  throw IoError("{} is damaged: the number of its save, '{}', is not a number", file, printable(text));
 }
 
 void note_save(Catalog& catalog, std::optional<uint64_t> number, const std::filesystem::path& file) {
@@ -181,7 +181,7 @@ void append(Catalog& all, Catalog part, const std::string& before) {
   for (auto& [name, tensor] : part.tensors) {
     for (auto& box : tensor.boxes) box.file += first;
     if (all.aliases.contains(before + name) || !all.tensors.emplace(before + name, std::move(tensor)).second)
-      throw IoError("'{}{}' is in {} and in a file before it", before, name, where);
+      throw IoError("'{}{}' is in {} and in an earlier file", before, name, where);
   }
   for (auto& bytes : part.checksums) {
     bytes.file += first;
@@ -214,7 +214,7 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
     if (box.shape != tensor.shape || !box.fits() || stored.strides.size() != box.sizes.size()) refuse("has a part outside of its shape");
     if (box.numel() == 0) continue;
     const Encoding encoding(tensor);
-    if (stored.first < 0) refuse("begins before its begin");
+    if (stored.first < 0) refuse("has a negative offset");
     auto last = static_cast<uint64_t>(stored.first);
     uint64_t end = 0;
     for (size_t d = 0; d < box.sizes.size(); d++) {
@@ -227,11 +227,11 @@ void CatalogReader::expect_sound(const std::string& name, const StoredTensor& te
     }
     if (__builtin_mul_overflow(last / encoding.values + 1, encoding.bytes, &end) || __builtin_add_overflow(end, stored.offset, &end) ||
         last + 1 == 0 || end > file.size()) {
-      refuse(fmt::format("lies behind the end of the file, which has {} bytes", file.size()));
+      refuse(fmt::format("extends past the end of the file, which has {} bytes", file.size()));
     }
     const auto values = static_cast<uint64_t>(box.numel());
     if (values > kMostUnchecked && values / kMostRepeats > last + 1) {  // a few bytes could ask for more memory than there is
-      refuse(fmt::format("is a view of [{}] that repeats {} stored values more than {} times; save a clone() of what is meant",
+      refuse(fmt::format("is a view of [{}] that repeats {} stored values more than {} times; save a clone() of the values you need",
                          fmt::join(box.sizes, ", "), last + 1, kMostRepeats));
     }
   }

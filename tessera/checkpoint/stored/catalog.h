@@ -1,5 +1,5 @@
-// Catalog: which tensors a checkpoint has, and where their values lie in its files. Every format is read into one; loading, merging,
-// converting and comparing know only catalogs.
+// Catalog: which tensors a checkpoint has, and where their values are in its files. Every format is read into a Catalog; loading, merging,
+// converting and comparing use only catalogs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ namespace tessera::checkpoint {
 
 struct BlockCode;
 
-/// A box of a tensor in a file: the value at box.offsets + i has the number `first + i * strides`, counted from byte `offset` on.
+/// A box of a tensor in a file: the value at box.offsets + i is value number `first + i * strides`, counted from byte `offset` on.
 struct StoredBox {
   TensorSlice box;
   size_t file = 0;      // its number in Catalog::files
@@ -37,48 +37,48 @@ struct StoredTensor {
   std::vector<int64_t> shape = {};
   std::vector<StoredBox> boxes = {};           // several may have the same values, as those of replicas do
   std::optional<at::ScalarType> rounded = {};  // the dtype of the values in the files, if it is another one
-  const BlockCode* code = nullptr;             // of values in coded blocks instead of a dtype of libtorch; decoded they are float32
+  const BlockCode* code = nullptr;             // if the files have encoded blocks instead of a dtype of libtorch; they decode to float32
 
   at::ScalarType dtype_in_files() const { return rounded.value_or(dtype); }
 };
 
-/// Bytes of a file with a checksum: XXH3 of 16 hexadecimal digits, or the CRC-32 of zip archives of 8.
+/// Bytes of a file with their checksum: XXH3 in 16 hexadecimal digits, or the CRC-32 of zip archives in 8.
 struct StoredChecksum {
   size_t file = 0;
   uint64_t begin = 0, bytes = 0;
   std::string checksum;
-  std::string name;  // of what lies there, for errors
+  std::string name;  // of the tensor in these bytes, or kHeaderName; for errors
 };
 
 /// The name of a rank file's header in StoredChecksum. Its checksum tells files of different saves apart.
 inline constexpr auto kHeaderName = "header";
 bool is_of_header(const StoredChecksum& bytes);
 
-/// A number that all files of a save have, by which a file of another save is noticed. Other programs ignore it, and their files have none.
+/// A number that all files of one save have, so that a reader notices a file of another save. Files of other programs have no such number.
 struct SaveNumber {
   uint64_t number = 0;
   std::filesystem::path file = {};  // the first one that has it
 };
-/// The name under which files have it: an entry of a zip archive, or metadata of safetensors and of an index.
+/// The name of the number in files: of an entry of a zip archive, or of metadata in safetensors and in an index.
 inline constexpr auto kSaveKey = "tessera_save";
 
 struct Catalog {
   std::vector<std::filesystem::path> files = {};
   std::map<std::string, StoredTensor> tensors = {};
-  std::map<std::string, nlohmann::json> values = {};  // what is not a tensor: numbers, texts, lists of them
+  std::map<std::string, nlohmann::json> values = {};  // plain values: numbers, texts, lists of them
   std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first
   std::set<std::string> buffers = {};                 // the tensors that are buffers of the model, where the format tells
   std::vector<StoredChecksum> checksums = {};
-  std::map<std::string, std::string> left_out = {};  // what is neither a tensor nor such a value, or can't be used, and why
+  std::map<std::string, std::string> left_out = {};  // from the name of something that can't be used to the reason
   std::vector<std::string> faults = {};              // damage in parts that are left out, because the model loads without them
   std::optional<SaveNumber> save = {};
 };
 
-/// Calls `use` with stored boxes and parts of them that together are all of `box`, without overlap; boxes of file number `first` come
-/// first. Returns the parts that no box has.
+/// Calls `use` with stored boxes and the parts of `box` to take from them, which do not overlap. Prefers boxes in file number `first`.
+/// Returns the parts of `box` that no stored box has.
 std::vector<TensorSlice> for_each_part(const StoredTensor& tensor, const TensorSlice& box, size_t first,
                                        c10::function_ref<void(const StoredBox& stored, const TensorSlice& part)> use);
-/// The view of `part` in a tensor with the values of `box`, which is around it.
+/// Returns the view of `part` in a tensor that has the values of `box`; `part` is inside `box`.
 at::Tensor part_of(const at::Tensor& tensor, const TensorSlice& box, const TensorSlice& part);
 
 /// Parses the number of a save. Throws IoError if the text is not one.
@@ -115,7 +115,7 @@ class CatalogReader {
   void verify(const StoredChecksum& bytes) const;
   /// The same for the headers of all files.
   void verify_headers() const;
-  /// As verify(), but returns whether the bytes are as written, or what is damaged.
+  /// As verify(), but returns whether the bytes are as written. damage() returns the error's text if they are not.
   bool is_as_written(const StoredChecksum& bytes) const;
   std::string damage(const StoredChecksum& bytes) const;
 

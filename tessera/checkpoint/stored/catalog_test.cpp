@@ -1,4 +1,4 @@
-// Reading boxes of tensors from the files that a catalog names.
+// Boxes of tensors are read from the files that a catalog names.
 #include "tessera/checkpoint/stored/catalog.h"
 
 #include <gmock/gmock.h>
@@ -106,7 +106,7 @@ TEST(CatalogReader, NamesWhatIsMissing) {
   scattered.add(whole, rows(whole, 0, 2), {0, 1});
   scattered.add(whole, rows(whole, 4, 2), {0, 1});
   const CatalogReader reader(scattered.catalog(whole));
-  EXPECT_THAT(message_of<IoError>([&] { reader.read("w"); }), HasSubstr("not all values of 'w': the first that is missing is at [2, 0]"));
+  EXPECT_THAT(message_of<IoError>([&] { reader.read("w"); }), HasSubstr("lack values of 'w', the first of them at [2, 0]"));
   const auto part = at::empty({2, 2}, at::kLong);
   reader.read("w", rows(whole, 4, 2), part);
   EXPECT_TRUE(same_values(part, whole.narrow(0, 4, 2)));
@@ -155,9 +155,9 @@ TEST(CatalogReader, RefusesFilesThatCanNotHoldTheTensors) {
     change(damaged.tensors.at("w").boxes.front());
     return refused(std::move(damaged));
   };
-  EXPECT_THAT(changed([](StoredBox& box) { box.offset = 10; }), HasSubstr("'w' lies behind the end of the file, which has 103 bytes"));
-  EXPECT_THAT(changed([](StoredBox& box) { box.offset = ~0ULL; }), HasSubstr("behind the end"));
-  EXPECT_THAT(changed([](StoredBox& box) { box.strides = {int64_t{1} << 61, 1}; }), HasSubstr("behind the end"));
+  EXPECT_THAT(changed([](StoredBox& box) { box.offset = 10; }), HasSubstr("'w' extends past the end of the file, which has 103 bytes"));
+  EXPECT_THAT(changed([](StoredBox& box) { box.offset = ~0ULL; }), HasSubstr("past the end"));
+  EXPECT_THAT(changed([](StoredBox& box) { box.strides = {int64_t{1} << 61, 1}; }), HasSubstr("past the end"));
   EXPECT_THAT(changed([](StoredBox& box) { box.strides = {INT64_MAX, 1}; }), HasSubstr("make no sense"));
   EXPECT_THAT(changed([](StoredBox& box) { box.strides = {-1, 1}; }), HasSubstr("make no sense"));
   EXPECT_THAT(changed([](StoredBox& box) { box.strides = {1}; }), HasSubstr("outside of its shape"));

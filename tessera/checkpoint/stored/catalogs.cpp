@@ -32,7 +32,7 @@ std::optional<Format> format_of_folder(const fs::path& folder) {
   return std::ranges::any_of(names, has_rank_file_name) ? std::optional(Format::Tessera) : std::nullopt;  // without its manifest
 }
 
-/// Folders in this one that are checkpoints, for people who name the folder around them.
+/// Returns a hint for people who name the folder that their checkpoints are in.
 std::string what_is_in(const fs::path& folder) {
   std::vector<std::string> found;
   for (const auto& name : names_in(folder).value_or(std::vector<std::string>())) {
@@ -42,13 +42,13 @@ std::string what_is_in(const fs::path& folder) {
   return fmt::format("; did you mean {}?", fmt::join(found, " or "));
 }
 
-/// A hint for people who name the prefix of a run.
+/// Returns a hint for people who name the prefix of a run instead of a checkpoint.
 std::string newest_of_run(const fs::path& prefix) {
   const auto folders = prefix.has_filename() ? step_folders(prefix) : std::vector<StepFolder>();
   return folders.empty() ? "" : fmt::format("; did you mean {}?", folders.back().folder.string());
 }
 
-/// Throws UsageError, for people who name a file of a checkpoint's folder.
+/// Throws UsageError if the file is a part of a checkpoint, for people who should name its folder.
 void expect_no_part(const fs::path& file) {
   const auto folder = file.has_parent_path() ? file.parent_path() : fs::path(".");
   if (!is_part(file) || !format_of_folder(folder)) return;
@@ -64,7 +64,7 @@ bool is_part(const fs::path& file) {
 }
 
 Format format_of(const fs::path& path) {
-  const bool in_folder = is_folder(path) || (object_path(path) && is_there(path / kManifestFile));  // a store may list late
+  const bool in_folder = is_folder(path) || (object_path(path) && is_there(path / kManifestFile));  // a store's list may lag behind
   if (in_folder) {
     if (const auto format = format_of_folder(path)) return *format;
   }
@@ -73,7 +73,7 @@ Format format_of(const fs::path& path) {
     if (!in_folder) throw IoError("there is no checkpoint {}{}", path, newest_of_run(path));
     if (is_there(path / kAdapterConfig))
       throw UsageError("{} is an adapter; `tessera ckpt merge-adapter MODEL {} OUT` makes a model with it", path, path);
-    throw IoError("{} is no checkpoint: it has no {}, no .metadata and no model.safetensors{}", path, kManifestFile, what_is_in(path));
+    throw IoError("{} is not a checkpoint: it has no {}, no .metadata and no model.safetensors{}", path, kManifestFile, what_is_in(path));
   }
   expect_no_part(path);
   const InputFile file(path);
@@ -109,7 +109,7 @@ Catalog read_model(const fs::path& path, const ModelNames& names) {
   auto run = read_run(path, names);
   for (const auto& name : names_beside(run)) run.catalog.left_out.emplace(name, kStandsBeside);
   std::erase_if(run.catalog.tensors, [&](const auto& entry) { return !is_of_model(entry.first, run); });
-  if (format == Format::Tessera) {  // whose checksums have the names of the tensors
+  if (format == Format::Tessera) {  // in this format, checksums have the names of tensors
     std::erase_if(run.catalog.checksums, [&](const StoredChecksum& bytes) { return !is_of_model(bytes.name, run); });
   }
   return std::move(run.catalog);

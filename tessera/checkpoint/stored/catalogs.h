@@ -1,4 +1,4 @@
-// Reads checkpoints and weights of all formats that we know.
+// Reads checkpoints and weights of all formats that Tessera knows.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,16 @@
 
 namespace tessera::checkpoint {
 
-/// Whether a file has a name of one that is of no use without the others in its folder.
+/// Whether the name of a file shows that it is of no use without the other files in its folder.
 bool is_part(const std::filesystem::path& file);
 
 /// Reads all that a checkpoint holds.
 Catalog read_catalog(const std::filesystem::path& path);
-/// The most steps that the optimizer's state has counted for a parameter, as Adam's does; 0 if it does not count.
+/// Returns the largest step count of a parameter in the optimizer's state; 0 if the state counts no steps.
 int64_t steps_of_optimizer(const std::filesystem::path& path);
 
-/// Reads only the model, under its own names: without the optimizer's state, and without the key "model" under which programs put the model
-/// beside other things. The model's names, if they are known, tell where it lies.
+/// Reads only the model, under its own names: without the optimizer's state, and without a key such as "model" in front of the names, under
+/// which programs save the model with other things. `names`, if the caller knows the model's, help to find it in the file.
 Catalog read_model(const std::filesystem::path& path, const ModelNames& names = {});
 
 }  // namespace tessera::checkpoint

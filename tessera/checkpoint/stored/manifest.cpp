@@ -18,8 +18,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr auto kManifestFormat = "tessera";
-constexpr int kManifestVersion = 2;                                        // a folder without one has rank files only
-constexpr auto kChecksum = "xxh3_64";                                      // of all else in the manifest, as JSON without spaces
+constexpr int kManifestVersion = 2;                                        // a folder without a manifest has only rank files
+constexpr auto kChecksum = "xxh3_64";                                      // of everything else in the manifest, as JSON without spaces
 constexpr int64_t kMostValues = std::numeric_limits<int64_t>::max() / 16;  // so that their bytes can be counted
 
 /// Makes one manifest of the headers of the files, in the order of the ranks.
@@ -67,7 +67,7 @@ class Composition {
       const auto& sizes = file.tensors.info(name).sizes;
       if (part.numel() == 0) {
         empty_.emplace(name, StoredTensor{.dtype = file.tensors.info(name).dtype, .shape = part.shape});
-      } else if (sizes.empty() || part.shape.empty()) {  // one number: for all of a parameter, or of one that is a number itself
+      } else if (sizes.empty() || part.shape.empty()) {  // one number: for a whole parameter, or for a parameter that is a number
         add_whole(name);
       } else {
         add_slices(name, part);
@@ -92,7 +92,7 @@ class Composition {
   }
 
   Manifest finish() && {
-    manifest_.catalog.tensors.merge(empty_);  // of which no rank has a value
+    manifest_.catalog.tensors.merge(empty_);  // adds those of which no rank has a value
     return std::move(manifest_);
   }
 
@@ -194,7 +194,7 @@ json content_of(const fs::path& folder, const Manifest& manifest) {
   for (const auto& [name, tensor] : catalog.tensors) result["tensors"][name] = to_json(tensor);
   for (const auto& path : catalog.files) {
     const auto bytes = size_of_file(path);
-    if (!bytes) throw IoError("{} has gone while the checkpoint was saved", path);
+    if (!bytes) throw IoError("{} was removed while the checkpoint was saved", path);
     result["files"].push_back({{"name", path.lexically_relative(folder).string()}, {"bytes", *bytes}, {"checksums", json::object()}});
   }
   for (const auto& bytes : catalog.checksums) {
@@ -205,14 +205,14 @@ json content_of(const fs::path& folder, const Manifest& manifest) {
 
 /// Throws UsageError for a manifest of another version, which is not damage.
 void expect_known(const json& text) {
-  if (text.at("format") != kManifestFormat) throw IoError("it is of another program");
+  if (text.at("format") != kManifestFormat) throw IoError("another program has written it");
   const int version = text.at("version");
   if (version != kManifestVersion)
-    throw UsageError("the checkpoint is of version {}, this version of Tessera reads {}; load it with the one that wrote it", version,
+    throw UsageError("the checkpoint is of version {}, this version of Tessera reads {}; load it with the version that wrote it", version,
                      kManifestVersion);
 }
 
-/// `bytes_of_files` gets the sizes that the files should have.
+/// Fills `bytes_of_files` with the sizes that the files should have.
 Manifest manifest_from_json(const fs::path& folder, const json& text, std::vector<uint64_t>& bytes_of_files) {
   auto manifest = text.get<Manifest>();
   auto& catalog = manifest.catalog;
@@ -235,8 +235,7 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
   }
   for (const auto& [name, tensor] : text.at("tensors").items()) catalog.tensors[name] = tensor_from_json(tensor);
   for (const auto& name : manifest.beside) {
-    if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name))
-      throw IoError("there is no tensor '{}' beside the model", name);
+    if (!name.starts_with(kBesidePrefix) || !catalog.tensors.contains(name)) throw IoError("there is no extra tensor '{}'", name);
   }
   for (auto* name : {&manifest.generator, &manifest.device_generator}) {
     if (!catalog.tensors.contains(*name)) name->clear();
@@ -248,7 +247,7 @@ Manifest manifest_from_json(const fs::path& folder, const json& text, std::vecto
   }
   const auto ranks = static_cast<size_t>(manifest.ranks);
   if (manifest.ranks < 1 || catalog.files.size() != ranks || manifest.notes.size() != ranks)
-    throw IoError("it does not list one file a rank");
+    throw IoError("it does not list one file for each rank");
   return manifest;
 }
 

@@ -18,15 +18,15 @@ namespace tessera::checkpoint {
 
 struct Manifest {
   int ranks = 1;
-  uint64_t save = 0;  // a random number, by which checkpoints are told apart
-  /// The files of all ranks in their order. Its tensors are those of the model, and of the optimizer's state as optimizer.PARAMETER.KEY. Of
-  /// buffers and generators each rank has its own, in its own file.
+  uint64_t save = 0;  // a random number that tells checkpoints apart
+  /// The files of all ranks in their order. The tensors are those of the model and of the optimizer's state, whose names are
+  /// optimizer.PARAMETER.KEY. Each rank has its own values of buffers and generators, in its own file.
   Catalog catalog = {};
   std::string optimizer = {};                                  // its class; empty if there is none
   std::string generator = {};                                  // the tensor with the states of random generators; empty if there is none
-  std::string device_generator = {};                           // the same of the devices of the ranks
-  std::set<std::string> not_state = {};                        // tensors of the model whose names are like those of state
-  std::set<std::string> beside = {};                           // tensors beside the model, called .tensors.NAME
+  std::string device_generator = {};                           // the same for generators of the ranks' devices
+  std::set<std::string> not_state = {};                        // tensors of the model whose names begin like the optimizer's
+  std::set<std::string> beside = {};                           // extra tensors outside the model, called .tensors.NAME
   std::vector<std::map<std::string, std::string>> notes = {};  // of each rank
   std::map<std::string, std::string> origin = {};              // RankRecord::origin of rank 0
   BaseRecord base = {};

@@ -1,4 +1,4 @@
-// Values in a narrower dtype.
+// Converts values to a narrower dtype.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -9,7 +9,8 @@
 
 namespace tessera::checkpoint {
 
-/// Throws UsageError, with the tensor's name, if a value would become infinite, because the dtype can't hold it.
+/// Throws UsageError, with the tensor's name, if a finite value would become infinite, because the dtype can't hold it. Does not check
+/// 8-bit dtypes.
 inline at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype, const std::string& name) {
   auto result = values.to(dtype);
   const bool is_wide = at::isFloatingType(values.scalar_type()) && c10::elementSize(values.scalar_type()) > 1;

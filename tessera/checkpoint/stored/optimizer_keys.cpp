@@ -90,7 +90,7 @@ std::map<std::string, optim::ParameterState> renamed(std::map<std::string, optim
       const auto name = renamed_key(key, from, to);
       if (!name.empty()) result[name] = std::move(tensor);
     }
-    // PyTorch's SGD does not count: what matters is that there has been a first step.
+    // PyTorch's SGD counts no steps. Tessera's only needs to know that a first step was made, so the count is 1.
     if (is_own_sgd(to)) result.try_emplace(std::string(kStepKey), at::ones({}, at::TensorOptions(at::kCPU).dtype(at::kLong)));
     tensors = std::move(result);
   }

@@ -1,4 +1,4 @@
-// PyTorch's names for optimizers and their state, where Tessera has the same rule.
+// PyTorch's names for optimizers and their state, for optimizers with the same update rule in Tessera.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace tessera::checkpoint {
 
-/// The class of an optimizer of which only its state and its settings are known.
+/// Stands for the class of an optimizer if only its state and its settings are known.
 inline constexpr auto kSomeOptimizer = "an optimizer of PyTorch";
 
 /// The class of torch::optim that has these settings in Python, or kSomeOptimizer.
@@ -17,8 +17,8 @@ std::string class_of_settings(const nlohmann::json& settings);
 /// All settings of a class in Python, with PyTorch's defaults. An empty object for a class that PyTorch does not have.
 nlohmann::json default_settings(const std::string& optimizer);
 
-/// Whether state of one class can be loaded into the other: the classes are the same, or the same rule in Tessera and in torch::optim, or
-/// one is kSomeOptimizer: then the class must be inferred from the keys.
+/// Whether state of one class can be loaded into the other: the classes are the same, or have the same update rule in Tessera and in
+/// torch::optim, or one is kSomeOptimizer, so that only the keys of the state can show whether it fits.
 bool is_same_rule(const std::string& one, const std::string& other);
 
 /// PyTorch's name for `key` in the state of this class; empty if PyTorch does not keep it.

@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::string_view kModelKeys[] = {"model.", "model_state_dict.", "state_dict."};
 constexpr std::string_view kOptimizerKeys[] = {"optimizer.", "optim.", "optimizer_state_dict.", ""};
-// Keys that stand beside a model's. If there are others, "model." is perhaps a part of the model itself.
+// Keys that programs save next to the model's. If there are other keys, "model." may be a part of the model itself.
 constexpr std::string_view kBeside[] = {"optimizer.", "optim.", "shard_metadata.", "scheduler.", "lr_scheduler."};
-constexpr std::string_view kAround[] = {"app.", "state."};  // around a model without an optimizer, by which it could be found
+constexpr std::string_view kAround[] = {"app.", "state."};  // around a model, tried if there is no optimizer to show the key
 constexpr std::string_view kSettings = "param_groups", kState = "state.";
 constexpr std::string_view kStateKeys[] = {"exp_avg",    "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer",
                                            "square_avg", "grad_avg",   "sum",            "step"};
@@ -61,7 +61,7 @@ std::set<std::string> names_in_state(const Catalog& catalog, const std::string& 
   return names;
 }
 
-/// Returns the optimizers' prefixes: what stands before param_groups in the names of values.
+/// Returns the optimizers' prefixes, which are in front of param_groups in the names of values.
 std::set<std::string> with_settings(const Catalog& catalog) {
   std::set<std::string> found;
   for (const auto& [name, value] : catalog.values) {
@@ -75,9 +75,9 @@ std::set<std::string> with_settings(const Catalog& catalog) {
   return found;
 }
 
-/// Returns the optimizers' prefixes in a file without param_groups: those under which all tensors look like an optimizer's state. A model's
-/// buffers may look like that, too. So a prefix is left out if it has tensors of the model here, or if none of its parameters is a number
-/// or the name of another tensor in the file.
+/// Returns the optimizers' prefixes in a file without param_groups: those under which all tensors look like an optimizer's state. Since a
+/// model's buffers may look like that, too, a prefix is left out if names in `of_model` are under it, or if none of the parameters under it
+/// is a number or the name of another tensor in the file.
 std::set<std::string> with_state(const Catalog& catalog, const std::set<std::string>& of_model) {
   const auto is_in_model = [&](const std::string& prefix) {
     return std::ranges::any_of(state_under(catalog, prefix), [&](const auto& entry) {

@@ -11,25 +11,26 @@
 
 namespace tessera::checkpoint {
 
-/// The names of a model, by which a checkpoint of another program is understood.
+/// The names in a model, which help to find the model and the optimizer's state in a checkpoint of another program.
 struct ModelNames {
   std::set<std::string> all = {};                         // of parameters and buffers
-  std::vector<std::vector<std::string>> parameters = {};  // those that must be there, each with all its names
-  std::vector<std::vector<std::string>> groups = {};      // of the optimizer's parameters, for state that knows them by numbers
+  std::vector<std::vector<std::string>> parameters = {};  // those that a checkpoint must have, each with all its names
+  std::vector<std::vector<std::string>> groups = {};      // of the optimizer's parameters, for state that numbers them
 };
 
 struct Places {
   std::string model = {};                      // the prefix of the names of the model's tensors, such as "app.model."
   std::optional<std::string> optimizer = {};   // the prefix of the optimizer's state and param_groups, if there is one
-  std::set<std::string> other_optimizers = {};  // if there are several that nothing tells apart
+  std::set<std::string> other_optimizers = {};  // the prefixes of further optimizers, which are not used
   std::string around = {};                     // the key that is around the model and the optimizer: "app."
 
   /// Whether a name belongs to any of the optimizers.
   bool is_of_optimizer(const std::string& name) const;
 };
 
-/// Finds the places by the keys that programs use, and by what lies under them: an optimizer has param_groups, or state like Adam's for
-/// tensors that are also outside of it, and the model has all parameters, which are known from the optimizer's state or from `names`.
+/// Finds the model and the optimizer by the keys that programs use, and by the names under these keys. An optimizer has param_groups, or
+/// state such as exp_avg for tensors that are also outside of it. The model has all parameters, whose names come from `names` or from the
+/// optimizer's state.
 Places places_in(const Catalog& catalog, const ModelNames& names);
 
 /// The prefix that DistributedDataParallel gives to names.

@@ -1,4 +1,4 @@
-// What is found in checkpoints of other programs, under keys of any names, and told apart from what has similar names.
+// The model and the optimizer are found in checkpoints of other programs, under keys of any name, and told apart from similar names.
 #include "tessera/checkpoint/stored/places.h"
 
 #include <fmt/format.h>
@@ -102,7 +102,7 @@ TEST(Places, AreFoundUnderKeysOfAnyNames) {
   EXPECT_THAT(run.catalog.left_out.at("optimizer.state"), HasSubstr("one of several optimizers"));
 }
 
-// Buffers may have names of an optimizer's state, and a part of a model the names of another.
+// Buffers may have names like an optimizer's state, and two parts of a model may have the same names.
 TEST(Places, AreNotGuessed) {
   const auto one = tensor_of_numbers({2});
   checkpoint::Catalog weights;
@@ -120,7 +120,7 @@ TEST(Places, AreNotGuessed) {
   checkpoint::Catalog two;
   two.tensors = {{"model.a.w", one}, {"model.a.v", one}, {"model.b.w", one}, {"optimizer.state.a.w.exp_avg", one}};
   const checkpoint::ModelNames b{.all = {"w", "v", "scale"}, .parameters = {{"w"}, {"v"}, {"scale"}}};
-  EXPECT_TRUE(checkpoint::run_of(two, b).catalog.tensors.contains("a.w"));  // not "w": nothing has all three
+  EXPECT_TRUE(checkpoint::run_of(two, b).catalog.tensors.contains("a.w"));  // not "w", because no key has all three parameters
   const checkpoint::ModelNames tied{.all = {"w", "head", "v"}, .parameters = {{"w", "head"}, {"v"}}};
   EXPECT_TRUE(checkpoint::run_of(two, tied).catalog.tensors.contains("v"));
 }
@@ -192,7 +192,7 @@ TEST(Places, TellPartsOfAModelFromWhatIsBesideIt) {
       optim::SGD optimizer(parameters(*model), {.lr = 0.1, .momentum = 0.9});
       checkpoint::Contents contents{.model = model.get(), .optimizer = &optimizer};
       checkpoint::load(out, contents, world);
-      EXPECT_EQ(checkpoint::read_run(out).generator.empty(), to == Format::Torch);  // which has none
+      EXPECT_EQ(checkpoint::read_run(out).generator.empty(), to == Format::Torch);  // the format has no generators
       train(*model, optimizer);
       expect_same(full_state(*model), after);
     });

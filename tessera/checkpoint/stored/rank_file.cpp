@@ -33,7 +33,7 @@ void expect_sense(const PartRecord& part) {
 
 RankRecord record_from_json(const nlohmann::json& json) {
   if (const auto format = json.at("format").get<int>(); format != kRankFormat)
-    throw UsageError("its format is {}, this version of Tessera reads {}; load it with the one that wrote it", format, kRankFormat);
+    throw UsageError("its format is {}, this version of Tessera reads {}; load it with the version that wrote it", format, kRankFormat);
   auto record = json.get<RankRecord>();
   for (const auto* parts : {&record.parts, &record.state}) {
     for (const auto& [name, part] : *parts) {
@@ -110,7 +110,7 @@ RankFile open_rank_file(const std::filesystem::path& folder, int rank, int ranks
 
 RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
   const auto text = file.metadata().find(kKey);
-  if (text == file.metadata().end()) throw IoError("{} is no part of a checkpoint of Tessera", file.path());
+  if (text == file.metadata().end()) throw IoError("{} is not a part of a checkpoint of Tessera", file.path());
   try {
     auto record = record_from_json(nlohmann::json::parse(text->second));
     if (record.rank != rank || record.ranks != ranks) {
@@ -125,7 +125,7 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
       return file.contains(name) ? c10::multiply_integers(file.info(name).sizes) : -1;
     };
     const auto refuse = [](const std::string& name, const PartRecord& part) {
-      throw IoError("it has not the {} values of '{}' that it promises", part.numel(), name);
+      throw IoError("it does not have the {} values of '{}' that its header lists", part.numel(), name);
     };
     for (const auto* parts : {&record.parts, &record.state}) {
       for (const auto& [name, part] : *parts) {
@@ -137,11 +137,11 @@ RankFile open_rank_file(SafetensorsFile file, int rank, int ranks) {
     }
     for (const auto* names : {&record.beside, &record.by_rank}) {
       for (const auto& name : *names) {
-        if (!name.starts_with(kBesidePrefix)) throw IoError("'{}' is no name of a tensor beside the model", name);
+        if (!name.starts_with(kBesidePrefix)) throw IoError("'{}' is not a name of an extra tensor", name);
       }
     }
     for (const auto& name : record.by_rank) {
-      if (file.info(name).sizes.empty()) throw IoError("'{}' should have rows, and is one number", name);
+      if (file.info(name).sizes.empty()) throw IoError("'{}' should have rows, but is one number", name);
     }
     return {std::move(file), std::move(record)};
   } catch (const UsageError& error) {
@@ -171,7 +171,7 @@ int saved_ranks(const std::filesystem::path& folder) {
     const auto file = name.rfind(kRank) == 0 ? rank_in_name(name, ".safetensors") : std::nullopt;
     if (file) found[file->second].insert(file->first);
   }
-  if (found.empty()) throw IoError("{} is no checkpoint: it has no file rank-0-of-N.safetensors", folder);
+  if (found.empty()) throw IoError("{} is not a checkpoint: it has no file rank-0-of-N.safetensors", folder);
   if (found.size() > 1) {
     throw IoError("{} has files of several checkpoints: of {} ranks and of {}", folder, found.begin()->first, found.rbegin()->first);
   }

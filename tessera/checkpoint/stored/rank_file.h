@@ -19,13 +19,13 @@ namespace tessera::checkpoint {
 
 /// The name of a tensor of the optimizer's state is optimizer.PARAMETER.KEY, where the key is the optimizer's name for it.
 inline constexpr auto kOptimizerPrefix = "optimizer.";
-/// The name of the state of the random generator in files of other formats.
+/// The name of the random generator's state in files of other formats.
 inline constexpr auto kGeneratorName = "generator.cpu";
-/// Its name in a run: no module or parameter has an empty name, so nothing of a model begins with a dot.
+/// The name of that state in a run. No name in a model begins with a dot, because no module or parameter has an empty name.
 inline constexpr auto kHiddenGeneratorName = ".generator.cpu";
-/// The name of the state of the generator of the rank's device is .generator.TYPE, such as .generator.cuda.
+/// The state of the generator of the rank's device has the name .generator.TYPE, such as .generator.cuda.
 inline constexpr auto kGeneratorPrefix = ".generator.";
-/// The name of a tensor beside the model is .tensors.NAME, for the same reason.
+/// An extra tensor outside the model (Contents::tensors) has the name .tensors.NAME, which no tensor of a model can have.
 inline constexpr auto kBesidePrefix = ".tensors.";
 
 /// The part of a tensor that a rank has: the values of the slices one after the other, each in the memory order that the strides define.
@@ -38,37 +38,37 @@ struct PartRecord {
 void to_json(nlohmann::json& json, const PartRecord& part);
 void from_json(const nlohmann::json& json, PartRecord& part);
 
-/// The parameters that a checkpoint leaves out, because the model has them from elsewhere.
+/// The parameters that a checkpoint leaves out, because the model gets them from a Base.
 struct BaseRecord {
-  std::string name = {}, checksum = {}, forms = {};  // those of a Base; empty if nothing is left out
+  std::string name = {}, checksum = {}, forms = {};  // of the Base; empty if nothing is left out
   std::set<std::string> parameters = {};
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(BaseRecord, name, checksum, forms, parameters)
 
 struct RankRecord {
   int rank = 0, ranks = 1;
-  uint64_t save = 0;                             // a random number for each save, by which files of different saves are told apart
+  uint64_t save = 0;                             // a random number for each save, which tells files of different saves apart
   std::map<std::string, PartRecord> parts = {};  // sharded parameters
-  /// Tensors of the optimizer's state. One with a value for each block of a parameter's values has slices of its own, of one dimension.
+  /// Tensors of the optimizer's state. A tensor with one value for each block of a parameter's values has its own one-dimensional slices.
   std::map<std::string, PartRecord> state = {};
   std::vector<std::string> whole = {};              // parameters that belong to no unit; only rank 0 writes them
   std::vector<std::string> buffers = {};            // each rank writes its own
-  std::vector<std::string> beside = {};             // tensors beside the model that are the same on all ranks; only rank 0 writes them
-  std::vector<std::string> by_rank = {};            // tensors beside the model of which each rank has rows of its own
+  std::vector<std::string> beside = {};             // extra tensors that are the same on all ranks; only rank 0 writes them
+  std::vector<std::string> by_rank = {};            // extra tensors of which each rank has rows of its own
   std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
   std::string optimizer = {};                       // its class; empty if there is none
   std::string generator = {};                       // the tensor that is the state of the random generator; empty if there is none
-  std::string device_generator = {};                // the same of the device that the rank trains on
+  std::string device_generator = {};                // the same for the device that the rank trains on
   std::map<std::string, std::string> notes = {};
   BaseRecord base = {};
-  std::string adapters = {};  // in words; empty if the model has none
-  /// Where it comes from, for people to read: the versions of the libraries, the layout and the mesh.
+  std::string adapters = {};  // described in words; empty if the model has none
+  /// What the file was written with, for people to read: the versions of the libraries, the layout and the mesh.
   std::map<std::string, std::string> origin = {};
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankRecord, rank, ranks, save, parts, state, whole, buffers, beside, by_rank, aliases, optimizer,
                                    generator, device_generator, notes, base, adapters, origin)
 
-/// RankRecord::origin of what this program writes.
+/// Returns RankRecord::origin for files that this program writes.
 std::map<std::string, std::string> origin_here(std::string layout, std::string mesh);
 /// The record as metadata for the file's header.
 std::map<std::string, std::string> to_metadata(const RankRecord& record);
@@ -78,7 +78,7 @@ struct RankFile {
   RankRecord record;
 };
 
-/// The rank and the number of ranks in a name that ends in "rank-R-of-N" and the extension. Nothing for other names.
+/// Returns the rank and the number of ranks in a name that ends in "rank-R-of-N" and the extension; nothing for other names.
 std::optional<std::pair<int, int>> rank_in_name(std::string_view name, std::string_view extension);
 
 std::filesystem::path rank_file(const std::filesystem::path& folder, int rank, int ranks);

@@ -65,7 +65,7 @@ Kept kept_by(const PictureRun& run) {
   return kept;
 }
 
-/// The whole of what the ranks' optimizers keep, put together as the flat buffers were cut.
+/// The whole state that the ranks' optimizers keep, put together from the pieces of the flat buffers.
 at::Tensor whole_state(const std::vector<Kept>& ranks, const std::string& name, const std::string& key, const at::Tensor& like) {
   const auto flat = at::empty({like.numel()});
   for (const auto& rank : ranks) {
@@ -179,7 +179,7 @@ TEST(RankFile, ThatMakesNoSenseIsRefused) {
     EXPECT_THAT(of_part([](auto& part) { part["slices"][0]["offsets"][1] = 1; }), HasSubstr("'a.weight' makes no sense: it has a slice"));
     EXPECT_THAT(of_part([](auto& part) { part["slices"][0]["sizes"] = {60}; }), HasSubstr("does not fit into its shape"));
     EXPECT_THAT(of_part([](auto& part) { part["strides"] = {1}; }), HasSubstr("one stride for each dimension"));
-    EXPECT_THAT(of_part([](auto& part) { part["slices"][0]["sizes"][0] = 9; }), HasSubstr("has not the 54 values of 'a.weight'"));
+    EXPECT_THAT(of_part([](auto& part) { part["slices"][0]["sizes"][0] = 9; }), HasSubstr("does not have the 54 values of 'a.weight'"));
   });
 }
 

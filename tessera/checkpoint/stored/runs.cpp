@@ -38,7 +38,7 @@ class Settings {
     }
   }
 
-  /// The names of the parameters that the state knows by numbers, as far as the settings tell.
+  /// Returns the names of the parameters that the state knows by numbers, as far as the settings have both.
   std::map<std::string, std::string> names() const {
     std::map<std::string, std::string> result;
     for (const auto& [number, group] : groups_) {
@@ -51,7 +51,8 @@ class Settings {
     return result;
   }
 
-  /// The names by numbers as Python's load_state_dict assigns them: by places in the groups. None unless the groups are of the same sizes.
+  /// Returns the names by numbers as Python's load_state_dict assigns them: by positions in the groups. Empty unless the groups have the
+  /// same sizes.
   std::map<std::string, std::string> names(const std::vector<std::vector<std::string>>& groups) const {
     std::map<std::string, std::string> result;
     if (groups.size() != groups_.size()) return {};
@@ -112,7 +113,8 @@ void set_optimizer(Manifest& run, const json& groups) {
   if (!groups.empty()) run.notes.front()[kSettingsNote] = text_of(groups);
 }
 
-/// The run of a catalog that has Tessera's names for the model and the optimizer's state already. The settings are those of one group.
+/// Returns the run of a catalog that already has Tessera's names for the model and the optimizer's state. The settings are those of one
+/// group.
 Manifest run_of_torch_xla(Catalog catalog) {
   constexpr std::string_view kSettings = "optimizer.param_groups.0.";
   Manifest run{.notes = {{}}};
@@ -174,7 +176,7 @@ class Sorting {
   }
 
  private:
-  /// Returns the part of a name behind the optimizer's key and `part`; nothing for other names.
+  /// Returns the rest of a name that begins with the optimizer's key and `part`; nothing for other names.
   std::optional<std::string> behind(const std::string& name, std::string_view part) const {
     if (!optimizer_ || !name.starts_with(*optimizer_ + std::string(part))) return std::nullopt;
     return name.substr(optimizer_->size() + part.size());
@@ -207,7 +209,7 @@ class Sorting {
     if (is_free_name(own) && run_.catalog.tensors.emplace(stored, tensor).second) {
       run_.beside.insert(stored);
     } else {
-      run_.catalog.left_out.emplace(name, "it is a tensor that is neither the model's nor the optimizer's");
+      run_.catalog.left_out.emplace(name, "it is neither the model's nor the optimizer's, and its name is reserved or taken");
     }
   }
 
@@ -224,7 +226,7 @@ class Sorting {
   void add_state(const std::string& name, const StoredTensor& tensor) {
     const auto dot = name.rfind('.');
     if (dot == std::string::npos) {
-      run_.catalog.left_out.emplace(*optimizer_ + "state." + name, "it is state of no parameter");
+      run_.catalog.left_out.emplace(*optimizer_ + "state." + name, "it is optimizer state of no parameter");
       return;
     }
     auto parameter = name.substr(0, dot);
@@ -262,8 +264,8 @@ class Sorting {
     if (state && value.is_null()) return;  // SGD without momentum
     if (state || value.is_binary() || (!model_.empty() && name.starts_with(model_))) {
       run_.catalog.left_out.emplace(name, state               ? "it is a number where PyTorch has had tensors since 1.12"
-                                          : value.is_binary() ? "it is bytes"
-                                                              : "it is a value of the model that is no tensor");
+                                          : value.is_binary() ? "it is a bytes object"
+                                                              : "it is a value of the model that is not a tensor");
       return;
     }
     run_.notes.front()[without_around(name)] = text_of(value);
@@ -298,7 +300,8 @@ class Sorting {
     return catalog;
   }
 
-  static constexpr auto kOneOfSeveral = "it is of one of several optimizers, none of which has a name that is known";
+  static constexpr auto kOneOfSeveral =
+      "it is of one of several optimizers, of which Tessera loads only one with a usual name such as 'optimizer'";
 
   Catalog from_;
   const Places places_;
@@ -323,11 +326,11 @@ Manifest read_run(const std::filesystem::path& path, const ModelNames& names) {
   if (format == Format::Tessera) return read_manifest(path);
   if (format == Format::TorchXla) return run_of_torch_xla(read_catalog(path));
   auto catalog = read_catalog(path);
-  // Weights alone have no keys around them: "model." is a part of the model, as in a language model whose head is tied.
+  // Formats with only weights have no keys around the model: "model." is a part of its names, as in a language model with a tied head.
   if (row_of(format).model_alone && names.all.empty()) return {.save = number_of(catalog), .catalog = std::move(catalog), .notes = {{}}};
   auto run = run_of(std::move(catalog), names);
   const auto generator = run.catalog.tensors.find(run.generator);
-  if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // of each rank, in the first files
+  if (format == Format::Accelerate && generator != run.catalog.tensors.end()) {  // one box for each rank
     run.ranks = static_cast<int>(std::max<size_t>(generator->second.boxes.size(), 1));
     run.notes.resize(generator->second.boxes.size(), run.notes.front());
   }

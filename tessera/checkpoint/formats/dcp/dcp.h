@@ -24,7 +24,7 @@ namespace tessera::checkpoint {
 /// name. Throws IoError for damage and, in a folder that Tessera wrote, for a file of another save.
 Catalog read_dcp(const std::filesystem::path& folder);
 
-/// The keys of the dicts and the places in lists on the way to a value in the state. Joined by dots they are the value's name.
+/// The dict keys and list indices that lead to a value in the state. Joined by dots, they are the value's name.
 using DcpPath = std::vector<std::variant<std::string, int64_t>>;
 
 /// A part of a tensor, or another value, that a rank has written. It can be sent to rank 0 as JSON.
@@ -34,7 +34,7 @@ struct DcpItem {
     TensorSlice box;
   };
   DcpPath path = {};
-  std::optional<Part> part = {};  // of a tensor
+  std::optional<Part> part = {};  // if the item is a part of a tensor
   std::string file = {};
   uint64_t offset = 0, bytes = 0;
   std::string checksum = {};  // TorchArchive::checksum
@@ -55,7 +55,7 @@ class DcpRankWriter {
   std::vector<DcpItem> close();
 
  private:
-  /// Closes the archive.
+  /// Closes the archive of an item, and notes where it is in the file.
   void add(DcpItem item, TorchArchiveWriter& archive);
 
   std::string name_;
@@ -64,9 +64,9 @@ class DcpRankWriter {
   std::vector<DcpItem> items_;
 };
 
-/// Writes `.metadata`, which makes the folder a checkpoint: on one rank, when all have closed their files. Boxes and values that several
-/// ranks have written count once. It has the checksums of the archives and the number of the save. Throws UsageError if the boxes of a
-/// tensor overlap or are not all of it.
+/// Writes `.metadata`, which makes the folder a checkpoint. One rank calls it, after all ranks have closed their files. A box or a value
+/// that several ranks have written counts once. `.metadata` also has the checksums of the archives and the number of the save. Throws
+/// UsageError if the boxes of a tensor overlap or do not cover it.
 void write_dcp_metadata(const std::filesystem::path& folder, std::span<const DcpItem> items, uint64_t save = 0);
 
 }  // namespace tessera::checkpoint

@@ -32,7 +32,7 @@ at::Tensor weight() {
   return at::arange(6, at::kBFloat16).view({3, 2});
 }
 
-/// Writes the file of one of two ranks: its rows, and values that both have.
+/// Writes the file of one of two ranks: its rows, and values that both ranks have.
 std::vector<DcpItem> write_rank(const std::filesystem::path& folder, int rank) {
   DcpRankWriter writer(folder, rank);
   const auto own = rank == 0 ? rows(0, 2) : rows(2, 1);
@@ -84,7 +84,7 @@ TEST(Dcp, RefusesPartsThatAreNoTensor) {
   refused([](auto& all) { all[0].part->box = rows(0, 3); }, "[0:3, 0:2] and [2:3, 0:2] of 'model.a.weight' overlap");
   refused([](auto& all) { all[0].part->dtype = at::kFloat; }, "'model.a.weight' differ in dtype or shape");
   refused([](auto& all) { all[0].part.reset(); }, "'model.a.weight' differ in dtype or shape");
-  refused([](auto& all) { all[0].path = {"model", "a", "weight"}; }, "two values have the name 'model.a.weight'");
+  refused([](auto& all) { all[0].path = {"model", "a", "weight"}; }, "the keys of two values, joined by dots, are both 'model.a.weight'");
   EXPECT_FALSE(std::filesystem::exists(folder / ".metadata"));
   DcpRankWriter writer(folder.path(), 0);
   EXPECT_THAT([&] { writer.write({"w"}, rows(2, 2), at::ones({2, 2})); }, ThrowsMessage<UsageError>(HasSubstr("outside of its shape")));
@@ -95,13 +95,13 @@ TEST(Dcp, RefusesPartsThatAreNoTensor) {
       ThrowsMessage<UsageError>(HasSubstr("part [0:2, 0:2] of 'w' was given values of the shape [2, 1]")));
 }
 
-/// The metadata of a folder, changed.
+/// Changes the metadata of a folder.
 class Metadata {
  public:
   explicit Metadata(std::filesystem::path folder) : folder_(std::move(folder)) {
     checkpoint::write_dcp_metadata(folder_, write_both(folder_));
     text_ = read_file(folder_ / dcp::kFile);
-    text_.replace(text_.find(dcp::kNote), std::string_view(dcp::kNote).size(), "another");  // so that what lies behind the checksum is read
+    text_.replace(text_.find(dcp::kNote), std::string_view(dcp::kNote).size(), "another");  // so that the reader finds no checksums
   }
   /// Replaces text of the same length.
   void refused(const std::string& from, const std::string& to, const std::string& why) const {
@@ -122,9 +122,9 @@ class Metadata {
 TEST(Dcp, RefusesWhatItDoesNotKnow) {
   const Folder folder;
   const Metadata metadata(folder.path());
-  metadata.refused("1.0.0", "2.0.0", "the version '2.0.0', but only 1.0.0");
+  metadata.refused("1.0.0", "2.0.0", "the version '2.0.0', but Tessera reads only 1.0.0");
   metadata.refused("BytesStorageMetadata", "OtherStorageMetadata", "refers to torch.distributed.checkpoint.metadata.OtherStorageMetadata");
-  metadata.refused("__0_0.distcp", "../../passwd", "'../../passwd', which is none of the folder");
+  metadata.refused("__0_0.distcp", "../../passwd", "'../../passwd', which is not a file of this folder");
   metadata.refused("__0_0.distcp", "__3_0.distcp", "__3_0.distcp");
   metadata.refused("bfloat16", "float8_x", "refers to torch.float8_x");
   metadata.refused("storage_data", "storage_date", "no field 'storage_data'");
@@ -135,14 +135,14 @@ TEST(Dcp, RefusesWhatItDoesNotKnow) {
 
 TEST(Dcp, ReadsOlderMetadata) {
   const Folder folder;
-  const auto items = write_rank(folder.path(), 1);  // of which the tensor with one value is read
+  const auto items = write_rank(folder.path(), 1);  // the metadata below names only the tensor with one value
   const auto made = [](const std::string& name, std::vector<pickle::Value> arguments, pickle::Value state = {}) {
     return pickle::Object{.name = name, .arguments = std::move(arguments), .state = std::move(state)};
   };
   using Entries = std::vector<std::pair<pickle::Value, pickle::Value>>;
   const auto dict = [](Entries entries) -> pickle::Value { return pickle::Dict{.entries = std::move(entries)}; };
   const pickle::Value size = made(dcp::kSize, {pickle::Tuple{}});
-  // CPython 3.11.2 pickles members of an enum so.
+  // This is how CPython 3.11.2 pickles members of an enum.
   const auto format = made("builtins.getattr", {pickle::Global{dcp::kOldMemoryFormat}, "TORCH_CONTIGUOUS_FORMAT"});
   const auto layout = made(dcp::kLayout, {"torch.strided"});
   const auto properties =
@@ -170,7 +170,7 @@ TEST(Dcp, KnowsWhatWasWritten) {
   checkpoint::write_dcp_metadata(folder.path(), write_both(folder.path()), 17);
   EXPECT_EQ(read_dcp(folder.path()).save->number, 17U);
   const auto whole = read_file(folder / dcp::kFile);
-  for (const auto* name : {"epoch", "groups", "lr", "a.weight"}) {  // of which one would be gone under another name
+  for (const auto* name : {"epoch", "groups", "lr", "a.weight"}) {  // only the checksums show that a name has changed
     auto text = whole;
     for (size_t place = 0; (place = text.find(name, place)) != std::string::npos; place++) text[place] ^= 1;
     write_file(folder / dcp::kFile, text);
@@ -205,7 +205,7 @@ TEST(Dcp, EveryDamageIsAnErrorOrHarmless) {
       write_file(folder / name, damaged);
       try {
         read_all();
-      } catch (const IoError&) {  // nothing else may come
+      } catch (const IoError&) {  // no other exception may come
       }
     }
     write_file(folder / name, whole);

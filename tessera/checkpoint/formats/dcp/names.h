@@ -1,4 +1,4 @@
-// The classes in `.metadata` of torch.distributed.checkpoint.
+// Names in `.metadata` of torch.distributed.checkpoint: of classes, and of what Tessera adds.
 #pragma once
 
 namespace tessera::checkpoint::dcp {
@@ -6,9 +6,10 @@ namespace tessera::checkpoint::dcp {
 constexpr auto kFile = ".metadata";
 constexpr auto kVersion = "1.0.0";
 
-/// An attribute that Tessera adds and that Python's classes keep when they are read: a dict of checksums and the number of the save.
+/// An attribute that Tessera adds to Metadata, and that Python keeps when it reads the object: a dict of kChecksums and kSave.
 constexpr auto kNote = "tessera";
-/// Checksums of the text of `.metadata` itself, with zeros in place of all, and of each archive in the order of storage_data.
+/// The checksum of `.metadata` itself, computed with zeros in place of all checksums, and then that of each archive in the order of
+/// storage_data.
 constexpr auto kChecksums = "xxh3_64";
 constexpr auto kSave = "save";
 

@@ -38,7 +38,7 @@ class DcpReader {
 
   Catalog read() {
     if (!is_there(path_)) {
-      throw IoError("{} is no checkpoint of torch.distributed.checkpoint, or one that was not finished: it has no {}", folder_, dcp::kFile);
+      throw IoError("{} is not a checkpoint of torch.distributed.checkpoint, or was not finished: it has no {}", folder_, dcp::kFile);
     }
     const auto bytes = InputFile(path_).read_all();
     const auto root = pickle::read(std::as_bytes(std::span(bytes)), metadata_globals, path_.string());
@@ -51,7 +51,7 @@ class DcpReader {
       const auto* const name = key.as<std::string>();
       const auto* const object = entry.as<pickle::Object>();
       if (name == nullptr || object == nullptr) damaged_("state_dict_metadata has {} for {}", entry.kind(), key.kind());
-      if (catalog_.tensors.contains(*name) || !seen_.insert(*name).second) damaged_("'{}' comes twice", *name);
+      if (catalog_.tensors.contains(*name) || !seen_.insert(*name).second) damaged_("'{}' occurs twice", *name);
       if (object->name == dcp::kBytes) {
         add_value(*name);
       } else {
@@ -62,7 +62,7 @@ class DcpReader {
   }
 
  private:
-  /// Where an archive lies.
+  /// Where an archive is.
   struct Place {
     std::string file;
     uint64_t offset = 0, bytes = 0;
@@ -70,7 +70,7 @@ class DcpReader {
   };
   using Key = std::pair<std::string, std::optional<std::vector<int64_t>>>;  // the name, and the offsets of a part of a tensor
 
-  /// The fields of an object of the class.
+  /// Returns the fields of `value`, which must be an object of this class.
   const pickle::Dict& fields_of(const Value& value, std::string_view of_class, const std::string& what) const {
     const auto* const object = value.as<pickle::Object>();
     const auto* const fields = object == nullptr ? nullptr : object->state.as<pickle::Dict>();
@@ -80,7 +80,7 @@ class DcpReader {
   }
   const Value& field(const pickle::Dict& fields, std::string_view name) const {
     const auto* const found = fields.find(name);
-    if (found == nullptr) damaged_("something has no field '{}'", name);
+    if (found == nullptr) damaged_("an object has no field '{}'", name);
     return *found;
   }
   template <class T>
@@ -92,7 +92,7 @@ class DcpReader {
   const std::string& text_in(const pickle::Dict& fields, std::string_view name) const { return get<std::string>(fields, name, "a text"); }
   uint64_t number_in(const pickle::Dict& fields, std::string_view name) const {
     const auto number = get<int64_t>(fields, name, "a number of bytes");
-    if (number < 0) damaged_("{} is no number of bytes", name);
+    if (number < 0) damaged_("{} is negative, so it is not a number of bytes", name);
     return static_cast<uint64_t>(number);
   }
   std::vector<int64_t> sizes_in(const pickle::Dict& fields, std::string_view name) const {
@@ -107,15 +107,15 @@ class DcpReader {
     const auto* const text = version->as<std::string>();
     if (text != nullptr && *text == dcp::kVersion) return;
     throw IoError(
-        "{} has the version {}, but only {} and the ones before it are known; load it with the PyTorch that wrote "
-        "it and save it by torch.save",
+        "{} has the version {}, but Tessera reads only {} and older files, which have no version; load it with the PyTorch that wrote "
+        "it and save it with torch.save",
         path_, text == nullptr ? std::string(version->kind()) : "'" + *text + "'", dcp::kVersion);
   }
 
   /// Takes the checksums and the number of the save, if Tessera wrote the folder.
   void take_note(const Value& value, std::string_view text, size_t archives) {
     const auto* const note = value.as<pickle::Dict>();
-    if (note == nullptr) return;  // somebody else's
+    if (note == nullptr) return;  // an attribute of another program
     checksums_ = text_in(*note, dcp::kChecksums);
     try {
       expect_as_written(text, checksums_, archives, dcp::kNote);
@@ -135,11 +135,11 @@ class DcpReader {
       auto part = offset == nullptr || offset->is_none() ? std::nullopt : std::optional(sizes_in(key, "offset"));
       const auto* const transforms = place.find("transform_descriptors");
       if (transforms != nullptr && !transforms->is_none()) {
-        throw IoError("{}: '{}' was transformed when it was saved, for example compressed, which can't be read", path_, name);
+        throw IoError("{}: '{}' was saved with a transform (such as compression), which Tessera can't read; save without it", path_, name);
       }
       const auto& file = text_in(place, "relative_path");
       if (file.empty() || file.starts_with('.') || file.find('/') != std::string::npos || file.find('\0') != std::string::npos) {
-        damaged_("'{}' should be in the file '{}', which is none of the folder", name, file);
+        damaged_("'{}' should be in the file '{}', which is not a file of this folder", name, file);
       }
       places_[{name, std::move(part)}] = {.file = file,
                                           .offset = number_in(place, "offset"),
@@ -170,7 +170,7 @@ class DcpReader {
     const auto where = fmt::format("{} at byte {}, where '{}' is,", (folder_ / name).string(), offset, key.first);
     Item item{.file = number, .archive = TorchArchive(files_[number], offset, bytes, globals, where)};
     if (checksum.empty() || checksum == item.archive.checksum()) return item;
-    throw IoError("{} has not what {} says was saved; it is damaged, or of another save", where, path_);
+    throw IoError("{} has other content than {} says; it is damaged, or of another save", where, path_);
   }
 
   void add_value(const std::string& name) {
@@ -184,7 +184,7 @@ class DcpReader {
 
   void add_tensor(const std::string& name, const pickle::Dict& fields) {
     StoredTensor tensor{.dtype = dtype_of(field(fields, "properties"), name), .shape = sizes_in(fields, "size")};
-    if (!checked_numel(tensor.shape, static_cast<int64_t>(c10::elementSize(tensor.dtype)))) damaged_("'{}' has no size", name);
+    if (!checked_numel(tensor.shape, static_cast<int64_t>(c10::elementSize(tensor.dtype)))) damaged_("'{}' has an impossible size", name);
     for (const auto& chunk : get<pickle::List>(fields, "chunks", "a list").items) {
       const auto& places = fields_of(chunk, dcp::kChunk, name);
       const TensorSlice box{.shape = tensor.shape, .offsets = sizes_in(places, "offsets"), .sizes = sizes_in(places, "sizes")};
@@ -196,7 +196,7 @@ class DcpReader {
     catalog_.tensors.emplace(name, std::move(tensor));
   }
 
-  /// From TensorProperties(dtype, ...).
+  /// Returns the dtype in TensorProperties(dtype, ...).
   at::ScalarType dtype_of(const Value& value, const std::string& name) const {
     const auto* const object = value.as<pickle::Object>();
     const auto dtype = object == nullptr ? std::nullopt : to_dtype(object->state[0]);

@@ -45,14 +45,15 @@ Value properties_of(at::ScalarType dtype) {
                         .made = pickle::Object::Made::New};
 }
 
-/// Throws UsageError unless the boxes of a tensor have each of its values once.
+/// Throws UsageError unless the boxes of a tensor cover each of its values exactly once.
 void expect_partition(const std::string& name, const std::vector<int64_t>& shape, std::vector<const TensorSlice*> boxes) {
   std::ranges::sort(boxes, {}, [](const auto* box) { return box->offsets; });
   int64_t numel = 0;
   for (size_t i = 0; i < boxes.size(); i++) {
     numel += boxes[i]->numel();
     for (size_t k = i + 1; k < boxes.size(); k++) {
-      if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;  // and so do all that follow
+      // The boxes are in the order of their offsets: in dimension 0, box k and all further ones begin after the end of box i.
+      if (!shape.empty() && boxes[k]->offsets[0] >= boxes[i]->offsets[0] + boxes[i]->sizes[0]) break;
       if (!intersection(*boxes[i], *boxes[k])) continue;
       throw UsageError("the parts {} and {} of '{}' overlap", to_string(*boxes[i]), to_string(*boxes[k]), name);
     }
@@ -81,11 +82,11 @@ Value storage_of(const DcpItem& item) {
       {{"relative_path", item.file}, {"offset", static_cast<int64_t>(item.offset)}, {"length", static_cast<int64_t>(item.bytes)}});
 }
 
-/// Adds an item to those of its name. Throws UsageError if it contradicts them.
+/// Adds an item to the others of its name. Throws UsageError if its path, dtype or shape differs from theirs.
 void add(const std::string& name, Named& named, const DcpItem& item) {
   if (named.first == nullptr) named.first = &item;
   const auto& first = *named.first;
-  if (item.path != first.path) throw UsageError("two values have the name '{}', joined by dots; give one another name", name);
+  if (item.path != first.path) throw UsageError("the keys of two values, joined by dots, are both '{}'; rename one of the values", name);
   const bool agrees = item.part.has_value() == first.part.has_value() &&
                       (!item.part || (item.part->dtype == first.part->dtype && item.part->box.shape == first.part->box.shape));
   if (!agrees) throw UsageError("the parts of '{}' differ in dtype or shape", name);

@@ -26,8 +26,8 @@ void put_half(uint8_t* bytes, float value) {
   std::memcpy(bytes, &bits, sizeof bits);
 }
 
-/// Codes of four bits, or of five, with or without a least value. The lower halves of the bytes are the first 16 values, the upper halves
-/// the other 16. Each value's fifth bit is stored apart from its other four.
+/// Decodes Q4_0 and Q5_0, or Q4_1 and Q5_1, which also have a least value: codes of four or five bits. The lower halves of the bytes are
+/// the first 16 values, the upper halves the other 16. The fifth bit of a value is stored apart from the other four.
 template <bool kFive, bool kLeast>
 void decode_small(const uint8_t* block, float* values) {
   const float scale = half_at(block), least = kLeast ? half_at(block + 2) : 0;
@@ -142,7 +142,8 @@ void decode_k(const uint8_t* block, float* values) {
   }
 }
 
-/// A value is scale * code - least. For 32 values, with the least weighted squared error that llama.cpp's search finds.
+/// The scale and the least value of 32 values: a value is scale * code - least. llama.cpp's search finds the ones with the least weighted
+/// squared error.
 struct Fit {
   float scale = 0, least = 0;
 };

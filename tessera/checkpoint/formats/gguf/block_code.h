@@ -1,4 +1,4 @@
-// Codes of GGUF files, in which blocks of a few values have common scales.
+// BlockCode: an encoding of values in GGUF files, which ggml calls a type. Quantized values of a block share scales.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,12 @@ namespace tessera::checkpoint {
 
 struct BlockCode {
   std::string_view name;                                          // "Q4_1"
-  uint32_t number = 0;                                            // in files
+  uint32_t number = 0;                                            // ggml's, in files
   int64_t values = 1;                                             // per block
   int64_t bytes = 1;                                              // per block
-  void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32, to the bit as Python's gguf
-  void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if such blocks are only read
-  int64_t file_type = -1;                                         // general.file_type where matrices are written so
+  void (*decode)(const uint8_t* block, float* values) = nullptr;  // to float32, bit for bit as Python's gguf package
+  void (*encode)(const float* values, uint8_t* block) = nullptr;  // null if Tessera only reads this code
+  int64_t file_type = -1;                                         // general.file_type of files whose matrices have this code
 };
 
 /// Returns ggml's name of the code with this number; empty for a number that ggml does not have.

@@ -20,7 +20,7 @@ constexpr uint64_t kMostDims = 4;
 constexpr uint64_t kLongest = 1 << 28;  // bytes of a text, elements of a list
 constexpr auto kAlignmentKey = "general.alignment", kArchitectureKey = "general.architecture";
 
-/// The bytes of a number of that type; 0 for types other than numbers.
+/// Returns the size of a number of this type in bytes; 0 for texts and lists.
 uint64_t width_of(GgufType type) {
   uint64_t width = 0;
   if (type != GgufType::Text && type != GgufType::Array) with_number(type, [&]<class T>(T) { width = sizeof(T); });
@@ -107,7 +107,7 @@ class HeaderReader {
   }
 
   void take(void* to, uint64_t count) {
-    if (count > left()) refuse("its header goes on behind its end at byte {}", file_.size());
+    if (count > left()) refuse("its header continues past the end of the file at byte {}", file_.size());
     auto* bytes = static_cast<char*>(to);
     while (count > 0) {
       if (at_ < begin_ || at_ >= begin_ + buffer_.size()) {
@@ -145,10 +145,10 @@ GgufTensor read_tensor(HeaderReader& header) {
     for (const auto& code : block_codes()) names.push_back(code.name);
     const auto name = name_of_block_code(number);
     throw IoError(
-        "{}: '{}' is in {}, which is not read here; those that are: {}; llama-quantize makes one of these of the model that "
-        "it was made of",
+        "{}: '{}' has the ggml type {}, which Tessera does not read; it reads the types {}; run llama-quantize on the original model to "
+        "get one of these",
         header.path(), tensor.name,
-        name.empty() ? fmt::format("the code number {}, of a newer ggml or damaged", number) : std::string(name), joined(names));
+        name.empty() ? fmt::format("{} (unknown: the file is damaged, or of a newer ggml)", number) : std::string(name), joined(names));
   }
   tensor.offset = header.number<uint64_t>();
   return tensor;
@@ -157,19 +157,20 @@ GgufTensor read_tensor(HeaderReader& header) {
 /// Throws IoError unless the tensor's rows are whole blocks that lie in the file.
 void expect_sound(const HeaderReader& header, const GgufTensor& tensor, uint64_t size_of_file) {
   const auto wide = checked_numel(tensor.sizes, sizeof(float));  // of its values in float32
-  if (!wide) header.refuse("'{}' has no size", tensor.name);
+  if (!wide) header.refuse("the shape of '{}' has more values than any file can hold", tensor.name);
   const auto values = *wide / static_cast<int64_t>(sizeof(float));
   const auto row = tensor.sizes.empty() ? 1 : tensor.sizes.back();
   if (row % tensor.code->values != 0)
-    header.refuse("'{}' has rows of {} values, which are no whole blocks of {}", tensor.name, row, tensor.code->values);
+    header.refuse("'{}' has rows of {} values, which is not a multiple of the block size {}", tensor.name, row, tensor.code->values);
   uint64_t bytes = 0, end = 0;
   if (__builtin_mul_overflow(static_cast<uint64_t>(values / tensor.code->values), static_cast<uint64_t>(tensor.code->bytes), &bytes) ||
       __builtin_add_overflow(bytes, tensor.offset, &end) || end > size_of_file) {
-    header.refuse("'{}' lies behind the end of the file, which has {} bytes", tensor.name, size_of_file);
+    header.refuse("'{}' extends past the end of the file, which has {} bytes", tensor.name, size_of_file);
   }
 }
 
-/// The file interleaves the two halves of a head's rows; Hugging Face has all rows of the first half, and then those of the second.
+/// Returns the boxes of a tensor in a file that interleaves the two halves of each head's rows. Hugging Face has all rows of the first
+/// half, and then all of the second.
 std::vector<StoredBox> boxes_of_pairs(const GgufTensor& tensor, int64_t heads) {
   const auto rows = tensor.sizes[0], row = c10::multiply_integers(tensor.sizes) / std::max<int64_t>(rows, 1), half = rows / heads / 2;
   std::vector<StoredBox> boxes;
@@ -207,7 +208,7 @@ int64_t heads_in_pairs(const GgufFile& file, const std::string& name) {
 GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   const InputFile file(path);
   HeaderReader header(file);
-  if (!has_magic(file)) throw IoError("{} is no GGUF file", path);
+  if (!has_magic(file)) throw IoError("{} is not a GGUF file", path);
   header.number<uint32_t>();
   const auto version = header.number<uint32_t>();
   if (version < kOldestGgufVersion || version > kGgufVersion)
@@ -217,20 +218,20 @@ GgufFile::GgufFile(const std::filesystem::path& path) : path_(path) {
   std::set<std::string> known;
   for (uint64_t i = 0; i < keys; i++) {
     auto key = header.text("the name of a key");
-    if (!known.insert(key).second) header.refuse("'{}' is there twice", key);
+    if (!known.insert(key).second) header.refuse("the key '{}' occurs twice", key);
     auto value = header.value(key);
     metadata_.emplace_back(std::move(key), std::move(value));
   }
   known.clear();
   for (uint64_t i = 0; i < tensors; i++) {
     tensors_.push_back(read_tensor(header));
-    if (!known.insert(tensors_.back().name).second) header.refuse("the tensor '{}' is there twice", tensors_.back().name);
+    if (!known.insert(tensors_.back().name).second) header.refuse("the tensor '{}' occurs twice", tensors_.back().name);
   }
   const auto alignment = static_cast<uint64_t>(integer(kAlignmentKey).value_or(kGgufAlignment));
   if (alignment == 0 || alignment > file.size()) header.refuse("{} is {}", kAlignmentKey, alignment);
   const auto begin = aligned(header.at(), alignment);
   for (auto& tensor : tensors_) {
-    if (__builtin_add_overflow(tensor.offset, begin, &tensor.offset)) header.refuse("'{}' lies nowhere", tensor.name);
+    if (__builtin_add_overflow(tensor.offset, begin, &tensor.offset)) header.refuse("the offset of '{}' is too large", tensor.name);
     expect_sound(header, tensor, file.size());
   }
 }
@@ -245,11 +246,11 @@ const T* GgufFile::get(const std::string& key) const {
   const auto* value = find(key);
   if (value == nullptr) return nullptr;
   const auto* data = std::get_if<T>(&value->data);
-  if (data == nullptr) throw IoError("{}: '{}' has another type than it should", path_, key);
+  if (data == nullptr) throw IoError("{}: the metadata '{}' has the wrong type", path_, key);
   return data;
 }
 
-/// A copy of a value that may not be there.
+/// Copies a value that may be missing (null).
 template <class T>
 static std::optional<T> copy_of_found(const T* value) {
   return value == nullptr ? std::nullopt : std::optional(*value);
@@ -290,7 +291,7 @@ Catalog read_gguf(const GgufFile& file) {
   for (const auto& tensor : file.tensors()) {
     const auto name = name_of_gguf(tensor.name).value_or(tensor.name);
     if (name == kRopeFactors) {
-      catalog.left_out[name] = "they are part of the model's shape";
+      catalog.left_out[name] = "the model's configuration says which factors its rotary embeddings have";
       continue;
     }
     auto stored = stored_of(tensor);
@@ -298,10 +299,10 @@ Catalog read_gguf(const GgufFile& file) {
     if (heads > 0) {
       const auto rows = tensor.sizes.empty() ? 0 : tensor.sizes[0];
       if (heads > rows || rows % (2 * heads) != 0 || tensor.sizes.back() < 1)
-        throw IoError("{}: the rows of '{}' don't fall into {} heads", path, tensor.name, heads);
+        throw IoError("{}: the rows of '{}' can't be divided evenly among {} heads", path, tensor.name, heads);
       stored.boxes = boxes_of_pairs(tensor, heads);
     }
-    if (!catalog.tensors.emplace(name, std::move(stored)).second) throw IoError("{}: two tensors are '{}'", path, name);
+    if (!catalog.tensors.emplace(name, std::move(stored)).second) throw IoError("{}: two tensors have the name '{}'", path, name);
   }
   return catalog;
 }

@@ -21,19 +21,19 @@ namespace tessera::checkpoint {
 
 struct Catalog;
 
-/// The types of metadata in files, by their numbers there.
+/// The types of metadata, with their numbers in files.
 enum class GgufType : uint32_t { U8, I8, U16, I16, U32, I32, F32, Bool, Text, Array, U64, I64, F64 };
 
 /// A number, a text, or a list of numbers or texts.
 struct GgufValue {
   using Data = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>, std::vector<std::string>>;
 
-  GgufType type = GgufType::U32;  // of the elements of a list; GgufType::Bool holds integers
+  GgufType type = GgufType::U32;  // of the elements if `data` is a list; a Bool is an integer in `data`
   Data data = {};
 
   bool operator==(const GgufValue&) const = default;
 };
-/// In the order of the file.
+/// Keys and values, in the order of the file.
 using GgufMetadata = std::vector<std::pair<std::string, GgufValue>>;
 
 struct GgufTensor {
@@ -43,7 +43,8 @@ struct GgufTensor {
   uint64_t offset = 0;  // in the file
 };
 
-/// The header of a file, checked against the file's size. Throws IoError if it is damaged, and if a tensor has a code that we do not read.
+/// The header of a GGUF file, checked against the file's size. The constructor throws IoError if the header is damaged, or if a tensor has
+/// a code that Tessera does not read.
 class GgufFile {
  public:
   explicit GgufFile(const std::filesystem::path& path);
@@ -53,7 +54,8 @@ class GgufFile {
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
 
   const GgufValue* find(const std::string& key) const;
-  /// The value of a key, of the type that is asked for. Nothing if it is not there; another type is an IoError that names the key.
+  /// Returns the value of a key; nothing, or null, if the file lacks the key. Throws IoError, which names the key, if the value has another
+  /// type.
   std::optional<int64_t> integer(const std::string& key) const;
   std::optional<double> number(const std::string& key) const;
   std::optional<std::string> text(const std::string& key) const;
@@ -61,7 +63,7 @@ class GgufFile {
   const std::vector<int64_t>* integers(const std::string& key) const;
   /// general.architecture, such as "llama". Throws IoError if it is missing.
   std::string architecture() const;
-  /// Whether it holds no model, but an adapter of one.
+  /// Whether the file holds an adapter instead of a model.
   bool is_adapter() const { return text("general.type") == "adapter"; }
 
  private:
@@ -75,10 +77,10 @@ class GgufFile {
 
 bool is_gguf_file(const std::filesystem::path& path);
 
-/// Returns the tensors under Hugging Face's names where they have one, else under their own. Rows of queries and keys that are in
-/// llama.cpp's order are read in Hugging Face's. Leaves out the factors of rotary embeddings.
+/// Returns the tensors under Hugging Face's names; a tensor without such a name keeps its own. Changes the rows of query and key
+/// projections from llama.cpp's order to Hugging Face's. Leaves out kRopeFactors.
 Catalog read_gguf(const GgufFile& file);
-/// Reads one tensor under its own name, in the file's order of rows; undefined if there is none.
+/// Reads the tensor of this name in the file, with its rows in the file's order. Returns an undefined tensor if the file has none.
 at::Tensor read_gguf_tensor(const GgufFile& file, const std::string& name);
 /// The tensor with the divisors of the frequencies of rotary embeddings.
 inline constexpr auto kRopeFactors = "rope_freqs.weight";
@@ -87,15 +89,15 @@ inline constexpr auto kRopeFactors = "rope_freqs.weight";
 std::optional<std::string> gguf_name(const std::string& name);
 std::optional<std::string> name_of_gguf(const std::string& gguf);
 
-/// Returns how many heads this Hugging Face tensor has rows of, if GGUF files of the architecture interleave the rows of a head in pairs,
-/// else 0.
+/// Returns how many heads the rows of this Hugging Face tensor belong to if GGUF files of the architecture interleave the two halves of
+/// each head's rows; else 0.
 int64_t heads_in_pairs(std::string_view architecture, std::string_view name, int64_t heads, int64_t key_value_heads);
 /// Reorders rows of the projection to queries or keys, {heads * size, inputs}, into llama.cpp's order, and back.
 at::Tensor rows_for_gguf(const at::Tensor& weight, int64_t heads);
 at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads);
 
-/// Writes tensors one after the other, in the order of `tensors`, whose `offset` it computes. The file appears under its name only when
-/// close() is called.
+/// Writes tensors one after the other, in the order of `tensors`, and computes their offsets itself. The file appears under its name only
+/// when close() is called.
 class GgufWriter {
  public:
   GgufWriter(const std::filesystem::path& path, const GgufMetadata& metadata, std::vector<GgufTensor> tensors);

@@ -68,7 +68,8 @@ at::Tensor rows_of_gguf(const at::Tensor& weight, int64_t heads) {
   return weight.unflatten(0, {heads, -1, 2}).transpose(1, 2).flatten(0, 2).contiguous();
 }
 
-/// Throws UsageError for scales or values that 16 bits would make infinite. bfloat16 keeps values that are infinite or NaN already.
+/// Throws UsageError if values, which bound the scales of their blocks, are too large for 16 bits. bfloat16 may also get values that are
+/// infinite or NaN already.
 static void expect_in_half(const at::Tensor& values, const GgufTensor& entry) {
   constexpr double kMostOfHalf = 65504, kMostOfBfloat = 3.3895313892515355e38;
   const bool is_bfloat = entry.code->name == "BF16";
@@ -138,7 +139,7 @@ void GgufWriter::write(const at::Tensor& tensor) {
 }
 
 void GgufWriter::close() {
-  if (next_ != tensors_.size()) throw UsageError("{} of {} tensors were written", next_, tensors_.size());
+  if (next_ != tensors_.size()) throw UsageError("only {} of {} tensors were written before close()", next_, tensors_.size());
   pad_to(aligned(written_, kGgufAlignment));
   file_.commit();
 }

@@ -1,4 +1,4 @@
-// The bytes of a pickle, taken one after the other.
+// Input: reads the bytes of a pickle from front to back.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class Input {
 
   template <class... Values>
   [[noreturn]] void fail(FormatString<std::type_identity_t<Values>...> why, const Values&... values) const {
-    throw IoError("{} is damaged, or is none that we can read: byte {} of its pickle: {}", where_, begin_, formatted(why, values...));
+    throw IoError("{} is damaged, or Tessera can't read it: byte {} of its pickle: {}", where_, begin_, formatted(why, values...));
   }
 
   size_t size() const { return bytes_.size(); }
@@ -35,7 +35,7 @@ class Input {
   }
   uint64_t number(size_t bytes) {
     uint64_t result = 0;
-    std::memcpy(&result, text(bytes).data(), bytes);  // little-endian, as we are
+    std::memcpy(&result, text(bytes).data(), bytes);  // pickles are little-endian, as this machine is
     return result;
   }
   std::string_view line() {
@@ -49,7 +49,7 @@ class Input {
  private:
   const std::string_view bytes_;
   const std::string& where_;
-  size_t next_ = 0, begin_ = 0;  // of the bytes, and of the current instruction
+  size_t next_ = 0, begin_ = 0;  // the next byte, and where the current instruction begins
 };
 
 }  // namespace tessera::checkpoint::pickle

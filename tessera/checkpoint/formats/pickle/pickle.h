@@ -1,5 +1,5 @@
-// Python's pickles, without running what they say: a pickle becomes a tree of plain values, in which calls and classes are only names. The
-// same trees are written.
+// Reads Python's pickles without running their code: a pickle becomes a tree of plain values, in which calls and classes are only names.
+// Writes such trees as pickles.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -52,12 +52,13 @@ class Value {
       return found == nullptr ? nullptr : found->get();
     }
   }
-  /// The value of this key in a dict; the item at this place of a list or a tuple, or an object's argument. None if there is none.
+  /// Returns the value of this key in a dict; the item of a list or a tuple, or an object's argument, at this index. Returns None if there
+  /// is no such value.
   const Value& operator[](std::string_view key) const;
   const Value& operator[](size_t place) const;
   /// The items of a list or a tuple; nullptr for other values.
   const std::vector<Value>* items() const;
-  /// The keys and values of a dict; none of other values.
+  /// The keys and values of a dict; empty for other values.
   const std::vector<std::pair<Value, Value>>& entries() const;
   /// Its kind in words, for errors: "a text".
   std::string_view kind() const;
@@ -67,11 +68,11 @@ class Value {
   Part part_;
 };
 
-/// What the reader counts of each part, to bound the work of those who walk through the tree.
+/// The size and depth of each part, which the reader counts to bound the work of code that traverses the tree.
 struct Extent {
-  uint64_t weight = 1;  // of its tree, in which shared parts count each time
+  uint64_t weight = 1;  // of the tree below the part; a shared part counts each time it occurs
   uint32_t depth = 1;
-  bool closed = false;  // set when it becomes a part of something: a later change could make it contain itself
+  bool closed = false;  // set when the part is put into another value: a later change could make it contain itself
 };
 
 struct Bytes {
@@ -85,7 +86,7 @@ struct Tuple {
   std::vector<Value> items = {};
   Extent extent = {};
 };
-/// In the order of the pickle; a key may come twice.
+/// A dict, in the order of the pickle. A key may occur twice.
 struct Dict {
   std::vector<std::pair<Value, Value>> entries = {};
   Extent extent = {};
@@ -97,7 +98,7 @@ struct Dict {
 struct Global {
   std::string name;
 };
-/// What a call of a class or a function would make: nothing is called.
+/// The object that a call of a class or a function would make in Python. The reader calls nothing.
 struct Object {
   enum class Made { Called, New };  // by class(arguments), or by class.__new__(class, arguments)
   std::string name;
@@ -106,33 +107,34 @@ struct Object {
   Made made = Made::Called;
   Extent extent = {};
 };
-/// An object that a pickle refers to but does not contain, by an id of the writing program's choice.
+/// An object that a pickle does not contain: the pickle refers to it by an id that the writing program has chosen.
 struct Storage {
   Value id;
   Extent extent = {};
 };
-/// A tensor that is to be written, whose values follow. Copies of a value are one tensor in several places, as tied parameters are.
+/// A tensor to write, whose values come later. Copies of one Value are the same tensor in several places, such as a tied parameter.
 struct Tensor {
   at::ScalarType dtype = at::kFloat;
   std::vector<int64_t> shape = {};
 };
 
-/// What a call of a global becomes.
+/// The kind of value that a call of a global becomes.
 enum class Meaning {
   Object,
-  Dict,     // OrderedDict and its like: a dict, whatever the attributes
+  Dict,     // OrderedDict and its like: a dict without its attributes
   Encoded,  // _codecs.encode(text, "latin1") or bytes(): bytes
 };
-/// Says what a global means, or nothing if pickles with it are refused.
+/// Returns what a global means, or nothing if pickles with this global are refused.
 using Globals = std::function<std::optional<Meaning>(const std::string& name)>;
 
-/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are not a pickle, or name other globals.
+/// Reads protocols 2 to 5. Throws IoError, which begins with `where`, if the bytes are not a pickle, or if `globals` refuses one of theirs.
 Value read(std::span<const std::byte> bytes, const Globals& globals, const std::string& where);
 
 /// Writes protocol 2, without tensors. Equal texts and globals are written once. Throws UsageError for text that is not UTF-8.
 std::string write(const Value& value);
 
-/// Protocol 2 has no bytes: Python writes each byte as the letter with its number. from_latin1() fails if a letter is not such a byte.
+/// Converts bytes to text and back. Protocol 2 has no type for bytes, so Python writes each byte as the character with its number.
+/// from_latin1() returns nothing if a character has a number above 255.
 std::string to_latin1(std::string_view bytes);
 std::optional<std::string> from_latin1(std::string_view text);
 

@@ -157,7 +157,7 @@ TEST(Pickle, RefusesWhatIsNoPickle) {
   refused("NNa.", "appended to None");
   refused("]NNs.", "added to a list");
   refused("}(Nu.", "no value");
-  refused("h\5.", "that it has not");
+  refused("h\5.", "that it has not stored");
   refused("NNR.", "None is called with None");
   refused("ctorch\nSize\nN\x81.", "a class's name is called with None");
   refused("N}b.", "None is given a state");
@@ -182,7 +182,7 @@ TEST(Pickle, RefusesWhatWouldNeverEnd) {
   refused(repeated("]", 200) + repeated("a", 199) + ".", "nested");
   refused("N" + repeated("\x85", 200) + ".", "nested");
   refused(std::string("]q\0") + repeated("", 0), "cut off");
-  // Each list has the one before twice.
+  // Each list contains the list before it twice.
   std::string doubles(")q\0", 3);
   for (int i = 0; i < 90; i++) doubles += "h\0h\0\x86q\0"s;
   refused(doubles + ".", "again and again");
@@ -202,7 +202,7 @@ TEST(Pickle, DamageIsAnErrorThatNamesThePlace) {
         damaged[place] = static_cast<char>(damaged[place] ^ (1 << bit));
         try {
           as_text(read(damaged));
-        } catch (const IoError&) {  // nothing else may come
+        } catch (const IoError&) {  // no other exception may come
         }
       }
     }

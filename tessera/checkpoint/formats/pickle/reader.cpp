@@ -15,15 +15,15 @@ namespace {
 
 constexpr uint32_t kDeepest = 100;
 constexpr size_t kLongestName = 256;     // of a global
-constexpr uint64_t kLettersApiece = 16;  // a text with so many letters weighs as much as a number
+constexpr uint64_t kLettersApiece = 16;  // this many letters of a text weigh as much as a number
 
-/// A tree may weigh this much for each byte of its pickle. Without the bound, few bytes could refer to the same part so often that a walk
-/// through the tree never ends.
+/// A tree may weigh kHeaviest for each byte of its pickle, plus kAlways. Without this bound, a few bytes could refer to the same part so
+/// often that traversing the tree would never end.
 constexpr uint64_t kHeaviest = 4, kAlways = 1000;
 
 }  // namespace
 
-/// The machine that a pickle is a program for: a stack of values, and a memo of those that are used again.
+/// Runs a pickle, which is a program for a machine with a stack of values and a memo of values that are used again.
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const Globals& globals, const std::string& where)
@@ -108,7 +108,7 @@ class Reader {
       case '\x93': {
         const auto names = pop_many(2);
         const auto *const module = names[0].as<std::string>(), *const name = names[1].as<std::string>();
-        if (module == nullptr || name == nullptr) fail("the name of a class is no text");
+        if (module == nullptr || name == nullptr) fail("the name of a class is not a text");
         return push_global(*module, *name);
       }
       case 'R':
@@ -127,7 +127,7 @@ class Reader {
       case '\x94':
         return remember(memo_.size());
       default:
-        fail("the instruction 0x{:02x} is none that checkpoints need", static_cast<unsigned char>(code));
+        fail("the instruction 0x{:02x} is not one that checkpoints need", static_cast<unsigned char>(code));
     }
   }
 
@@ -144,7 +144,7 @@ class Reader {
   }
   void push_text(uint64_t length) {
     const auto text = input_.text(length);
-    if (!is_utf8(text)) fail("a text is no UTF-8");
+    if (!is_utf8(text)) fail("a text is not UTF-8");
     push(std::string(text));
   }
 
@@ -165,17 +165,17 @@ class Reader {
   }
   Value pop() { return std::move(pop_many(1).front()); }
 
-  /// Returns the T on top of the stack, to which something is added; null if the top is of another kind.
+  /// Returns the T on top of the stack, for adding a value to it; null if the top is of another kind.
   template <class T>
   T* top() {
     if (above_mark() == 0) fail("a value is missing");
     auto* const found = std::get_if<std::shared_ptr<T>>(&stack_.back().part_);
     if (found == nullptr) return nullptr;
-    if ((*found)->extent.closed) fail("something contains itself, or is changed after it was used");
+    if ((*found)->extent.closed) fail("a value contains itself, or is changed after it was used");
     return found->get();
   }
 
-  /// Adds the extent of `value` to that of the part that takes it.
+  /// Adds the extent of `value` to that of the part that will contain it.
   void adopt(Extent& parent, const Value& value) {
     Extent own{.weight = 1, .depth = 0};
     std::visit(
@@ -190,14 +190,15 @@ class Reader {
           }
         },
         value.part_);
-    if (parent.closed) fail("something contains itself");
+    if (parent.closed) fail("a value contains itself");
     parent.weight += own.weight;
     parent.depth = std::max(parent.depth, own.depth + 1);
     if (parent.depth > kDeepest) fail("it is nested more than {} times", kDeepest);
     if (parent.weight > kHeaviest * input_.size() + kAlways) fail("it refers to the same parts again and again");
   }
 
-  /// Counts the items of a list or dict of another class, of which only the class's name is kept.
+  /// Counts and drops the items of an object whose class is derived from list or dict, since objects have no items here. Returns false if
+  /// the top of the stack is not an object.
   bool add_to_object(const std::vector<Value>& items) {
     auto* const object = top<Object>();
     if (object == nullptr) return false;
@@ -237,7 +238,7 @@ class Reader {
     if (module.size() + name.size() > kLongestName) fail("the name of a class is too long");
     if (module == "__builtin__") module = "builtins";  // its name in Python 2, which protocol 2 keeps
     auto full = fmt::format("{}.{}", module, name);
-    if (!is_utf8(full)) fail("the name of a class is no UTF-8");
+    if (!is_utf8(full)) fail("the name of a class is not UTF-8");
     if (!globals_(full)) {
       throw IoError(
           "{} refers to {}, for which Python would run code of the file's choice, so it is refused; if you trust the "
@@ -293,7 +294,7 @@ class Reader {
 
   void recall(uint64_t place) {
     const auto found = memo_.find(place);
-    if (found == memo_.end()) fail("it refers to a value that it has not");
+    if (found == memo_.end()) fail("it refers to a value that it has not stored");
     push(found->second);
   }
   void remember(uint64_t place) {

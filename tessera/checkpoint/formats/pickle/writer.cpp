@@ -70,7 +70,7 @@ class Writer {
 
   void write_text(const std::string& words) {
     if (recall('X' + words)) return;
-    if (!is_utf8(words)) throw UsageError("a text that is no UTF-8 can't be saved for Python");
+    if (!is_utf8(words)) throw UsageError("a text that is not UTF-8 can't be saved for Python");
     text += 'X';
     write_length(words.size());
     text += words;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kContent = "/data.pkl";
 
-/// Throws IoError unless the bytes are a zip archive, and names other formats that .pt files may have.
+/// Throws IoError unless the bytes are a zip archive. The error names the format of older files of torch.save.
 void expect_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where) {
   constexpr uint64_t kHead = 512, kTarMark = 257;
   std::string head(std::min(kHead, begin > file.size() ? 0 : std::min(bytes, file.size() - begin)), '\0');
@@ -26,15 +26,15 @@ void expect_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std
   if (head.size() > kTarMark && std::string_view(head).substr(kTarMark).starts_with("ustar")) {
     refuse("is a tar archive, as torch.save wrote them before 2017");
   }
-  throw IoError("{} is no file of torch.save: it is no zip archive{}", where, head.empty() ? ", but empty" : "");
+  throw IoError("{} is not a file of torch.save: it is not a zip archive{}", where, head.empty() ? ", but empty" : "");
 }
 
-/// The folder in the archive in which everything is.
+/// Returns the folder in the archive that has all entries, with a slash at its end.
 std::string folder_of(const std::map<std::string, ZipEntry>& entries, const std::string& where) {
   const auto found = std::ranges::find_if(entries, [](const auto& entry) {
     return entry.first.ends_with(kContent) && entry.first.find('/') + kContent.size() == entry.first.size();
   });
-  if (found == entries.end()) throw IoError("{} is a zip archive, but none of torch.save: it has no data.pkl", where);
+  if (found == entries.end()) throw IoError("{} is a zip archive, but not one of torch.save: it has no data.pkl", where);
   return found->first.substr(0, found->first.size() - kContent.size() + 1);
 }
 
@@ -60,7 +60,7 @@ TorchArchive::TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes
   }
   const auto order = entries_.find(folder_ + "byteorder");
   if (order != entries_.end() && read_entry(file, order->second, where_) != "little") {
-    throw IoError("{} has another byte order than this machine; save it again on a machine with this one", where_);
+    throw IoError("{} has another byte order than this machine; save it again on a little-endian machine", where_);
   }
   if (const auto save = entries_.find(folder_ + kSaveKey); save != entries_.end())
     save_ = save_number(read_entry(file, save->second, where_), where_);
@@ -85,7 +85,7 @@ std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, c
       "torch._tensor._rebuild_from_type_v2") {  // a tensor with attributes: the function that makes it, its class, the arguments
     const auto* const function = value[0].as<pickle::Global>();
     const auto* const inner = value[2].as<pickle::Tuple>();
-    if (function == nullptr || inner == nullptr || function->name == object->name) damaged("is not made as tensors are");
+    if (function == nullptr || inner == nullptr || function->name == object->name) damaged("is not built as torch.save builds tensors");
     return tensor(pickle::Object{.name = function->name, .arguments = inner->items}, name);
   }
   const bool is_quantized = made == "qtensor";
@@ -96,11 +96,11 @@ std::optional<ArchivedTensor> TorchArchive::tensor(const pickle::Value& value, c
   return std::nullopt;
 }
 
-/// From (storage, offset, shape, strides, requires_grad, hooks[, dtype][, attributes]).
+/// Reads the arguments (storage, offset, shape, strides, requires_grad, hooks[, dtype][, attributes]).
 ArchivedTensor TorchArchive::view_of_storage(const pickle::Value& made, bool names_dtype, const std::string& name,
                                              const Damage& damaged) const {
   const auto* const offset = made[1].as<int64_t>();
-  if (offset == nullptr) damaged("is not made as tensors are");
+  if (offset == nullptr) damaged("is not built as torch.save builds tensors");
   const auto shape = to_integers(made[2]), strides = to_integers(made[3]);
   if (!shape || !strides || shape->size() != strides->size()) damaged("has no shape or strides");
   const auto* const attributes = made[names_dtype ? 7 : 6].as<pickle::Dict>();
@@ -134,7 +134,8 @@ ArchivedTensor TorchArchive::view_of_storage(const pickle::Value& made, bool nam
           .storage = entry};
 }
 
-/// From ("storage", class, key, device, number of values). A class of storages has a dtype, unless it is of bytes.
+/// Reads the id ("storage", class, key, device, number of values). Takes the dtype from the class if none is given; the class of untyped
+/// storages has none.
 const ZipEntry& TorchArchive::storage(const pickle::Value& value, std::optional<at::ScalarType>& dtype, const Damage& damaged) const {
   const auto* const reference = value.as<pickle::Storage>();
   if (reference == nullptr) damaged("has no storage");
@@ -147,7 +148,7 @@ const ZipEntry& TorchArchive::storage(const pickle::Value& value, std::optional<
     if (!dtype) dtype = typed->type;
     width = static_cast<int64_t>(c10::elementSize(typed->type));
   }
-  if (!dtype) damaged("has a storage of the class {}", type->name);
+  if (!dtype) damaged("has a storage of the class {}, which has no known dtype", type->name);
   const auto found = entries_.find(fmt::format("{}data/{}", folder_, *key));
   if (found == entries_.end()) damaged("has its values in data/{}, which is missing", *key);
   int64_t bytes = 0;

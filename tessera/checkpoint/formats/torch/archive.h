@@ -1,4 +1,4 @@
-// One archive of torch.save: what it holds, and where the values of its tensors lie.
+// TorchArchive: the content of an archive of torch.save, and where the values of its tensors are.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,21 +24,21 @@ struct ArchivedTensor {
   uint64_t begin = 0;  // in the file
   ZipEntry storage = {};
 
-  /// Where the values of this box of a tensor are, if these are all values of this one.
+  /// Returns where the values of `box`, a box of some tensor, are in the file: they are exactly the values of this ArchivedTensor.
   StoredBox stored_in(size_t file, TensorSlice box) const {
     return {.box = std::move(box), .file = file, .offset = begin, .strides = strides};
   }
   StoredBox stored_in(size_t file) const { return stored_in(file, whole_slice(shape)); }
-  /// Adds the checksum of the storage, if it has one, to those of a file.
+  /// Adds the checksum of the storage, if it has one, to the catalog.
   void add_checksum(Catalog& catalog, size_t file, const std::string& name) const;
 };
 
 class TorchArchive {
  public:
-  /// Reads the archive in these bytes of a file. Throws IoError, which begins with `where`, if it is damaged, made by something else than
-  /// torch.save, or refers to other globals than these.
+  /// Reads the archive in these bytes of a file. Throws IoError, which begins with `where`, if the archive is damaged, was not made by
+  /// torch.save, or refers to a global that `globals` refuses.
   TorchArchive(const InputFile& file, uint64_t begin, uint64_t bytes, const pickle::Globals& globals, std::string where);
-  /// Reads a file. Any global is accepted, because none is called: objects of other classes may stand beside the tensors.
+  /// Reads a file that is one archive. Accepts any global, because the reader calls none: objects of any class may be saved with tensors.
   explicit TorchArchive(const InputFile& file);
 
   const pickle::Value& content() const { return content_; }
@@ -46,9 +46,10 @@ class TorchArchive {
   size_t content_bytes() const { return content_bytes_; }
   /// ZipArchive::checksum.
   const std::string& checksum() const { return checksum_; }
-  /// The number of the save, if the archive says so (kSaveKey).
+  /// The number of the save, if the archive has one (kSaveKey).
   std::optional<uint64_t> save() const { return save_; }
-  /// The tensor that a value stands for, or nothing if it is none. Throws IoError if the tensor is damaged or of a kind that we can't read.
+  /// Returns the tensor that a value stands for, or nothing if the value is not a tensor. Throws IoError if the tensor is damaged, or of a
+  /// kind that Tessera can't read.
   std::optional<ArchivedTensor> tensor(const pickle::Value& value, const std::string& name) const;
 
  private:

@@ -32,13 +32,13 @@ class TorchFileReader {
     if (dict == nullptr)
       throw IoError("{} holds {} instead of a dict of tensors", where_, is_tensor ? "one tensor without a name" : content.kind());
     add_entries("", *dict, is_module(archive_.content()));
-    // The part that could not be read may be the model.
+    // The object that was left out may be the model.
     if (catalog_.tensors.empty() && !foreign_.empty()) refuse(foreign_);
     return std::move(catalog_);
   }
 
  private:
-  // Bounds the letters of all names: names may share their beginnings in the file, but not in the catalog.
+  // The letters of all names together are bounded, because names may share their beginnings in the file, but not in the catalog.
   static constexpr size_t kLettersApiece = 64, kAlways = 1 << 20;
 
   [[noreturn]] void refuse(const std::string& global) const {
@@ -77,7 +77,7 @@ class TorchFileReader {
     }
   }
 
-  /// Whether there are tensors or dicts among them.
+  /// Whether there are tensors or dicts among the items, or in lists among them.
   bool has_parts(const std::vector<Value>& items, const std::string& name) const {
     return std::ranges::any_of(items, [&](const Value& given) {
       const auto& item = unwrapped(given);

@@ -1,5 +1,5 @@
-// Files of torch.save (.pt, .pth, .bin) as catalogs, and new ones. Only plain values and tensors are read; a file that would have Python
-// run other code is refused.
+// Reads files of torch.save (.pt, .pth, .bin) as catalogs, and writes such files. Only tensors and plain values are read: no code of the
+// file runs, and objects of other classes are left out, or refused if they may be the model.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace tessera::checkpoint {
 
-/// Reads a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript. Names are the keys of dicts and the
-/// places in lists on the way to a value, joined by dots. A list is one value unless it has tensors or dicts in it. Names that share all
-/// values become aliases. Throws IoError.
+/// Reads a file of Python, of libtorch (torch::save of a module, torch::pickle_save) or of TorchScript. The name of a value is the dict
+/// keys and list indices that lead to it, joined by dots. A list is one value unless it has tensors or dicts in it. A tensor that is the
+/// same view of a storage as an earlier one becomes its alias. Throws IoError.
 Catalog read_torch_file(const std::filesystem::path& path);
 
 /// Writes a file that torch.load(weights_only=True) reads, also with mmap=True. It appears under its name only when close() is called.
@@ -24,7 +24,7 @@ class TorchFileWriter {
       : file_(path), archive_(file_, 0, content, save) {}
 
   void write(const at::Tensor& tensor) { archive_.write(tensor); }
-  /// As in SafetensorsWriter.
+  /// reserve() and close() are as in SafetensorsWriter.
   std::vector<ReservedBytes> reserve();
   void close(std::span<const std::string> checksums = {});
 

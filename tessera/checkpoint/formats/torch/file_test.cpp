@@ -219,10 +219,10 @@ TEST(TorchFile, RefusesOtherFormats) {
     EXPECT_THAT([&] { read_torch_file(folder / "file.pt"); }, ThrowsMessage<IoError>(AllOf(HasSubstr("file.pt"), HasSubstr(why))));
   };
   refused("", "empty");
-  refused("{}", "no zip archive");
+  refused("{}", "not a zip archive");
   refused("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", "before PyTorch 1.6");
   refused(std::string(257, 'a') + "ustar" + std::string(300, '\0'), "tar archive");
-  refused("PK", "the end of it is missing");
+  refused("PK", "its end is missing");
   write_example(folder / "file.pt");
   auto packed = read_file(folder / "file.pt");
   packed[packed.rfind("PK\1\2") + 10] = 8;  // how the last entry is packed, in the directory
@@ -260,7 +260,7 @@ TEST(TorchFile, EveryDamageIsAnErrorOrHarmless) {
       for (const auto& [name, tensor] : reader.catalog().tensors) reader.read(name);
       EXPECT_EQ(reader.read("model.a.weight").sum().item<float>(), 15);
       harmless++;
-    } catch (const IoError&) {  // nothing else may come
+    } catch (const IoError&) {  // no other exception may come
     }
   }
   EXPECT_LT(harmless, static_cast<int>(whole.size() * 3 / 4)) << "padding and dates do not matter, but all else does";

@@ -11,7 +11,7 @@ using pickle::Value;
 
 constexpr std::string_view kModules = "__torch__.", kWrappers = "torch.jit._pickle.";  // of libtorch
 
-// Includes those of quantized and sparse tensors, so that such a tensor can be refused by its name in the file.
+// Includes the classes of quantized and sparse tensors, so that an error about such a tensor can give its name in the file.
 constexpr std::string_view kObjects[] = {"torch.Tensor",
                                          "torch.nn.parameter.Parameter",
                                          "torch.nn.parameter.Buffer",

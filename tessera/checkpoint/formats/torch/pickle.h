@@ -1,4 +1,4 @@
-// The parts of torch.save's pickles: dtypes, and plain values, which become JSON and are made of it.
+// Reads the parts of torch.save's pickles: dtypes, shapes and names. Converts plain values to JSON and back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,16 +21,16 @@ std::optional<pickle::Meaning> torch_globals(const std::string& name);
 /// Accepts all globals, for files with values of any class: nothing is called, so knowing their names does no harm.
 std::optional<pickle::Meaning> any_globals(const std::string& name);
 
-/// Removes libtorch's wrappers. Returns the dict or the list in a value that has types written beside it, the attributes of a module that
-/// torch::save has written, and any other value as it is.
+/// Removes libtorch's wrappers. Returns the dict or list inside a value that libtorch has annotated with types, the attributes of a module
+/// that torch::save has written, and any other value as it is.
 const pickle::Value& unwrapped(const pickle::Value& value);
 /// Whether the value, unwrapped or not, is a module of libtorch, or of TorchScript.
 bool is_module(const pickle::Value& value);
 
 /// Why a value that to_json can't take is in Catalog::left_out.
-inline constexpr auto kNoPlainData = "it is no plain data, but of a class of Python";
-/// Converts numbers, texts, bytes, lists, tuples, dicts and what stands for such. Returns nothing if there is something else, or if a dict
-/// has one key twice, or keys that are neither texts nor integers.
+inline constexpr auto kNoPlainData = "it is not plain data, but of a class of Python";
+/// Converts numbers, texts, bytes, lists, tuples, dicts, and objects such as torch.Size that stand for one of these. Returns nothing for
+/// other values, and for a dict that has a key twice or a key that is neither a text nor an integer.
 std::optional<nlohmann::json> to_json(const pickle::Value& value);
 /// Throws UsageError for an integer of more than 63 bits.
 pickle::Value from_json(const nlohmann::json& json);

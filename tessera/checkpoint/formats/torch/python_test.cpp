@@ -58,7 +58,7 @@ void write_file_of_ours(const std::filesystem::path& path) {
   writer.close();
 }
 
-/// Two ranks, of which the second has one row, and both have the scalar.
+/// Writes a folder of two ranks: rank 1 has one row, and both have the scalar.
 void write_dcp_of_ours(const std::filesystem::path& folder) {
   std::filesystem::create_directory(folder);
   const auto weight = at::arange(6, at::kBFloat16).view({3, 2});
@@ -144,7 +144,7 @@ TEST(TorchFiles, AreThoseOfPython) {
   expect_refusal(theirs / "sparse.pt", "sparse tensor 'w'");
   expect_refusal(theirs / "conjugate.pt", "resolve_conj()");
   expect_refusal(theirs / "module.pt", "torch.nn.modules.linear.Linear");
-  // Beside tensors, what is of other classes is left out by name.
+  // Values of other classes that were saved with tensors are left out by name.
   const auto beside = read_torch_file(theirs / "classes.pt");
   EXPECT_EQ(CatalogReader(beside).read("model.w").sizes(), at::IntArrayRef({2, 3}));
   EXPECT_EQ(beside.values, (std::map<std::string, nlohmann::json>{{"step", 3}}));
@@ -156,7 +156,7 @@ TEST(TorchFiles, AreThoseOfPython) {
   EXPECT_EQ(left_out, (std::vector<std::string>{"args", "best", "counts", "defaults", "lists.a", "net", "when"}));
 
   const auto sharded = checkpoint::read_dcp(theirs / "dcp");
-  expect_values(sharded, nlohmann::json::parse(read_file(theirs / "dcp.json")), 1);  // and list.0
+  expect_values(sharded, nlohmann::json::parse(read_file(theirs / "dcp.json")), 1);  // one more tensor: list.0
   EXPECT_EQ(sharded.files.size(), 2U);
   EXPECT_EQ(sharded.tensors.at("model.0.weight").boxes.size(), 2U);
   EXPECT_EQ(sharded.tensors.at("optimizer.state.0.weight.exp_avg").boxes.size(), 2U);

@@ -61,11 +61,11 @@ Value TorchArchiveWriter::with_calls(const Value& value, const std::string& name
   return pickle::List{.items = std::move(made)};
 }
 
-/// The call by which Python makes the tensor: a view of a storage with a dtype, or of an untyped storage with a dtype beside it.
+/// Returns the call by which Python makes the tensor: a view of a typed storage, or of an untyped one with the dtype as an argument.
 Value TorchArchiveWriter::call_of(const pickle::Tensor& tensor, const std::string& name) {
   const auto* const dtype = torch_dtype(tensor.dtype);
   if (dtype == nullptr) {
-    throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another one", name, c10::toString(tensor.dtype));
+    throw UsageError("tensor '{}' is of dtype {}, which can't be saved; save a copy in another dtype", name, c10::toString(tensor.dtype));
   }
   const auto width = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   const auto bytes = checked_numel(tensor.shape, width);

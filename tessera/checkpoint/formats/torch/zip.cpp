@@ -14,15 +14,15 @@
 namespace tessera::checkpoint {
 namespace {
 
-// An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end with the place of the
-// directory. The end comes twice: the original one has no room for numbers of 64 bits.
+// An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end that says where the
+// directory is. The end exists twice, as ZIP64's and as the original one, which has no room for 64-bit numbers.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
-// The numbers in each, of which a digit is the width in bytes. They begin with the mark above.
+// The fields of each structure: a digit is the width of one field in bytes. The first field is the mark above.
 constexpr std::string_view kEntryFields = "42222244422", kRecordFields = "42222224442222244", kEndFields = "42222442",
                            kWideEndFields = "4822448888", kWideLocatorFields = "4484";
 constexpr uint64_t kCrcInEntry = 14;  // where the checksum is in the header of an entry
 constexpr uint16_t kEncrypted = 1, kStored = 0, kUtf8Names = 1 << 11;
-constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the wide field of the record
+constexpr uint32_t kElsewhere = 0xffffffff;  // the number is in the ZIP64 field (kWide) of the record
 constexpr uint16_t kWide = 1, kPadding = 'F' | 'B' << 8;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kLongestComment = 0xffff;
@@ -36,12 +36,12 @@ constexpr uint64_t bytes_of_fields(std::string_view fields) {
   return bytes;
 }
 
-/// Writes little-endian numbers, one for each field.
+/// Writes one number for each field, little-endian as zip files and this machine are.
 std::string packed(std::string_view fields, std::initializer_list<uint64_t> numbers) {
   std::string bytes;
   const auto* number = numbers.begin();
   for (const char width : fields) {
-    bytes.append(reinterpret_cast<const char*>(number), static_cast<size_t>(width - '0'));  // little-endian, as we are
+    bytes.append(reinterpret_cast<const char*>(number), static_cast<size_t>(width - '0'));
     number++;
   }
   return bytes;
@@ -68,7 +68,7 @@ std::vector<uint64_t> unpacked(std::string_view fields, std::string_view& bytes)
 class ZipReader {
  public:
   ZipReader(const InputFile& file, uint64_t begin, uint64_t bytes) : file_(file), begin_(begin), bytes_(bytes) {
-    if (begin > file.size() || bytes > file.size() - begin) throw IoError("it lies behind the end of the file");
+    if (begin > file.size() || bytes > file.size() - begin) throw IoError("it extends past the end of the file");
   }
 
   ZipArchive read() {
@@ -79,7 +79,7 @@ class ZipReader {
     ZipArchive archive{.checksum = checksum_of(text)};
     for (uint64_t i = 0; i < count; i++) {
       const auto [name, entry] = record(rest);
-      if (!archive.entries.emplace(name, entry).second) throw IoError("the entry '{}' comes twice", name);
+      if (!archive.entries.emplace(name, entry).second) throw IoError("the entry '{}' occurs twice", name);
     }
     return archive;
   }
@@ -111,7 +111,7 @@ class ZipReader {
       place = tail.rfind(packed("4", {kEnd}));
       if (place != std::string::npos) break;
     }
-    if (place == std::string::npos || tail.size() - place < kEndBytes) throw IoError("the end of it is missing");
+    if (place == std::string::npos || tail.size() - place < kEndBytes) throw IoError("its end is missing");
     const uint64_t end_place = bytes_ - tail.size() + place;
     std::string_view rest = std::string_view(tail).substr(place);
     const auto end = unpacked(kEndFields, rest);

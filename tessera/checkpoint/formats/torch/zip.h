@@ -16,14 +16,14 @@ namespace tessera::checkpoint {
 
 /// The CRC-32 of zip archives.
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
-/// The CRC-32 of two runs of bytes together, given the CRC-32 of each and the length of the second.
+/// The CRC-32 of two runs of bytes, one after the other, given the CRC-32 of each and the length of the second.
 uint32_t joined_crc32(uint32_t first, uint32_t second, uint64_t second_bytes);
 
 struct ZipEntry {
-  uint64_t begin = 0;  // in the file
-  uint64_t bytes = 0;  // when unpacked
-  bool packed = false;
-  uint32_t crc32 = 0;  // 0 if the program that wrote it left it out
+  uint64_t begin = 0;   // in the file
+  uint64_t bytes = 0;   // when unpacked
+  bool packed = false;  // compressed
+  uint32_t crc32 = 0;   // 0 if the program that wrote it left it out
 };
 
 struct ZipArchive {
@@ -35,25 +35,25 @@ struct ZipArchive {
 /// Reads the directory of an archive. Throws IoError, which begins with `where`, if the file has none at byte `begin`.
 ZipArchive read_zip(const InputFile& file, uint64_t begin, uint64_t bytes, const std::string& where);
 
-/// Reads all of an archive, and returns what is damaged in it. Returns nothing for a file that is not an archive at all.
+/// Reads all of an archive, and describes its damage. Returns nothing for a sound archive, and for a file that is not an archive at all.
 std::optional<std::string> fault_of_zip(const InputFile& file);
 
-/// The bytes of an entry. Throws IoError if they have another checksum.
+/// Reads the bytes of an entry. Throws IoError if their checksum is not the entry's.
 std::string read_entry(const InputFile& file, const ZipEntry& entry, const std::string& where);
 
 /// Appends an archive to a file. Throws IoError.
 class ZipWriter {
  public:
-  /// The archive begins at byte `begin` of the file, which the caller knows.
+  /// Begins the archive at byte `begin`, which is the end of the file so far.
   explicit ZipWriter(NewFile& file, uint64_t begin = 0) : file_(file), begin_(begin), end_(begin) {}
 
   void add(const std::string& name, std::span<const std::byte> bytes);
   void add(const std::string& name, std::string_view text) { add(name, std::as_bytes(std::span(text))); }
-  /// The same for an entry of so many bytes that come in pieces.
+  /// begin(), append() and end() add an entry whose bytes come in pieces; `bytes` is their number.
   void begin(std::string name, uint64_t bytes);
   void append(std::span<const std::byte> piece);
   void end() { set_checksum(entries_.size() - 1, entries_.back().crc32); }
-  /// The same for an entry that is written by others (see NewFile::reserve). Returns where in the file it begins.
+  /// Adds an entry whose bytes other processes write (see NewFile::reserve). Returns where in the file the bytes begin.
   uint64_t reserve(std::string name, uint64_t bytes);
   /// Sets the checksum of an entry that others have written.
   void set_checksum(size_t entry, uint32_t crc32);

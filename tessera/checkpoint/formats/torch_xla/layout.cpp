@@ -1,4 +1,4 @@
-// How the parameters in rank files are divided: shard_info and flatten_info.
+// Reads from shard_info and flatten_info how the parameters in rank files are divided.
 #include <fmt/format.h>
 
 #include <optional>
@@ -18,7 +18,6 @@ namespace xla = torch_xla;
 using pickle::Dict;
 using pickle::Value;
 
-/// Reads shard_info and flatten_info.
 class LayoutReader {
  public:
   explicit LayoutReader(const xla::RankContent& file) : file_(file) {}
@@ -27,7 +26,7 @@ class LayoutReader {
     std::vector<TorchXlaShard> shards;
     for (const auto& [module, own] : file_.dict(file_.metadata(), "shard_info").entries()) {
       const auto name = to_name(module);
-      if (!name || own.as<Dict>() == nullptr) file_.fail("has a shard_info that makes no sense");
+      if (!name || own.as<Dict>() == nullptr) file_.fail("has a shard_info that is not a dict of dicts by module names");
       for (const auto& [key, place] : own.entries()) shards.push_back(shard(*name, key, place));
     }
     return shards;
@@ -41,7 +40,8 @@ class LayoutReader {
     if (!name || original == nullptr || !shape || !checked_numel(*shape, kWidest))
       file_.fail("has a shard_info that does not say name and size of '{}'", name.value_or(""));
     TorchXlaShard result{.module = module, .original_name = *original, .shape = *shape};
-    if (result.name() != *name) file_.fail("has a shard_info in which '{}' is said to be '{}'", *name, result.original_name);
+    if (result.name() != *name)
+      file_.fail("has a shard_info in which the original name of '{}' is said to be '{}'", *name, result.original_name);
     const auto full = xla::full_name(module, result.original_name);
     if (full.find(std::string(xla::kWrapped) + std::string(xla::kFlatParameter)) == std::string::npos) {
       result.parts = {{.name = xla::without_wrappers(full), .original_name = result.original_name, .shape = *shape}};
@@ -51,7 +51,7 @@ class LayoutReader {
     return result;
   }
 
-  /// Returns the parts of a flat parameter, which flatten_info has as (names, shapes, numbers of values).
+  /// Returns the parts of a flat parameter. flatten_info describes them as (names, shapes, numbers of values).
   std::vector<TorchXlaShard::Part> parts(const std::string& flat, int64_t numel) const {
     const auto json = to_json(file_.dict(file_.metadata(), "flatten_info")[flat]);
     const auto refuse = [&] { file_.fail("has a flatten_info that does not fit '{}'", flat); };

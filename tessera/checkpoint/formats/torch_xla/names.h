@@ -9,8 +9,8 @@ namespace tessera::checkpoint::torch_xla {
 
 constexpr std::string_view kShard = "_fsdp_shard";
 constexpr std::string_view kSeparator = "_FSDP_SHARD_SEPARATOR_";  // in place of the dots in a name
-constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";     // from the wrapper of FSDP to the wrapper of flat parameters in it
-constexpr std::string_view kFlattened = "_fpw_module.";            // and from there to the module; left out in the names of a state
+constexpr std::string_view kWrapped = "_fsdp_wrapped_module.";     // the wrapper of flat parameters, in the wrapper of FSDP
+constexpr std::string_view kFlattened = "_fpw_module.";            // the module in that wrapper; names in a state dict lack it
 constexpr std::string_view kFlatParameter = "flat_param_";
 constexpr auto kModel = "model";
 constexpr auto kMetadata = "shard_metadata";
@@ -22,7 +22,7 @@ inline std::string replace_all(std::string text, std::string_view from, std::str
   return text;
 }
 
-/// The name that a parameter or a buffer has in the model.
+/// Returns the name of a parameter or a buffer in the model without wrappers.
 inline std::string without_wrappers(std::string name) {
   return replace_all(replace_all(std::move(name), kWrapped, ""), kFlattened, "");
 }

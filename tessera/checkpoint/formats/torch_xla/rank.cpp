@@ -43,7 +43,7 @@ RankContent::RankContent(const fs::path& path) : fail{path.string() + " "}, path
   if (content().as<Dict>() == nullptr) fail("holds {} instead of a dict", content().kind());
   if (content().as<Dict>()->find(xla::kMetadata) == nullptr) {
     if (has_whole_model()) return;
-    fail("has no 'shard_metadata', without which nobody knows what its shards are; save get_shard_metadata() with them");
+    fail("has no 'shard_metadata', which says how parameters are divided into shards; save get_shard_metadata() with the model");
   }
   rank_ = integer("rank");
   ranks_ = integer("world_size");
@@ -52,7 +52,7 @@ RankContent::RankContent(const fs::path& path) : fail{path.string() + " "}, path
     fail("was written by rank {} of {}; somebody has renamed it", rank_, ranks_);
   for (const auto& [key, value] : dict(content(), xla::kModel).entries()) {
     const auto name = to_name(key);
-    if (!name || !tensors_.emplace(*name, &value).second) fail("has a model with a name that is none, or is there twice");
+    if (!name || !tensors_.emplace(*name, &value).second) fail("has a model with a key that is not a name, or that occurs twice");
     names_.push_back(*name);
   }
 }
@@ -71,7 +71,7 @@ const Value* RankContent::value(const std::string& name) const {
 ArchivedTensor RankContent::tensor(const std::string& name) const {
   const auto* const found = value(name);
   const auto result = found == nullptr ? std::nullopt : archive_.tensor(*found, name);
-  if (!result) fail("has no tensor '{}', which its shard_info promises", name);
+  if (!result) fail("has no tensor '{}', which rank 0's shard_info lists", name);
   return *result;
 }
 
@@ -86,7 +86,7 @@ bool RankContent::has_whole_model() const {
 int64_t RankContent::integer(std::string_view key) const {
   const auto* const result = metadata()[key].as<int64_t>();
   if (result == nullptr || *result < 0 || *result > INT32_MAX || (*result == 0 && key == "world_size"))
-    fail("has a shard_metadata without a '{}'", key);
+    fail("has a shard_metadata without a '{}', or with one that is out of range", key);
   return *result;
 }
 
@@ -97,7 +97,7 @@ std::vector<RankContent> open_all(const fs::path& path) {
     files.emplace_back(each);
     if (files.back().is_whole()) files.pop_back();
   }
-  if (files.empty()) throw IoError("there are no rank files of torch_xla {}", path);
+  if (files.empty()) throw IoError("there are no rank files of torch_xla at {}", path);
   std::ranges::stable_sort(files, {}, &RankContent::rank);
   const auto ranks = files.front().ranks();
   for (const auto& file : files) {

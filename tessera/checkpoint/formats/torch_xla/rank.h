@@ -1,4 +1,4 @@
-// One rank's file of torch_xla's FSDP, opened.
+// RankContent: an open file that one rank has written with torch_xla's FSDP.
 #pragma once
 
 #include <filesystem>
@@ -14,27 +14,27 @@
 
 namespace tessera::checkpoint::torch_xla {
 
-/// Whether a tensor in the state of a model is divided over the ranks.
+/// Whether a tensor of this name in a model's state dict is divided over the ranks.
 bool is_of_shard(const std::string& name);
 
 class RankContent {
  public:
   explicit RankContent(const std::filesystem::path& path);
 
-  Damage fail;  // of the file
+  Damage fail;  // throws an error about the file
   const std::filesystem::path& path() const { return path_; }
   int64_t rank() const { return rank_; }
   int64_t ranks() const { return ranks_; }
   const TorchArchive& archive() const { return archive_; }
-  const std::vector<std::string>& names() const { return names_; }  // of the model's state, in their order
-  /// Whether the file holds a whole model instead of a rank's part, as the consolidated file that may lie beside the others.
+  const std::vector<std::string>& names() const { return names_; }  // in the model's state dict, in its order
+  /// Whether the file holds a whole model instead of a rank's part, like the consolidated file that may be in the same folder.
   bool is_whole() const { return ranks_ == 0; }
 
   const pickle::Value& content() const { return archive_.content(); }  // a dict
   const pickle::Value& metadata() const { return dict(content(), kMetadata); }
-  /// Throws IoError unless there is a dict of this key.
+  /// Returns the dict under a key of `outer`. Throws IoError if there is none.
   const pickle::Value& dict(const pickle::Value& outer, std::string_view key) const;
-  /// The value of this name in the model's state, or nullptr.
+  /// The value of this name in the model's state dict, or nullptr.
   const pickle::Value* value(const std::string& name) const;
   ArchivedTensor tensor(const std::string& name) const;
 
@@ -49,10 +49,10 @@ class RankContent {
   std::unordered_map<std::string, const pickle::Value*> tensors_;
 };
 
-/// The files of all ranks, in the order of the ranks. Throws IoError unless they are all there.
+/// Opens the files of all ranks, in the order of the ranks. Throws IoError unless they are all there.
 std::vector<RankContent> open_all(const std::filesystem::path& path);
 
-/// Reads shard_info and flatten_info.
+/// Reads from shard_info and flatten_info how the parameters are divided.
 std::vector<TorchXlaShard> layout_of(const RankContent& file);
 
 }  // namespace tessera::checkpoint::torch_xla

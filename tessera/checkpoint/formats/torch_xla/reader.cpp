@@ -55,12 +55,12 @@ class TorchXlaReader {
     add(shard, names, parts_of(shard));
   }
 
-  /// Adds tensors that are divided as the shard is, under these names for its parts.
+  /// Adds tensors that are divided as the shard is; `names` are those of the shard's parts, and `parts` has each rank's part.
   void add(const TorchXlaShard& shard, const Names& names, const std::vector<ArchivedTensor>& parts) {
     const auto& one = parts.front();
     const auto place = std::tuple(one.storage.begin, one.begin, one.dtype, one.shape);
     if (const auto [known, is_new] = places_.try_emplace(place, names); !is_new && known->second.size() == names.size()) {
-      for (size_t i = 0; i < names.size(); i++) {  // a module that is in two places
+      for (size_t i = 0; i < names.size(); i++) {  // a module that the model has in two places
         if (names[i] != known->second[i]) catalog_.aliases.emplace(names[i], known->second[i]);
       }
       return;
@@ -82,7 +82,7 @@ class TorchXlaReader {
     }
     const auto needed = one.shape.size() > 1 ? shard.shape.front() : *checked_numel(shard.shape);
     if (begin < needed) {
-      first().fail("says in its shard_info that '{}' has the size [{}], but the ranks have together only {} of {}", names.front(),
+      first().fail("says in its shard_info that '{}' has the size [{}], but all ranks together have only {} of {}", names.front(),
                    joined(shard.shape), begin, needed);
     }
     for (size_t i = 0; i < names.size(); i++) add_tensor(names[i], std::move(made[i]));
@@ -135,7 +135,7 @@ class TorchXlaReader {
       for (const auto& shard : layout_) known_.insert(shard.state_name());
     }
     for (const auto& name : file.names()) {
-      if (xla::is_of_shard(name) && !known_.contains(name)) file.fail("has a '{}', of which rank 0's shard_info does not know", name);
+      if (xla::is_of_shard(name) && !known_.contains(name)) file.fail("has '{}', which rank 0's shard_info does not know", name);
     }
   }
 
@@ -152,7 +152,7 @@ class TorchXlaReader {
     for (const auto& [key, value] : first().metadata()["buffer_info"].entries()) {
       const auto name = to_name(key);
       const auto dtype = to_dtype(value["_orig_dtype"]);
-      if (!name || !dtype) first().fail("has a buffer_info that says no dtype");
+      if (!name || !dtype) first().fail("has a buffer_info without a name or a dtype");
       dtypes[xla::without_wrappers(*name)] = *dtype;
     }
     for (const auto& stored : first().names()) {
@@ -192,21 +192,23 @@ class TorchXlaReader {
     }
   }
 
-  /// Returns why the state can't be used, if so. Its numbers of parameters are in the model's order only if all are in one group.
+  /// Returns why the optimizer's state can't be used, or nothing if it can. The state knows parameters by numbers, which are in the model's
+  /// order only if all parameters are in one group.
   std::optional<std::string> why_no_state() const {
-    if (groups_.size() != 1) return fmt::format("it has {} groups of parameters, and nothing says which is in which", groups_.size());
+    if (groups_.size() != 1)
+      return fmt::format("it has {} groups of parameters, and the files don't say which parameter is in which group", groups_.size());
     auto order = nlohmann::json::array();
     for (size_t i = 0; i < layout_.size(); i++) order.push_back(i);
     if (!groups_.front().is_object() || groups_.front().value("params", nlohmann::json()) != order) {
-      return fmt::format("it has not the {} parameters of the model, and nothing says which it has", layout_.size());
+      return fmt::format("its parameters are not the {} of the model, and the files don't say which they are", layout_.size());
     }
     for (const auto& file : files_) {
-      if (file.dict(file.content(), xla::kOptimizer)["state"].as<Dict>() == nullptr) return file.path().string() + " has none";
+      if (file.dict(file.content(), xla::kOptimizer)["state"].as<Dict>() == nullptr) return file.path().string() + " has no state";
     }
     return {};
   }
 
-  /// The state of a parameter on each rank.
+  /// Returns the state of a parameter on each rank; empty if the parameter has none.
   std::vector<Value> states(size_t parameter) const {
     std::vector<Value> result;
     for (const auto& file : files_) {
@@ -215,7 +217,7 @@ class TorchXlaReader {
         const auto* const number = entry.first.template as<int64_t>();
         return number != nullptr && *number == static_cast<int64_t>(parameter);
       });
-      if (found == state.end() || found->second.as<Dict>() == nullptr) return {};  // it has never had a gradient
+      if (found == state.end() || found->second.as<Dict>() == nullptr) return {};  // the parameter has never had a gradient
       result.push_back(found->second);
     }
     return result;
@@ -245,7 +247,7 @@ class TorchXlaReader {
         for (const auto& name : names) catalog_.values[name] = *json;
       } else {
         log(LogLevel::Warning,
-            fmt::format("'{}' in {} is left out: it is not divided as its parameter is", names.front(), first().path().string()));
+            fmt::format("'{}' in {} is left out: it is not divided like its parameter", names.front(), first().path().string()));
       }
     }
   }
@@ -253,7 +255,7 @@ class TorchXlaReader {
   const std::vector<xla::RankContent> files_;
   std::vector<TorchXlaShard> layout_;
   Catalog catalog_;
-  std::set<std::string> known_;  // the shards of the layout
+  std::set<std::string> known_;  // the names of the layout's shards in state dicts
   std::set<std::pair<size_t, uint64_t>> storages_;
   std::map<std::tuple<uint64_t, uint64_t, at::ScalarType, std::vector<int64_t>>, Names> places_;  // in rank 0's file
   std::vector<nlohmann::json> groups_;

@@ -11,8 +11,8 @@ namespace tessera::checkpoint {
 
 struct Catalog;
 
-/// The rank files that a path stands for: the prefix P of files P_rank-R-of-N.pth, one of these files, or a pattern with * in it. Empty if
-/// there are none.
+/// Returns the rank files that a path means: the path is the prefix P of files P_rank-R-of-N.pth, one of these files, or a pattern with *.
+/// Empty if there are none.
 std::vector<std::filesystem::path> torch_xla_files(const std::filesystem::path& path);
 
 /// Whether a file of torch.save is a rank file. Throws IoError if it is damaged.
@@ -20,11 +20,11 @@ bool is_torch_xla_file(const std::filesystem::path& path);
 
 enum class TorchXlaContent { All, Model };
 
-/// The model of all ranks under its own names, the optimizer's state as optimizer.PARAMETER.KEY, and other values of rank 0. Throws IoError
-/// unless the files are those of all ranks of one model.
+/// Reads the model of all ranks under its own names, the optimizer's state as optimizer.PARAMETER.KEY, and other values of rank 0. Throws
+/// IoError unless the files are those of all ranks of one model.
 Catalog read_torch_xla(const std::filesystem::path& path, TorchXlaContent content = TorchXlaContent::All);
 
-/// A tensor that is divided over the ranks: a parameter, or several that lie one after the other in a flat one.
+/// A tensor that is divided over the ranks: a parameter, or a flat parameter that holds several parameters one after the other.
 struct TorchXlaShard {
   struct Part {
     std::string name, original_name;  // in the model, and in the module that is wrapped
@@ -35,7 +35,7 @@ struct TorchXlaShard {
   std::vector<Part> parts = {};
 
   bool is_flat() const { return !parts.empty() && parts.front().original_name != original_name; }
-  /// In shard_info, and in the state of the model.
+  /// The names of the shard in shard_info, and in the model's state dict.
   std::string name() const, state_name() const;
 };
 

@@ -95,7 +95,7 @@ TEST_F(TorchXlaOfTheirs, AreReadInEveryWayOfWrapping) {
         whole.erase(name.substr(6));
       }
       EXPECT_TRUE(whole.empty());
-      // A file that was put together before is none of the ranks.
+      // A consolidated file of an earlier run is not one of the ranks' files.
       EXPECT_EQ(read_torch_xla(prefix.string() + "*.pth").files.size(), static_cast<size_t>(ranks));
       EXPECT_EQ(checkpoint::format_of(prefix.string() + "_consolidated.pth"), Format::Torch);
     }
