@@ -194,7 +194,7 @@ TEST_F(LocalRanks, HaveTensorsBesideTheModel) {
   });
   contents.tensors = {{"mean", own}};
   EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::save(folder_ / "b", contents, world_); }),
-              HasSubstr("'mean' has several values"));
+              HasSubstr("'mean' has different values"));
 }
 
 TEST_F(LocalRanks, LoadWholeWeights) {

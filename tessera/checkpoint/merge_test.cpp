@@ -170,7 +170,7 @@ TEST(Merge, RemovesNoFilesOfOthers) {
       write_file(folder / name / "notes.txt", "mine");
       EXPECT_THAT(message_of<UsageError>(
                       [&] { merge(folder / name, folder / "out", {.unsafe_serialization = unsafe, .remove_checkpoint_dir = true}); }),
-                  AllOf(HasSubstr("notes.txt is no part of the checkpoint"), HasSubstr("Nothing was written")));
+                  AllOf(HasSubstr("notes.txt is not part of the checkpoint"), HasSubstr("Nothing was written")));
       EXPECT_FALSE(std::filesystem::exists(folder / "out"));
     }
     std::filesystem::remove(folder / name / "notes.txt");

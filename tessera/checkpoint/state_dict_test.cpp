@@ -239,7 +239,7 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     EXPECT_THAT(refused(disagreement, on(1, lacks)), HasSubstr("different names, dtypes or shapes"));
     auto changed = other;
     changed["conv.bias"] = at::ones_like(other["conv.bias"]);
-    EXPECT_THAT(refused(disagreement, on(1, changed)), HasSubstr("other values of 'conv.bias'"));
+    EXPECT_THAT(refused(disagreement, on(1, changed)), HasSubstr("different values of 'conv.bias'"));
 
     auto wrong = other;
     wrong["conv.weight"] = at::ones({2, 2});
@@ -248,7 +248,7 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     EXPECT_THAT(refused(usage, on(2, wrong)), AllOf(HasSubstr("'conv.weight' in the state dict is undefined"),
                                                     HasSubstr(world.rank() == 2 ? "" : "rank 2 can't load its state dict")));
     wrong["conv.weight"] = at::empty({5, 3, 3, 3}, at::kMeta);
-    EXPECT_THAT(refused(usage, on(1, wrong)), HasSubstr("'conv.weight' in the state dict is a tensor of the meta device"));
+    EXPECT_THAT(refused(usage, on(1, wrong)), HasSubstr("'conv.weight' in the state dict is a tensor on the meta device"));
     wrong["conv.weight"] = run.model->conv->weight;
     EXPECT_THAT(refused(usage, world.rank() == 0 ? wrong : StateDict(), {.broadcast_from_rank0 = true}),
                 HasSubstr("'conv.weight' in the state dict is a shard or a member of a sharded model"));
