@@ -124,7 +124,7 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
     const auto before = full_state(*second.model);
     optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
     into = {.model = second.model.get(), .optimizer = &smaller};
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer has not"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer does not have"));
     expect_same(full_state(*second.model), before);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
   });

@@ -116,7 +116,7 @@ void expect_ending_of(const fs::path& out, Format format) {
 
 void expect_outside(const fs::path& out, const fs::path& checkpoint) {
   if (!is_inside(out, checkpoint)) return;
-  throw UsageError("{} lies in the checkpoint {}, whose files it could replace; write to another path", out, checkpoint);
+  throw UsageError("{} lies in the checkpoint {}, whose files it could replace; write elsewhere", out, checkpoint);
 }
 
 Converted convert(const fs::path& checkpoint, const fs::path& out, const ConvertOptions& options) {

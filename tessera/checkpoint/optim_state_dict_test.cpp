@@ -321,7 +321,7 @@ TEST(FullOptimStateDict, RefusesStateInBlocks) {
     model->forward(numbers({4, 64})).pow(2).mean().backward();
     optimizer.step();
     EXPECT_THAT(message_of<UsageError>([&] { (void)full_optim_state_dict(&optimizer, *model); }),
-                AllOf(HasSubstr("has one value for each block"), HasSubstr("checkpoint::save keeps it")));
+                AllOf(HasSubstr("has one value for each block"), HasSubstr("save it with checkpoint::save")));
   });
 }
 

@@ -143,8 +143,8 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
     return message_of<IoError>([&] { read_adapter(folder / "adapter"); });
   };
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
-  EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
-  EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
+  EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or has another type"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("not a folder of PEFT"));
   for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5"}) {
     write_file(folder / "adapter/adapter_config.json", with(config, R"("r": 2)", R"("r": )" + r));
     EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }),
@@ -196,7 +196,7 @@ TEST(Peft, MergesAnAdapterOnceIntoAFolder) {
   writer.close();
   const auto before = read_file(folder / "base/model.safetensors");
   EXPECT_THAT(message_of<UsageError>([&] { merge_adapter(folder / "base", folder / "a", folder / "base"); }),
-              HasSubstr("a second call would add the adapter again"));
+              HasSubstr("a second call would merge the adapter again"));
   EXPECT_EQ(read_file(folder / "base/model.safetensors"), before);
   merge_adapter(folder / "base", folder / "a", folder / "out");
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));

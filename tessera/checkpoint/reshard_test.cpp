@@ -188,7 +188,7 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
                                    HasSubstr("the model has no 'frozen.bias', 'frozen.weight'")));
     EXPECT_THAT(refused({.may_be_missing = {"adapter\\..*"}}), HasSubstr("the model has no"));
     EXPECT_THAT(refused({.may_be_missing = {"adapter"}, .may_be_unknown = {"frozen\\..*"}}), HasSubstr("it has no 'adapter"));
-    EXPECT_THAT(refused({.may_be_missing = {"("}}), HasSubstr("is no regular expression"));
+    EXPECT_THAT(refused({.may_be_missing = {"("}}), HasSubstr("is not a regular expression"));
     expect_same(full_state(*other), before);
     std::vector<std::string> lines;
     if (world.is_first()) {
@@ -202,7 +202,7 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
       set_log_sink({});
       set_log_level(LogLevel::Warning);
       EXPECT_THAT(lines, Contains(HasSubstr("has no adapter.weight, adapter.bias, which keep their values")));
-      EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are left out")));
+      EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are not loaded")));
     }
     const auto after = full_state(*other);
     EXPECT_TRUE(at::equal(after.at("adapter.weight"), before.at("adapter.weight")));

@@ -297,7 +297,7 @@ TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {
     adam.step();
     again.step();
     EXPECT_THAT(refused([&] { return Contents{.model = net.get(), .optimizer = {&adam, &again}}; }),
-                HasSubstr("two optimizers have a state of the parameter 'a."));
+                HasSubstr("two optimizers have state of the parameter 'a."));
     Contents contents{.model = net.get(), .optimizer = &again};
     checkpoint::save(folder / "b", contents, world);
     contents.average = &average;

@@ -207,7 +207,7 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyCantBeSaved) {
     EXPECT_THAT(message_of<UsageError>([&] {
                   checkpoint::save(folder / "b", all_of(run, {{"mean", one}}, {}), world, {.format = checkpoint::Format::Accelerate});
                 }),
-                HasSubstr("no place for the tensor 'mean'"));
+                HasSubstr("no place for the extra tensor 'mean'"));
     // A model may have such names itself.
     checkpoint::save(folder / "a", all_of(run, {{"conv.weight", one}}, {}), world);
     auto into = all_of(run, {{"conv.weight", at::zeros({2})}}, {});

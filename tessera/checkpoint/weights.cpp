@@ -20,7 +20,7 @@ class Renames {
       try {
         pairs_.emplace_back(std::regex(pattern), replacement);
       } catch (const std::regex_error& error) {
-        throw UsageError("'{}' in the option renamed is no regular expression: {}", pattern, error.what());
+        throw UsageError("'{}' in the option renamed is not a regular expression: {}", pattern, error.what());
       }
     }
   }

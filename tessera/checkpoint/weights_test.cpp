@@ -114,7 +114,7 @@ TEST(Weights, MayHaveOtherNames) {
       return message_of<UsageError>([&] { checkpoint::load_weights(*outer, folder / "a.safetensors", options); });
     };
     EXPECT_THAT(refusal({}), HasSubstr("it has no 'inner."));
-    EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is no regular expression"));
+    EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is not a regular expression"));
     EXPECT_THAT(refusal({.renamed = {{"weight$", "bias"}}}), HasSubstr("and of another tensor"));
   });
 }
@@ -218,7 +218,7 @@ TEST(Weights, OfATieThatIsOnlyAMemberAreSavedWithOneWarning) {
   });
   set_log_sink(sink);
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_THAT(warnings.front(), AllOf(HasSubstr("'head.weight' is saved with the values that it had first"), HasSubstr("'words.weight'")));
+  EXPECT_THAT(warnings.front(), AllOf(HasSubstr("'head.weight' is saved with its initial values"), HasSubstr("'words.weight'")));
 }
 
 TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {

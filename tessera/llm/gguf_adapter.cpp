@@ -54,7 +54,7 @@ void expect_fit(const PlainAdapter& adapter, const LlamaConfig& config, const fs
       throw UsageError("the adapter in {} is of another model than {}, which has no layer '{}' that could have one", path, base, layer);
     const auto rows = weight->size(weights.of_embedding ? 1 : 0), columns = weight->size(weights.of_embedding ? 0 : 1);
     if (!fit_together(weights) || weights.b.size(0) != rows || weights.a.size(1) != columns)
-      throw UsageError("'{}' is [{}] in {}, for which the adapter in {}, with [{}] and [{}], is not made", layer, joined(weight->sizes()),
+      throw UsageError("'{}' is [{}] in {}, which the adapter in {}, with [{}] and [{}], does not fit", layer, joined(weight->sizes()),
                        base, path, joined(weights.a.sizes()), joined(weights.b.sizes()));
   }
 }

@@ -239,7 +239,7 @@ TEST(GgufAdapter, NamesWhatIsWrongInAFile) {
   auto narrow = small_config("llama");
   narrow.intermediate_size = 64;
   narrow.write(folder / "narrow");
-  EXPECT_THAT(refusal(folder / "narrow"), HasSubstr("is not made"));
+  EXPECT_THAT(refusal(folder / "narrow"), HasSubstr("does not fit"));
   // It is no model, and says so.
   EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(good); }), HasSubstr("holds an adapter and no model"));
   EXPECT_THAT(checkpoint::to_table(checkpoint::inspect(good)), HasSubstr("a GGUF file with an adapter"));

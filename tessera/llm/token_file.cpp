@@ -336,7 +336,7 @@ std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer
   if (!json.is_object())
     throw UsageError(data::invalid_utf8(line)
                          ? "it is no UTF-8"
-                         : "it is no JSON object, such as {\"text\": \"...\"}; a file that is one text is called .txt or .md");
+                         : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text is called .txt or .md");
   const auto segments = segments_of(json, options);
   // Templates with marks write the beginning themselves, and those with an end of turn write the end.
   const bool chats = json.contains("messages");

@@ -57,8 +57,8 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
   }
   EXPECT_EQ(learned, "yo<|im_end|>");
   const std::pair<const char*, const char*> wrong[] = {
-      {"[1]", "it is no JSON object"},
-      {"{", "it is no JSON object"},
+      {"[1]", "it is not a JSON object"},
+      {"{", "it is not a JSON object"},
       {R"({"texts": "a"})", "it has texts, but neither text, nor prompt and completion, nor messages"},
       {R"({"text": 1})", "text is no text"},
       {R"({"conversations": [{"from": "human", "value": "a"}]})", "as ShareGPT writes"},
@@ -225,7 +225,7 @@ TEST(TokenFiles, NameTheLineThatIsWrong) {
   write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.threads = 3}); }),
-              HasSubstr("a.jsonl:661: it is no JSON object"));
+              HasSubstr("a.jsonl:661: it is not a JSON object"));
   write_file(folder / "empty.jsonl", "\n\n");
   const std::vector<std::filesystem::path> empty = {folder / "empty.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there is no document"));

@@ -43,7 +43,7 @@ TEST(BertConfig, RefusesWhatItDoesNotKnow) {
   const Folder folder;
   EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("config.json"));
   write_file(folder / "config.json", "{\"hidden_size\": ");
-  EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("it is no JSON object"));
+  EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("it is not a JSON object"));
   const auto refusal = [&](const std::string& text) {
     write_file(folder / "config.json", text);
     return message_of<ConfigError>([&] { BertConfig::read(folder.path()); });

@@ -35,7 +35,7 @@ struct ConfigFile {
   static ConfigFile open(const std::filesystem::path& folder) {
     ConfigFile file{.path = folder / kConfigFile, .json = {}};
     file.json = Json::parse(InputFile(file.path).read_all(), nullptr, /*allow_exceptions=*/false);
-    if (!file.json.is_object()) throw IoError("{} is damaged: it is no JSON object", file.path);
+    if (!file.json.is_object()) throw IoError("{} is damaged: it is not a JSON object", file.path);
     return file;
   }
 

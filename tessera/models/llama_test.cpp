@@ -199,7 +199,7 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
   };
   for (const auto& [json, why] : wrong) EXPECT_THAT(refusal(json), HasSubstr(why)) << json;
   write_file(folder / "config.json", "[");
-  EXPECT_THAT(message_of<IoError>([&] { LlamaConfig::read(folder.path()); }), HasSubstr("is damaged: it is no JSON object"));
+  EXPECT_THAT(message_of<IoError>([&] { LlamaConfig::read(folder.path()); }), HasSubstr("is damaged: it is not a JSON object"));
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ namespace {
 
 namespace to = torch::optim;
 
-/// Visits what libtorch keeps for one parameter, field by field. `needed` says whether the next step fails without the tensor.
+/// Visits the fields of the state that libtorch keeps for one parameter. `needed` says whether the next step fails without the tensor.
 struct FieldVisitor {
   c10::function_ref<void(const char* name, at::Tensor& value, bool needed)> tensor;
   c10::function_ref<void(const char* name, int64_t& value)> number;
@@ -223,7 +223,7 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
     }
   }
   for (const auto& [name, saved] : state) {
-    if (!known.contains(name)) throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
+    if (!known.contains(name)) throw UsageError("the state is of a parameter '{}', which this optimizer does not have", name);
   }
 }
 
