@@ -17,7 +17,7 @@ constexpr std::string_view kMarksOfLlama3[] = {"<|begin_of_text|>", "<|start_hea
 /// A template that writes the role of each message in the same way; Alpaca has words of its own.
 struct Style {
   std::string_view name, begin, before_role, after_role;
-  std::string_view end, between;  // behind a message, and what only separates it from the next one
+  std::string_view end, between;  // the end of a message, and the separator between it and the next one
   std::span<const std::string_view> marks;
 };
 constexpr Style kStyles[] = {

@@ -165,7 +165,7 @@ TEST(GgufAdapter, NamesWhatHasNoPlaceThere) {
   other = config;
   other.tie_word_embeddings = true;
   other.write(folder / "base");
-  EXPECT_THAT(refusal({.layers = {.target_modules = {"embed_tokens"}}}, other), HasSubstr("embeddings that are the output head, too"));
+  EXPECT_THAT(refusal({.layers = {.target_modules = {"embed_tokens"}}}, other), HasSubstr("embeddings that are also the output head"));
   EXPECT_THAT(refusal({.layers = {.target_modules = {"lm_head"}}}, config), HasSubstr("'lm_head' has an adapter"));
 }
 
@@ -219,9 +219,9 @@ TEST(GgufAdapter, NamesWhatIsWrongInAFile) {
     write_changed(good, bad, key, value);
     return refusal();
   };
-  EXPECT_THAT(changed("general.type", "model"), HasSubstr("is no adapter"));
+  EXPECT_THAT(changed("general.type", "model"), HasSubstr("is not an adapter"));
   EXPECT_THAT(changed("adapter.type", "control"), HasSubstr("adapter.type: 'control' is not read here"));
-  EXPECT_THAT(changed("general.architecture", "gemma"), HasSubstr("'gemma' is none of models::Llama"));
+  EXPECT_THAT(changed("general.architecture", "gemma"), HasSubstr("'gemma' is not one of the architectures of models::Llama"));
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.0.attn_norm.weight"),
               HasSubstr("'blk.0.attn_norm.weight' has no place in an adapter"));
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.0.ssm_in.weight.lora_a"), HasSubstr("'blk.0.ssm_in.weight.lora_a' has no place"));

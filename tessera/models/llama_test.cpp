@@ -187,15 +187,15 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
       {R"({"model_type": "llama", "rope_scaling": {"type": "yarn"}})", "rope_scaling: type: \"yarn\": choose default, linear or llama3"},
       {R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}})", "rope_parameters: factor: missing: llama3 needs it"},
       {R"({"model_type": "llama", "num_key_value_heads": 3})",
-       "num_key_value_heads of 3 makes no Llama: it must be a divisor of num_attention_heads"},
+       "a Llama can't have num_key_value_heads 3: it must be a divisor of num_attention_heads"},
       {R"({"model_type": "llama", "partial_rotary_factor": 0.001})", "partial_rotary_factor of 0.001"},
       {R"({"model_type": "qwen2", "layer_types": ["local"]})",
        "layer_types: [\"local\"]: this must be a list of full_attention and sliding_attention"},
       {R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",
-       "layer_types of full_attention makes no Llama: it must be a list of 32 entries"},
+       "a Llama can't have layer_types full_attention: it must be a list of 32 entries"},
       {R"({"model_type": "llama", "eos_token_id": "2"})", "eos_token_id: \"2\": this must be an integer, or a list of them"},
       {R"({"model_type": "llama", "eos_token_id": [1, 99999]})",
-       "a special token of 99999 makes no Llama: it must be a token of the vocabulary"},
+       "a Llama can't have a special token 99999: it must be a token of the vocabulary"},
   };
   for (const auto& [json, why] : wrong) EXPECT_THAT(refusal(json), HasSubstr(why)) << json;
   write_file(folder / "config.json", "[");
