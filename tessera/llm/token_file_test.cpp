@@ -1,4 +1,4 @@
-// Lines of JSON become files of tokens, by any number of threads and in several goes, and these become rows for training.
+// Lines of JSON become files of tokens, on any number of threads and in several calls, and these files become rows for training.
 #include "tessera/llm/token_file.h"
 
 #include <gmock/gmock.h>
@@ -105,7 +105,7 @@ TEST(Chat, IsWrittenByItsTemplate) {
               HasSubstr("there is no chat template 'jinja'; choose one of chatml, llama3, alpaca"));
 }
 
-/// Lines of drawn lengths, some empty, and the last one without an end.
+/// Returns lines of varying lengths, some of them empty, and the last one without a newline.
 std::string drawn_lines(int count, size_t longest) {
   std::string lines;
   for (int i = 0; i < count; i++) {
@@ -119,7 +119,7 @@ std::string drawn_lines(int count, size_t longest) {
 
 TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   const Folder folder;
-  write_file(folder / "a.jsonl", drawn_lines(700, 30'000));  // several parts, and lines across their borders
+  write_file(folder / "a.jsonl", drawn_lines(700, 30'000));  // several parts, with lines that cross their borders
   write_file(folder / "b.jsonl", drawn_lines(3, 10));
   write_file(folder / "c.jsonl", nlohmann::json{{"text", std::string(9'000'000, 'x')}}.dump());  // a line of several parts
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl", folder / "b.jsonl", folder / "c.jsonl"};
@@ -148,7 +148,7 @@ TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {.end = kEnd, .threads = 2}).found, 2);
   EXPECT_EQ(read_file(folder / "late.tokens"), read_file(folder / "one.tokens"));
   EXPECT_FALSE(is_there(folder / "late.tokens.parts"));
-  // Of what was begun with other options nothing is used.
+  // Parts that were made with other options are not used.
   calls = 0;
   EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }), HasSubstr("resumes"));
   EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {}).found, 0);
@@ -166,7 +166,7 @@ TEST(TokenFiles, LoseNothing) {
   EXPECT_EQ(read_file(folder / "notes"), "mine");
   EXPECT_THAT(message_of<ConfigError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.chat = llm::ChatTemplate::Llama3}); }),
               HasSubstr("the tokenizer has no token <|begin_of_text|>"));
-  // With another tokenizer nothing of what was begun is used.
+  // Parts that were made with another tokenizer are not used.
   int calls = 0;
   const TokenizeOptions stops{.threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
   EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "y", tokenizer(), stops); }), HasSubstr("resumes from here"));

@@ -1,4 +1,4 @@
-// config.json of a BERT is read as it stands, and what is no BERT of ours is refused by the name of its key.
+// config.json of a BERT is read with all its keys; a model that Tessera's BERT can't be is refused, with the name of the key.
 #include "tessera/models/bert_config.h"
 
 #include <gmock/gmock.h>

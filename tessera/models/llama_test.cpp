@@ -1,4 +1,4 @@
-// The results of a decoder do not depend on how texts come: one by one or packed into a row, at once or token by token, sharded or not.
+// The results of a decoder do not depend on how it gets texts: one by one or packed into a row, at once or token by token, sharded or not.
 #include "tessera/models/llama.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
     const auto packed = model(row, models::LlamaInput{.positions = positions});
     const auto apart = at::cat({model(first.unsqueeze(0)), model(second.unsqueeze(0)), model(third.unsqueeze(0))}, 1);
     EXPECT_TRUE(at::allclose(packed, apart, 1e-4, 1e-5)) << sliding;
-    // In a batch each row has documents of its own.
+    // In a batch, each row has its own documents.
     const auto two = model(at::cat({row, row}), models::LlamaInput{.positions = at::cat({positions, at::arange(16).unsqueeze(0)})});
     EXPECT_TRUE(at::allclose(two.narrow(0, 0, 1), packed, 1e-4, 1e-5));
     EXPECT_TRUE(at::allclose(two.narrow(0, 1, 1), model(row), 1e-4, 1e-5));
@@ -161,7 +161,7 @@ TEST(LlamaConfig, KnowsWhatTheFamilyHas) {
   };
   const auto smol = read(R"({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 4})");
   EXPECT_EQ(smol.no_rope_layers, (std::vector<int64_t>{1, 1, 1, 0}));
-  for (int64_t layer = 0; layer < 4; layer++) EXPECT_EQ(smol.slides(layer), layer == 3);  // those without rotary embeddings
+  for (int64_t layer = 0; layer < 4; layer++) EXPECT_EQ(smol.slides(layer), layer == 3);  // only layers without rotary embeddings slide
   const auto mistral =
       read(R"({"model_type": "mistral", "attention_bias": true, "mlp_bias": true, "eos_token_id": -1, "bos_token_id": -1})");
   EXPECT_EQ(mistral.sliding_window, 4096);

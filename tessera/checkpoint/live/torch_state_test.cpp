@@ -1,4 +1,4 @@
-// Runs with optimizers of torch::optim go on from a checkpoint to the bit.
+// Runs with optimizers of torch::optim resume from a checkpoint with the same bits.
 #include "tessera/checkpoint/live/torch_state.h"
 
 #include <gmock/gmock.h>
@@ -81,7 +81,7 @@ TEST_P(TorchState, LetsARunGoOn) {
       load(folder / "a", into, world);
       EXPECT_EQ(fresh.train(3, 6), expected) << "rank " << world.rank() << " of " << ranks;
       testing::expect_same(full_state(*fresh.picture.model), full_state(*run.picture.model));
-      load(folder / "a", into, world);  // over the state that it has by now
+      load(folder / "a", into, world);  // replaces the state that the optimizer has by now
       EXPECT_EQ(fresh.train(3, 6), expected);
     });
   }
