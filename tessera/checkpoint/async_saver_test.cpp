@@ -96,7 +96,7 @@ TEST(AsyncSaver, TellsAllRanksThatOneCouldNotWriteAndGoesOn) {
     saver.wait();
     {
       std::optional<FullDisk> full;
-      if (world.is_first()) full.emplace(100'000);  // more than a rank without long notes writes; the limit holds for all ranks of the process
+      if (world.is_first()) full.emplace(100'000);  // limits the process; ranks without long notes write less
       world.barrier();
       const auto expect_refused = [&](const std::string& said) {
         EXPECT_THAT(said, world.rank() == 1 ? HasSubstr("File too large") : HasSubstr("rank 1 could not save"));

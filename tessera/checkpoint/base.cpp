@@ -66,7 +66,8 @@ Base base_of(ConstModuleRef model, std::string name) {
   expect_values(values, "the checksum of a base");
   if (const auto world = world_of(*model)) expect_all_on_each(values, *world, "the checksum of a base");
   auto frozen = names_of_base(model, values);
-  if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen; freeze the parameters that do not train, or save without a base");
+  if (frozen.empty())
+    throw UsageError("the model has no base: nothing in it is frozen; freeze the parameters that do not train, or save without a base");
   uint64_t sum = 0;  // a sum, because tensors are not gathered in a fixed order
   gather_like(
       values, [&](const LocalPart& part) { return frozen.contains(part.name) ? part.values : at::Tensor(); },

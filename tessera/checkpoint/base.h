@@ -1,5 +1,5 @@
-// The base of a model that is trained only in part: all its frozen values, such as the model below adapters. Checkpoints of the run refer to
-// the base instead of holding it.
+// The base of a model that is trained only in part: all its frozen values, such as the model below adapters. Checkpoints of the run refer
+// to the base instead of holding it.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace tessera::checkpoint {
 
 struct Base {
-  std::string name;      // for people: the file or model that it was loaded from
+  std::string name;      // for people: where to find it, such as a folder or the name of a model
   std::string checksum;  // of the values as they are in memory, quantized or not
   std::string forms;     // the forms of quantized weights: "nf4"
   std::set<std::string> parameters = {};

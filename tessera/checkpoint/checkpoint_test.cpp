@@ -124,7 +124,8 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
     const auto before = full_state(*second.model);
     optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
     into = {.model = second.model.get(), .optimizer = &smaller};
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer does not have"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
+                HasSubstr("which this optimizer does not have"));
     expect_same(full_state(*second.model), before);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
   });
@@ -269,7 +270,7 @@ TEST(Checkpoint, IsLoadedWithoutMemoryForASecondOptimizer) {
     step();
     const Allocations taken;
     checkpoint::load(folder / "a", all, world);
-    constexpr int64_t kShard = int64_t{4} * 400 * 400 / 2;  // bytes of one state on a rank; a rank has two, which are copied to a device one by one
+    constexpr int64_t kShard = int64_t{4} * 400 * 400 / 2;  // bytes of one of a rank's two states, which go to a device one by one
     if (on_cpu()) {
       EXPECT_LT(taken.bytes(), kShard / 2);
     } else {
@@ -306,7 +307,7 @@ TEST(Checkpoint, TheLatestIsTheOneOfTheMostSteps) {
   EXPECT_THAT(checkpoint::why_incomplete(step_folder(prefix, 1'000'000)),
               ::testing::Optional(AllOf(HasSubstr("run-step-1000000"), HasSubstr("'rank-0-of-2.safetensors'"))));
   EXPECT_EQ(latest(prefix), step_folder(prefix, 999'999));
-  with_ranks(2, [&](const Communicator& world) { save(step_folder(prefix, 1'000'000), PictureRun(world)); });  // the incomplete folder is renamed
+  with_ranks(2, [&](const Communicator& world) { save(step_folder(prefix, 1'000'000), PictureRun(world)); });  // renames the old folder
   EXPECT_EQ(latest(prefix), step_folder(prefix, 1'000'000));
   EXPECT_TRUE(std::filesystem::exists(folder / "new/run-step-1000000.damaged/rank-1-of-2.safetensors"));
 }

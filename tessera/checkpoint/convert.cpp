@@ -86,7 +86,8 @@ void expect_writable_as(const fs::path& out, Format format) {
 
 void expect_storable(const fs::path& out, Format format) {
   if (format == Format::Tessera || !object_path(out)) return;
-  throw UsageError("{} is in an object store, where Tessera's format can be written, but not {}; write to a local path", out, name_of(format));
+  throw UsageError("{} is in an object store, where Tessera's format can be written, but not {}; write to a local path", out,
+                   name_of(format));
 }
 
 void expect_no_blocks(const Manifest& run) {
@@ -143,8 +144,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   result.left_out = run.catalog.left_out;
   const bool keeps_ranks = options.to == Format::Tessera && options.world == run.ranks;
   if (!run.device_generator.empty() && !keeps_ranks)
-    result.left_out.emplace(run.device_generator,
-                            "only a checkpoint of Tessera's format for as many ranks can hold it");
+    result.left_out.emplace(run.device_generator, "only a checkpoint of Tessera's format for as many ranks can hold it");
   const RunSource source(std::move(run), options);
   if (source.model().empty()) {
     throw IoError("{} has no tensors of a model{}", checkpoint, folder_of_model(checkpoint));

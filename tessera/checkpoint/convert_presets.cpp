@@ -67,8 +67,7 @@ void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
   for (const auto& [name, why] : done.left_out) {
     if (why == kStandsBeside) names.push_back(name);
   }
-  if (!names.empty())
-    log(LogLevel::Warning, "only the model of {} is written, without its extra tensors: {}", checkpoint, some_of(names));
+  if (!names.empty()) log(LogLevel::Warning, "only the model of {} is written, without its extra tensors: {}", checkpoint, some_of(names));
 }
 
 }  // namespace

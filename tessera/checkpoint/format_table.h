@@ -28,7 +28,7 @@ struct FormatRow {
   Catalog (*read)(const std::filesystem::path& path);
   /// Writes the run to `out`, and returns its files or the folder. Collective.
   std::vector<std::filesystem::path> (*write)(const RunSource& source, const std::filesystem::path& out) = nullptr;
-  std::string_view unwritten = {};  // the error if someone writes it, for a format that is only read
+  std::string_view unwritten = {};  // the error of writing a format that is only read
   std::string_view package = {};    // the package with which `tessera ckpt convert` writes it nevertheless
 
   /// Whether the name has one of the endings.

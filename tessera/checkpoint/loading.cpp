@@ -52,7 +52,8 @@ struct Saved {
     if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
   }
 
-  /// Returns the names of the parameters that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters and the same base.
+  /// Returns the names of the parameters that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters
+  /// and the same base.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
     expect_adapters(folder, adapters().describe(*contents.model), options);
     const auto& base = manifest.base;
@@ -72,8 +73,8 @@ struct Saved {
       throw UsageError("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms));
     }
     if (contents.base->checksum != base.checksum) {
-      throw UsageError("{} (checksum {}), but the base here, {}, has other values (checksum {})", needs, base.checksum,
-                       contents.base->name, contents.base->checksum);
+      throw UsageError("{} (checksum {}), but the base here, {}, has other values (checksum {})", needs, base.checksum, contents.base->name,
+                       contents.base->checksum);
     }
     return base.parameters;
   }

@@ -214,8 +214,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
   const auto rank_of = [&](const Json& value) {
     const auto r = value.get<double>();
     if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
-    throw ConfigError("{}: {}: the rank can't be {}; give a whole number from 1 to {}", path, at_key, value.dump(),
-                      lora::kMostRank);
+    throw ConfigError("{}: {}: the rank can't be {}; give a whole number from 1 to {}", path, at_key, value.dump(), lora::kMostRank);
   };
   const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
   try {
@@ -335,8 +334,7 @@ PlainAdapter read_adapter(const fs::path& folder) {
     if (adapter.options.use_dora && !weights.magnitude.defined())
       throw IoError("{} is damaged: it is a DoRA without the magnitudes of '{}'", path, layer);
     if (!adapter.options.use_dora && weights.magnitude.defined())
-      throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', but use_dora in {} is not true", path, layer,
-                    kAdapterConfig);
+      throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', but use_dora in {} is not true", path, layer, kAdapterConfig);
     weights.scaling = lora::scaling_of(adapter.options, layer);
     auto as_stored = adapter.options;
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
@@ -478,8 +476,8 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   }
   for (const auto& entry : entries) {
     if (stored.changes(entry.name) && !is_plain(entry.dtype))
-      throw UsageError("'{}' is {}, so {} is quantised, and an adapter can't be merged into it; merge into the model before quantisation", entry.name,
-                       c10::toString(entry.dtype), base);
+      throw UsageError("'{}' is {}, so {} is quantised, and an adapter can't be merged into it; merge into the model before quantisation",
+                       entry.name, c10::toString(entry.dtype), base);
     if (!stored.changes_end(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
     throw UsageError(
         "'{}' is both the embeddings and the output layer, and the adapter changes only one of them; merged into the weight it would "

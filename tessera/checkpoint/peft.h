@@ -1,5 +1,5 @@
-// Reads and writes adapters in the files of Python's PEFT: a folder with adapter_config.json and adapter_model.safetensors, or, where older versions wrote it,
-// adapter_model.bin.
+// Reads and writes adapters in the files of Python's PEFT: a folder with adapter_config.json and adapter_model.safetensors, or, where older
+// versions wrote it, adapter_model.bin.
 #pragma once
 
 #include <filesystem>
@@ -25,8 +25,8 @@ void save_adapter(ConstModuleRef model, const std::filesystem::path& folder, con
 /// Reads the options of a stored adapter, for lora::apply. Throws ConfigError, which names the key, for a setting that Tessera lacks, and
 /// IoError for a damaged file.
 lora::Options read_adapter_config(const std::filesystem::path& folder);
-/// Loads the values in a folder into an adapter that lora::apply has made. Throws UsageError, and changes nothing, if the two don't fit. Each
-/// rank reads its own part.
+/// Loads the values in a folder into an adapter that lora::apply has made. Throws UsageError, and changes nothing, if the two don't fit.
+/// Each rank reads its own part.
 void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
 
 /// An adapter as it is in its files, for use without the model.

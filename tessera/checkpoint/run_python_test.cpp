@@ -217,7 +217,8 @@ TEST(Runs, GoOnInPythonAndHere) {
       EXPECT_EQ(run.trainer.steps(), 2);
       run.train(2, 3);
       expect_near(full_state(*run.net), there["tensors"]);
-      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind + "_again"));  // Python has resumed from a folder of Tessera, and saved after one more step
+      // Python has resumed from a folder of Tessera, and saved after one more step.
+      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind + "_again"));
       EXPECT_EQ(run.trainer.steps(), 3);
       expect_near(full_state(*run.net), read["tensors"]);
     });

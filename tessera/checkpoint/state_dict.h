@@ -25,8 +25,8 @@ struct StateDictOptions {
   bool ignore_frozen_params = false;  // of models: parameters that don't train are left out, such as the base below adapters
 };
 
-/// Options of loading a state dict. Names are regular expressions that match whole names of parameters and buffers, as in LoadOptions. State
-/// of optimizers may always be missing.
+/// Options of loading a state dict. Names are regular expressions that match whole names of parameters and buffers, as in LoadOptions.
+/// State of optimizers may always be missing.
 struct LoadStateDictOptions {
   bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are ignored
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
@@ -38,8 +38,8 @@ struct LoadStateDictOptions {
 // and then loading changes nothing. State dicts are copies, which later training does not change. Loading may round values to a narrower
 // dtype.
 
-/// Returns copies of all whole parameters and buffers. The names of a tied parameter share one tensor. Buffers are those of rank 0, in their
-/// original dtype. Collective.
+/// Returns copies of all whole parameters and buffers. The names of a tied parameter share one tensor. Buffers are those of rank 0, in
+/// their original dtype. Collective.
 StateDict full_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
 /// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. One name
 /// of a tied parameter is enough. Collective.

@@ -273,7 +273,7 @@ TEST(StateDicts, AreRefusedWhereNamesOfAParameterContradict) {
     for (const bool broadcast : {false, true}) {
       StateDict other;
       for (const auto& [name, tensor] : start) other[name] = at::zeros_like(tensor);
-      load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // the names of the tied parameter are separate tensors of equal values
+      load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // tied names with separate, but equal tensors
       load_full_state_dict(*run.model, start);
       if (world.rank() == 0 || !broadcast) other.at("tied") = at::ones_like(other.at("tied"));
       EXPECT_THAT(message_of<UsageError>([&] { load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast}); }), said);

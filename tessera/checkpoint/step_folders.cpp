@@ -88,7 +88,7 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
 std::optional<std::string> why_incomplete(const fs::path& folder) {
   if (!is_listed_late(folder)) {
     if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
-    if (!names_in(folder)) return fmt::format("{} is no folder", folder.string());  // throws here if the folder can't be read
+    if (!names_in(folder)) return fmt::format("{} is not a folder", folder.string());  // throws here if the folder can't be read
   }
   try {
     (void)read_manifest(folder);
@@ -163,7 +163,8 @@ void expect_no_run(const fs::path& prefix) {
   const auto name = prefix.has_filename() ? prefix : prefix.parent_path();
   const auto folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
   if (!is_there(folder) || step_folders(name).empty()) return;
-  throw UsageError("{0} is the prefix of a run; a file or folder of this name would hide its checkpoints {0}-step-N; write under another name", name);
+  throw UsageError(
+      "{0} is the prefix of a run; a file or folder of this name would hide its checkpoints {0}-step-N; write under another name", name);
 }
 
 void link_latest(const fs::path& folder) {

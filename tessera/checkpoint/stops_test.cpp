@@ -428,7 +428,7 @@ TEST(FailuresOfSaves, SayThatNothingHasChangedOnlyWhereThatIsSo) {
     fail_at(kNever, whole / name, options);
     const auto all = kNever - calls_left;
     int failed = 0, changed = 0;
-    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // the last calls rename, so each of them is tried
+    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // tries all of the last calls, which rename
       const Folder folder;
       const auto out = folder / name;
       const auto said = fail_at(calls, out, options);

@@ -14,7 +14,7 @@ namespace tessera::checkpoint {
 struct WeightsOptions {
   std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
   std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
-  bool first_of_tied = false;  // takes the first value of a tied parameter whose names have different values in the files
+  bool first_of_tied = false;                    // takes the first value of a tied parameter whose names have different values in the files
   /// Pairs of a pattern and its replacement, applied to each name in the files one after the other, as by std::regex_replace. The patterns
   /// above are for the resulting names.
   std::vector<std::pair<std::string, std::string>> renamed = {};

@@ -212,7 +212,8 @@ void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::
   if (!stored.is_adapter()) throw ConfigError("{} is not an adapter: its general.type is not 'adapter'", file);
   if (const auto type = stored.text(kType).value_or(""); type != kLora)
     throw ConfigError("{}: {}: '{}' is not read here, only '{}'", file, kType, type, kLora);
-  if (stored.find(kTokens) != nullptr) throw ConfigError("{}: {} is not read here: such an adapter acts only after certain tokens", file, kTokens);
+  if (stored.find(kTokens) != nullptr)
+    throw ConfigError("{}: {} is not read here: such an adapter acts only after certain tokens", file, kTokens);
   const auto architecture = known_architecture(stored);
   Heads heads{.queries = stored.integer(architecture + kHeads), .keys = stored.integer(architecture + kSharedHeads)};
   std::optional<LlamaConfig> config;

@@ -1,4 +1,5 @@
-// Adapters are converted to GGUF files and back. With the files, as Python's gguf reads them, llama.cpp gets the weights of the merged model.
+// Adapters are converted to GGUF files and back. With the files, as Python's gguf reads them, llama.cpp gets the weights of the merged
+// model.
 #include "tessera/llm/gguf_adapter.h"
 
 #include <gmock/gmock.h>

@@ -53,7 +53,8 @@ at::Tensor rope_factors(const LlamaConfig& config) {
   return angle(plain) / angle(config.rope);
 }
 
-/// Returns the four numbers of Llama 3 that give these factors. Files have only a factor for each frequency, so the usual numbers are tried.
+/// Returns the four numbers of Llama 3 that give these factors. Files have only a factor for each frequency, so the usual numbers are
+/// tried.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
   const auto refused = ConfigError("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path, kRopeFactors);
   if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
@@ -138,9 +139,10 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
   if (*model != "gpt2")
-    throw ConfigError(*model == "llama" ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
-                                        : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2', which is byte-level BPE",
-                                                      path.string(), *model));
+    throw ConfigError(
+        *model == "llama"
+            ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
+            : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2', which is byte-level BPE", path.string(), *model));
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
   const auto pre = file.text("tokenizer.ggml.pre");
@@ -270,8 +272,8 @@ const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<
 std::string known_architecture(const GgufFile& file) {
   auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
-    throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: llama, qwen2, qwen3, smollm3", file.path(),
-                      architecture);
+    throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: llama, qwen2, qwen3, smollm3",
+                      file.path(), architecture);
   return architecture;
 }
 
@@ -293,7 +295,9 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
       refuse(fmt::format("sliding_window {} has no place there; with max_position_embeddings {} in config.json it would have no effect",
                          *config.sliding_window, *config.sliding_window));
     if (config.rotates(layer) != (config.model_type != "smollm3" || (layer + 1) % 4 != 0))
-      refuse("llama.cpp leaves rotary embeddings out of every fourth layer of smollm3 and of no other model, but no_rope_layers says otherwise");
+      refuse(
+          "llama.cpp leaves rotary embeddings out of every fourth layer of smollm3 and of no other model, but no_rope_layers says "
+          "otherwise");
   }
   if (tokenizer.size() > config.vocab_size)
     refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));

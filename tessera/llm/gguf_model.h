@@ -1,4 +1,5 @@
-// Reads the shape and the tokenizer of a language model in a GGUF file, and converts between such files and folders of the Hugging Face Hub.
+// Reads the shape and the tokenizer of a language model in a GGUF file, and converts between such files and folders of the Hugging Face
+// Hub.
 #pragma once
 
 #include <filesystem>
@@ -35,8 +36,8 @@ void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer&
 bool has_description(const std::filesystem::path& model);
 /// Returns the dtype of most values in a model's files as read_model() gives them: float32 where they are quantized.
 at::ScalarType dtype_of_weights(const std::filesystem::path& model);
-/// Writes the files of a folder besides the weights: config.json and the tokenizer's files, from a GGUF file or from another folder with any
-/// model. `dtype` is the dtype of the weights in `folder`, if it differs from that of the model's files.
+/// Writes the files of a folder besides the weights: config.json and the tokenizer's files, from a GGUF file or from another folder with
+/// any model. `dtype` is the dtype of the weights in `folder`, if it differs from that of the model's files.
 void write_description(const std::filesystem::path& model, const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = {});
 /// Writes a GGUF file as a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
 void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);

@@ -225,7 +225,8 @@ TEST(Gguf, NamesWhatIsWrong) {
   const auto heads = changed.find(std::string({static_cast<char>(kHeads.size()), 0, 0, 0, 0, 0, 0, 0}) + std::string(kHeads));
   changed.replace(heads + 8 + kHeads.size() + 4, 4, 4, '\0');  // behind its type
   write_file(folder / "bad.gguf", changed);
-  EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(folder / "bad.gguf"); }), HasSubstr("head_count is 0, but must be at least 1"));
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(folder / "bad.gguf"); }),
+              HasSubstr("head_count is 0, but must be at least 1"));
   EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "model.gguf", folder / "x"); }), HasSubstr("has no config.json"));
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert(folder / "hub", folder / "x", {.to = checkpoint::Format::Gguf}); }),
               HasSubstr("llm::write_gguf"));

@@ -10,7 +10,8 @@
 namespace tessera::llm {
 namespace {
 
-/// Returns the tokens at which rows of whole documents begin. The end of a document that was cut shares its row with the documents after it.
+/// Returns the tokens at which rows of whole documents begin. The end of a document that was cut shares its row with the documents after
+/// it.
 std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
   std::vector<int64_t> begins = {0};
   int64_t document = 0;  // where it begins

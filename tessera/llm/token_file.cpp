@@ -236,7 +236,8 @@ void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
 /// Throws ConfigError unless each mark of the template is one token.
 void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
   for (const auto mark : marks_of(chat)) {
-    if (!tokenizer.find(mark)) throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
+    if (!tokenizer.find(mark))
+      throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
   }
 }
 
@@ -332,9 +333,10 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
-    throw UsageError(data::invalid_utf8(line)
-                         ? "it is not UTF-8"
-                         : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
+    throw UsageError(
+        data::invalid_utf8(line)
+            ? "it is not UTF-8"
+            : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
   const auto segments = segments_of(json, options);
   // Templates with marks write the beginning themselves, and those with an end of turn write the end.
   const bool chats = json.contains("messages");

@@ -32,7 +32,8 @@ struct TokenizeOptions {
   std::optional<ChatTemplate> chat = {};  // for lines with messages
   std::optional<int32_t> end = {};        // the token after each document, unless the template ends it with its own
   int threads = 0;                        // 0: as many as there are cores
-  /// Called with the number of bytes that are tokenized, and the bytes of all files. Return false to stop: finished parts stay for the next call.
+  /// Called with the number of bytes that are tokenized, and the bytes of all files. Return false to stop: finished parts stay for the next
+  /// call.
   std::function<bool(uint64_t done, uint64_t all)> progress = {};
 };
 
@@ -41,8 +42,8 @@ struct Tokenized {
   int64_t found = 0;  // parts that an earlier call had finished already
 };
 
-/// Returns the tokens of one line of JSON: {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}. Throws UsageError for a line
-/// that is none of these.
+/// Returns the tokens of one line of JSON: {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]}. Throws UsageError for
+/// a line that is none of these.
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options);
 
 /// Makes a file of tokens from files of such lines, on several threads; a file .txt or .md is one document, which is learned as a whole.

@@ -31,8 +31,8 @@ torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
   return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
 }
 
-/// Returns the mask that is added to attention scores, {1 or batch, 1, queries, keys}: 0 for keys that the queries at these places see, -inf
-/// for others. `documents`: the document of each token, or undefined.
+/// Returns the mask that is added to attention scores, {1 or batch, 1, queries, keys}: 0 for keys that the queries at these places see,
+/// -inf for others. `documents`: the document of each token, or undefined.
 at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
                    at::ScalarType dtype) {
   const auto from = places.unsqueeze(1), to = at::arange(keys, places.options()).unsqueeze(0);
@@ -146,13 +146,15 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
 
 at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& input) {
   const auto length = tokens.size(1), before = input.cache == nullptr ? 0 : input.cache->length_, all = before + length;
-  if (input.cache != nullptr && input.positions.defined()) throw UsageError("LlamaInput: positions and cache exclude each other; give one of them");
+  if (input.cache != nullptr && input.positions.defined())
+    throw UsageError("LlamaInput: positions and cache exclude each other; give one of them");
   if (input.cache != nullptr && all > input.cache->longest_)
     throw UsageError("a text of {} tokens does not fit a LlamaCache for {}; make a longer cache", all, input.cache->longest_);
   if (all > config.max_position_embeddings)
     throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
   const auto pass = std::make_shared<LlamaPass>();
-  // On devices that compile steps, the whole cache is read and places are inputs from the host, so each further token runs the same program.
+  // On devices that compile steps, the whole cache is read and places are inputs from the host, so each further token runs the same
+  // program.
   const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();
   const auto host_or_device = reads_whole ? c10::Device(at::kCPU) : tokens.device();
   const auto places = at::arange(before, all, tokens.options().dtype(at::kLong).device(host_or_device)).to(tokens.device());

@@ -37,15 +37,15 @@ struct LlamaConfig {
   std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: "full_attention" for all layers
   std::optional<int64_t> bos_token_id = {};
   std::optional<int64_t> pad_token_id = {};  // its embedding gets no gradient from inputs, as in transformers
-  std::vector<int64_t> eos_token_ids = {};  // eos_token_id; a text ends after one of these tokens
+  std::vector<int64_t> eos_token_ids = {};   // eos_token_id; a text ends after one of these tokens
 
   int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
   bool slides(int64_t layer) const;
   bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
 
-  /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if the file can't be read or is damaged,
-  /// and ConfigError, which names the key, if it describes a model that Tessera does not have.
+  /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if the file can't be read or is
+  /// damaged, and ConfigError, which names the key, if it describes a model that Tessera does not have.
   static LlamaConfig read(const std::filesystem::path& folder);
 
   /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights in the folder.

@@ -1,4 +1,5 @@
-// A vision transformer: an image is cut into patches, which an encoder reads like words; the scores are computed from an extra token before them.
+// A vision transformer: an image is cut into patches, which an encoder reads like words; the scores are computed from an extra token before
+// them.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -21,7 +21,7 @@ void expect_same_beside(const Contents& contents, const Communicator& world);
 /// Returns a tensor by rank with a dimension of rows: a scalar becomes one row.
 at::Tensor as_rows(const at::Tensor& tensor);
 
-/// By name of a tensor by rank, where the rows of each rank begin: rank r has rows [r] to [r + 1] (exclusive) of the vector.
+/// The rows of each rank, by the name of a tensor by rank: rank r has the rows from element r of the vector up to element r + 1.
 using RowsOfRanks = std::map<std::string, std::vector<int64_t>>;
 /// Returns the rows of all ranks. Throws DisagreementError on all ranks if they load different extra tensors. Collective.
 RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world);

@@ -208,7 +208,8 @@ Communicator world_for(const torch::nn::Module& model, const LoadStateDictOption
 }
 
 void expect_own_part(const Communicator& world, const StateDictOptions& options) {
-  if (options.rank0_only) throw UsageError("rank0_only is for full state dicts; in a sharded or local state dict each rank has its own part");
+  if (options.rank0_only)
+    throw UsageError("rank0_only is for full state dicts; in a sharded or local state dict each rank has its own part");
   if (world.local_ranks().size() == 1) return;
   throw UsageError(
       "this process represents {} ranks, but a sharded or local state dict is that of one rank; use full_state_dict, or "

@@ -26,9 +26,9 @@ at::Tensor copied(const at::Tensor& tensor, const StateDictOptions& options);
 /// Returns a local tensor as boxes, which are views of its values.
 ShardedTensor boxes_of(LocalTensor tensor);
 
-// Make sources of dicts. All dicts are read as boxes; a full tensor is one box. Collective: throw on all ranks if a rank's dict has a tensor
-// that is sparse, sharded or without values, and DisagreementError if names, dtypes or shapes differ between the ranks. `failure` follows
-// the rank's name in errors.
+// Make sources of dicts. All dicts are read as boxes; a full tensor is one box. Collective: throw on all ranks if a rank's dict has a
+// tensor that is sparse, sharded or without values, and DisagreementError if names, dtypes or shapes differ between the ranks. `failure`
+// follows the rank's name in errors.
 std::unique_ptr<ValueSource> source_of(const StateDict& dict, const LoadStateDictOptions& options, const Communicator& world,
                                        std::string_view failure);
 std::unique_ptr<ValueSource> source_of(const ShardedStateDict& dict, const LoadStateDictOptions& options, const Communicator& world,

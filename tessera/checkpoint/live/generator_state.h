@@ -18,7 +18,8 @@ std::optional<at::Generator> read_generator(const CatalogReader& stored, const M
 /// checkpoint has a state of another kind of device.
 at::Tensor read_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank, c10::Device device);
 
-/// Returns the state of the device's generator as it is stored, even if this process has no such device; undefined if the checkpoint has none.
+/// Returns the state of the device's generator as it is stored, even if this process has no such device; undefined if the checkpoint has
+/// none.
 at::Tensor stored_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank);
 
 /// The device that the ranks train on, or the CPU if libtorch has no default generator for that device.

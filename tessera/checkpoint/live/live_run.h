@@ -1,4 +1,4 @@
-// Describes a run in memory like a stored one, so that convert() can write it in other formats.
+// Describes a run in memory like a stored one, so that the writers of all formats can save it.
 #pragma once
 
 #include <string_view>

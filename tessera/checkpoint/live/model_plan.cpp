@@ -161,7 +161,7 @@ void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& opti
     const auto found = found_.find(name);
     if (found == found_.end()) return;
     const auto* const form = form_of(name);
-    const bool is_encoded = has_weight(stored_->catalog().tensors.at(found->second), form);  // encodes the whole weight here
+    const bool is_encoded = has_weight(stored_->catalog().tensors.at(found->second), form);  // the whole weight is read and encoded
     stored_->expect_parts(found->second, is_encoded ? std::vector{whole_record(form->sizes)} : parts);
   });
   expect_writable(values_.units);

@@ -24,8 +24,8 @@ namespace tessera::checkpoint {
 /// Loads a model from a ValueSource: first all ranks agree that everything fits, and then each rank copies the values that it needs.
 class ModelPlan {
  public:
-  /// Calls `first`, and then finds the model's values, in which no adapters may be merged. `what` names the source in errors. Collective: an
-  /// error on one rank is thrown on all.
+  /// Calls `first`, and then finds the model's values, in which no adapters may be merged. `what` names the source in errors. Collective:
+  /// an error on one rank is thrown on all.
   ModelPlan(
       const torch::nn::Module& model, const Communicator& world, Subject subject, std::string what,
       c10::function_ref<void()> first = [] {});

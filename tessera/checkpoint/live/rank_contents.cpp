@@ -34,8 +34,9 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   for (const auto& name : base) {
     const bool is_here = model.outside.contains(name) || std::ranges::find(model.parts, name, &LocalPart::name) != model.parts.end();
     if (is_here && !model.frozen.contains(name))
-      throw UsageError("'{}' trains, but Contents::base says that {} holds it; call checkpoint::base_of again, before the parameter changes", name,
-                       contents.base->name);
+      throw UsageError(
+          "'{}' trains, but Contents::base says that {} holds it; call checkpoint::base_of again, before the parameter changes", name,
+          contents.base->name);
   }
   expect_unchanged(*contents.model, *contents.base);
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, contents.base->forms, base};
@@ -169,7 +170,8 @@ void expect_text(const Notes& notes) {
   };
   for (const auto& [name, note] : notes) {
     if (is_text(name) && is_text(note.text())) continue;
-    throw UsageError("the note '{}' holds bytes that are no UTF-8; notes are text, so encode such bytes, for example as hexadecimal digits", printable(name));
+    throw UsageError("the note '{}' holds bytes that are no UTF-8; notes are text, so encode such bytes, for example as hexadecimal digits",
+                     printable(name));
   }
 }
 

@@ -54,8 +54,7 @@ void make_way(const fs::path& folder, bool in_place) {
     remove_tree(folder);
     return;
   }
-  if (object_path(folder))
-    throw IoError("{} is not a complete checkpoint ({}), and a store can't rename it; remove it", folder, *why);
+  if (object_path(folder)) throw IoError("{} is not a complete checkpoint ({}), and a store can't rename it; remove it", folder, *why);
   set_aside(folder, *why);
 }
 

@@ -35,7 +35,7 @@ class Save {
   /// The first file of a rank that is not there (yet).
   std::optional<std::filesystem::path> missing_file() const;
   /// In the process of rank 0, checks the files of all ranks, writes the manifest, and gives the folder its name. Does nothing in
-  /// other processes. Without this call, the destructor removes the folder.
+  /// other processes. Without this call or abandon(), the destructor removes the folder.
   void commit();
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();

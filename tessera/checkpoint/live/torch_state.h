@@ -23,7 +23,7 @@ struct PythonGroup {
 /// Returns the settings of a group of Adam, AdamW, SGD, Adagrad or RMSprop; of other classes only the learning rate.
 nlohmann::json torch_settings(const torch::optim::OptimizerOptions& options);
 
-/// Returns the optimizer's own tensors, not copies. Throws UsageError for a class other than these.
+/// Returns the optimizer's own tensors, not copies. Throws UsageError for other classes than these five.
 std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,
