@@ -39,7 +39,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kPrefix = "base_model.model.";
 
-/// Values of init_lora_weights that only set the adapter's first values; others change the base, too.
+/// Values of init_lora_weights that only set the adapter's initial values; other values change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
 
 /// Keys of settings that change a model and that Tessera lacks: any value but an empty one is refused.

@@ -428,7 +428,7 @@ TEST(FailuresOfSaves, SayThatNothingHasChangedOnlyWhereThatIsSo) {
     fail_at(kNever, whole / name, options);
     const auto all = kNever - calls_left;
     int failed = 0, changed = 0;
-    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // tries all of the last calls, which rename
+    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // tries each of the last calls: renames
       const Folder folder;
       const auto out = folder / name;
       const auto said = fail_at(calls, out, options);

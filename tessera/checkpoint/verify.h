@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 
 struct Verified {
   int64_t files = 0, tensors = 0, bytes = 0;
-  int64_t without_checksum = 0;          // tensors without one, because an older version or another program has written them
+  int64_t without_checksum = 0;          // tensors without a checksum, from an older version or another program
   std::vector<std::string> faults = {};  // what is damaged, with file and tensor; empty if all is well
 };
 

@@ -15,7 +15,7 @@ struct Message {
 /// A part of a text for training.
 struct Segment {
   std::string text;
-  bool trained = true;  // or false: the model only reads it
+  bool trained = true;  // false: the model reads this part, but does not learn to write it
 };
 
 enum class ChatTemplate { ChatMl, Llama3, Alpaca };

@@ -5,7 +5,7 @@
 
 namespace tessera::llm {
 
-/// Whether the path is an adapter: a folder with adapter_config.json and no model, or a GGUF file.
+/// Whether the path is an adapter: a folder with adapter_config.json and no model, or the GGUF file of an adapter.
 bool is_adapter(const std::filesystem::path& path);
 
 /// Writes a folder of Python's PEFT as the file that `llama-cli --lora` takes. `base` is the model that the adapter was trained on, a

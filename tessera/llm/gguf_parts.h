@@ -19,7 +19,7 @@ inline std::string architecture_of(const models::LlamaConfig& config) {
 /// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);
 
-/// Returns the shortest decimal number that a 32-bit value stands for: 1e-5 instead of 9.99999975e-6.
+/// Returns the shortest decimal number that rounds to the same 32-bit value: 1e-5 instead of 9.99999975e-6.
 inline double as_meant(double number) {
   return std::stod(fmt::format("{}", static_cast<float>(number)));
 }

@@ -25,8 +25,7 @@ StoredState read_state(const CatalogReader& stored, const std::string& name, int
   if (name.empty()) return {};
   const auto& info = stored.info(name);
   if (info.boxes.empty()) return {};
-  const auto file =
-      info.boxes[static_cast<size_t>(rank) % info.boxes.size()].file;  // one box for each rank, whatever other files there are
+  const auto file = info.boxes[static_cast<size_t>(rank) % info.boxes.size()].file;  // each rank that saved has one box
   StoredState result{.state = at::empty(info.shape, at::TensorOptions(at::kCPU).dtype(info.dtype)), .file = file};
   stored.read(name, whole_slice(info.shape), result.state, file);
   return result;

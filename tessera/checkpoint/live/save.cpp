@@ -190,7 +190,7 @@ void Save::commit() {
   made_.reset();
   const auto prefix = prefix_of(folder_);
   if (!prefix) return;
-  // The checkpoint is safe at this point: errors with other files are no reason to stop the run.
+  // The checkpoint is safe at this point: errors with other files do not stop the run.
   try {
     link_latest(folder_);
     if (options_.keep) prune(*prefix, *options_.keep, folder_);
