@@ -57,7 +57,7 @@ struct Gathered {
     const auto values = values_of_ranks(tensor, parts, world);
     for (size_t i = 0; i < ranks.size(); i++) {
       if (!(ranks[i].record.*where).emplace(name, parts[i]).second)
-        throw UsageError("two parameters in units of the model are called '{}'; shard the whole model last", name);
+        throw UsageError("two units of the model have a parameter called '{}'; call fully_shard for the whole model last", name);
       ranks[i].tensors.emplace_back(name, values[i]);
     }
   }

@@ -97,7 +97,7 @@ TEST(StateOfTorch, IsRefusedByNameWhereItDoesNotFit) {
     const TorchRun adam(world, kAdam), amsgrad(world, kAmsgrad), momentum(world, kMomentum);
     const TorchRun lbfgs(world, make<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1)));
     EXPECT_THAT(message_of<UsageError>([&] { save(folder / "none", lbfgs.contents(), world); }),
-                HasSubstr("do not know the state of a torch::optim::LBFGS"));
+                HasSubstr("can't hold the state of a torch::optim::LBFGS"));
     adam.train(0, 1);
     save(folder / "a", adam.contents(), world);
     const auto refusal = [&](const TorchRun& run) {

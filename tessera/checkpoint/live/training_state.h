@@ -10,7 +10,7 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the state by names of parameters. The average has a key of its own.
+/// Returns the state by names of parameters. The average has its own key.
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents);
 
 /// The state in a checkpoint, with the keys of the optimizer that was saved. A tensor that can be read straight into the optimizer's memory
