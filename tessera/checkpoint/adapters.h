@@ -1,4 +1,4 @@
-// Callbacks by which saves and loads learn of a model's adapters. A package above this one, which knows adapters, registers them.
+// Callbacks that tell saves and loads about a model's adapters. The package that implements adapters builds on this one and registers them.
 #pragma once
 
 #include <filesystem>
@@ -17,7 +17,7 @@ struct AdapterCalls {
   void (*save)(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world);
 };
 
-/// Registers the callbacks when the package is loaded.
+/// Registers the callbacks: the package that implements adapters has a static object of this class.
 struct AddedAdapters {
   explicit AddedAdapters(const AdapterCalls& calls);
 };

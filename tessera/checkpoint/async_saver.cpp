@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kBetweenLooks{2};
 
 }  // namespace
 
-/// The buffers into which the values of a save are copied; the next save uses them again.
+/// Buffers into which a save copies its values. The next save reuses them.
 struct AsyncSaver::Buffers {
   std::map<std::pair<int, std::string>, at::Tensor> tensors = {};  // by rank and name
 
@@ -56,7 +56,7 @@ struct AsyncSaver::Buffers {
 
 enum class AsyncSaver::State { Stuck, Failed, Writing, Waiting, Done };  // Waiting: rank 0 waits for the other ranks' files
 
-/// A save whose folder is made, and the thread that does the rest.
+/// A save whose folder exists already, and the thread that writes and commits it.
 class AsyncSaver::UnderWay {
  public:
   UnderWay(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options,
@@ -116,8 +116,8 @@ class AsyncSaver::UnderWay {
     if (is_stuck_) {
       step.attempt([&] {
         throw IoError(
-            "nothing was written for {} s, so its disk, store or device does not answer; what is written of {} is left "
-            "there, and is no checkpoint",
+            "nothing was written for {} s, so its disk, store or device does not answer; the files of {} written so far stay "
+            "there, and are not a checkpoint",
             std::chrono::duration<double>(world.limit()).count(), work_->save.folder());
       });
     } else {

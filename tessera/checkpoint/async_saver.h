@@ -1,4 +1,4 @@
-// AsyncSaver: saves checkpoints while training goes on.
+// Saves checkpoints in a background thread while training continues.
 #pragma once
 
 #include <filesystem>
@@ -8,9 +8,9 @@
 
 namespace tessera::checkpoint {
 
-/// Runs one save at a time. A save has the values of the moment at which it began: save() copies them into buffers, which the next save
-/// uses again, so each process needs memory for its part of a checkpoint once more. Copies from a device run in stream order, and the host
-/// does not wait for them.
+/// Runs one save at a time. A checkpoint has the values at the time of the call of save(), which copies them into host buffers. Later saves
+/// reuse the buffers, so each process needs host memory for one copy of its part of a checkpoint. Copies from a device run in stream order,
+/// and the host does not wait for them.
 ///
 /// All calls are collective, and so is the destructor unless it runs because of an exception. The destructor waits for the save under way,
 /// as wait() does, and logs its error.
@@ -27,7 +27,7 @@ class AsyncSaver {
   /// after each step: the ranks compare one number while a save is under way, and communicate nothing otherwise.
   bool poll();
   /// Returns when no save is under way. Throws what poll() throws, and IoError if a rank has written nothing for as long as an operation of
-  /// the world may take (InitOptions::operation_limit): the thread of that rank is left alone then.
+  /// the world may take (InitOptions::operation_limit). The stuck thread is then detached.
   void wait();
 
  private:

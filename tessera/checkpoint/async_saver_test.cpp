@@ -1,4 +1,4 @@
-// Saves that are under way while training goes on.
+// Tests of saves that run while training continues.
 #include "tessera/checkpoint/async_saver.h"
 
 #include <gmock/gmock.h>
@@ -80,9 +80,9 @@ TEST(AsyncSaver, CopiesIntoTheSameBuffersEachTime) {
     };
     const auto first = bytes_of_save("a");
     if (on_cpu()) {
-      EXPECT_GT(first, 300 * 300 * 4 / 2);  // pinned memory of a device does not count
+      EXPECT_GT(first, 300 * 300 * 4 / 2);  // only on the CPU: Allocations does not count pinned memory
     }
-    EXPECT_LT(bytes_of_save("b"), 50'000);  // the state of the generator, and small things
+    EXPECT_LT(bytes_of_save("b"), 50'000);  // the generator's state and small allocations, but no new buffers
   });
 }
 
@@ -96,7 +96,7 @@ TEST(AsyncSaver, TellsAllRanksThatOneCouldNotWriteAndGoesOn) {
     saver.wait();
     {
       std::optional<FullDisk> full;
-      if (world.is_first()) full.emplace(100'000);  // more than ranks without long notes write; for the whole process
+      if (world.is_first()) full.emplace(100'000);  // limits the process; ranks without long notes write less
       world.barrier();
       const auto expect_refused = [&](const std::string& said) {
         EXPECT_THAT(said, world.rank() == 1 ? HasSubstr("File too large") : HasSubstr("rank 1 could not save"));
@@ -214,7 +214,7 @@ class StuckStorage : public own::MemoryStorage {
 };
 
 TEST(AsyncSaver, DoesNotOutlastItsLimitWhereNothingIsWritten) {
-  static const auto storage = std::make_shared<StuckStorage>();  // outlasts the threads that are left alone
+  static const auto storage = std::make_shared<StuckStorage>();  // outlives the detached threads
   use_storage("stuck", storage);
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
@@ -230,10 +230,10 @@ TEST(AsyncSaver, DoesNotOutlastItsLimitWhereNothingIsWritten) {
     expect_named(message_of<IoError>([&] { saver.wait(); }));
     saver.save("stuck://a", contents(run));
     expect_named(message_of<IoError>([&] { saver.save("stuck://b", contents(run)); }));
-    saver.save(folder / "c", contents(run));  // the values that the threads write are not touched
+    saver.save(folder / "c", contents(run));  // does not reuse the buffers from which the stuck threads write
     saver.wait();
     EXPECT_TRUE(checkpoint::is_complete(folder / "c"));
-    AsyncSaver(world.with_limit(std::chrono::seconds(2))).save("stuck://d", contents(run));  // the destructor says it in the log
+    AsyncSaver(world.with_limit(std::chrono::seconds(2))).save("stuck://d", contents(run));  // the destructor logs the error
   });
   EXPECT_FALSE(checkpoint::is_complete("stuck://a"));
   storage->release();

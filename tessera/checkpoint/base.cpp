@@ -33,7 +33,7 @@ std::set<std::string> names_of_base(ConstModuleRef model, const LocalValues& val
   return names;
 }
 
-/// Returns a checksum of the frozen values that this process holds. Gathers nothing, so it is as fast as memory.
+/// Returns a checksum of the frozen values that this process holds. Gathers nothing, so only the speed of memory limits it.
 uint64_t checksum_of_own(ConstModuleRef model, const LocalValues& values, const std::set<std::string>& frozen) {
   const auto world = world_of(*model).value_or(self_world());
   uint64_t sum = 0;
@@ -53,10 +53,9 @@ void expect_unchanged(ConstModuleRef model, const Base& base) {
   const BelowPaging below;
   if (checksum_of_own(model, local_values(*model), base.parameters) == base.own) return;
   throw UsageError(
-      "what is frozen in the model has changed since checkpoint::base_of(model, \"{}\"), or was sharded since, so a checkpoint that "
-      "refers to it would be of other weights; call base_of when the weights are in their places, and leave them (merged adapters that are "
-      "taken out "
-      "again change them, too)",
+      "a frozen value of the model has changed since checkpoint::base_of(model, \"{}\"), or was sharded since, so a checkpoint that refers "
+      "to this base would belong to other weights; call base_of when the weights are loaded and sharded, and do not change them afterwards "
+      "(merging and unmerging adapters changes them, too)",
       base.name);
 }
 
@@ -67,8 +66,9 @@ Base base_of(ConstModuleRef model, std::string name) {
   expect_values(values, "the checksum of a base");
   if (const auto world = world_of(*model)) expect_all_on_each(values, *world, "the checksum of a base");
   auto frozen = names_of_base(model, values);
-  if (frozen.empty()) throw UsageError("the model has no base: nothing in it is frozen");
-  uint64_t sum = 0;  // a sum, because the order of names varies
+  if (frozen.empty())
+    throw UsageError("the model has no base: nothing in it is frozen; freeze the parameters that do not train, or save without a base");
+  uint64_t sum = 0;  // a sum, because tensors are not gathered in a fixed order
   gather_like(
       values, [&](const LocalPart& part) { return frozen.contains(part.name) ? part.values : at::Tensor(); },
       [&](const LocalPart& part, const at::Tensor& whole) { sum += hash_of(part.name, whole); });

@@ -1,4 +1,4 @@
-// A checkpoint that refers to a base is of the weights that the base had: what has changed since is refused, by saves and by loads.
+// A checkpoint that refers to a base is valid for the weights that the base had: if the base has changed since, saves and loads refuse it.
 #include "tessera/checkpoint/base.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// A Net with a buffer, and adapters beside its a and b.
+/// A Net with a buffer. adapted() adds adapters to its layers a and b.
 struct ScaledImpl : torch::nn::Module {
   Net net = register_module("net", seeded_net());
   at::Tensor scale = register_buffer("scale", at::ones({4}));
@@ -48,7 +48,7 @@ void train(Scaled& model, optim::AdamW& optimizer, int steps) {
   }
 }
 
-/// Ways in which what is frozen changes.
+/// Ways in which frozen values change.
 struct Change {
   const char* name;
   std::function<void(Scaled& model, const Folder& folder)> act;
@@ -116,7 +116,7 @@ TEST(Base, ThatIsShardedSinceIsRefused) {
   });
 }
 
-/// Buffers are not a part of the base: a checkpoint has them.
+/// Buffers are not a part of the base, so checkpoints hold them.
 TEST(Base, LeavesBuffersToCheckpoints) {
   const Folder folder;
   auto model = adapted();

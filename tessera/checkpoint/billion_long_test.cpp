@@ -1,5 +1,5 @@
-// A transformer of a billion parameters on two ranks: made without memory, loaded, and trained, with the memory that a formula says.
-// The ranks are threads, so that what the kernel counts for the process is theirs together.
+// Creates a transformer of a billion parameters on two ranks without memory, loads it and trains it in the memory that a formula predicts.
+// The ranks are threads, so the kernel's numbers for the process are those of both ranks together.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -26,7 +26,7 @@ constexpr int kRanks = 2;
 constexpr int64_t kLength = 128;
 const models::GptOptions kOptions{.width = 2048, .layers = 20, .heads = 16, .longest = kLength};
 
-/// Megabytes of this process, as the kernel counts them: those that it has, or the most that it has had.
+/// Returns megabytes of this process as the kernel counts them: VmRSS are those in use now, VmHWM the most that were ever in use.
 double kernel_megabytes(const std::string& key) {
   std::ifstream lines("/proc/self/status");
   for (std::string line; std::getline(lines, line);) {
@@ -35,13 +35,13 @@ double kernel_megabytes(const std::string& key) {
   return 0;
 }
 
-/// From here on, VmHWM is the most that the process has had since.
+/// Resets VmHWM, which counts from the memory in use now.
 void forget_most_memory() {
-  ::malloc_trim(0);  // what is freed is not the model's
+  ::malloc_trim(0);  // returns freed memory, which would count otherwise
   std::ofstream("/proc/self/clear_refs") << 5;
 }
 
-/// By kind, in megabytes of all ranks together.
+/// Memory by kind, in megabytes of all ranks together.
 struct Memory {
   double shards = 0, gradients = 0, state = 0, unsharded = 0;
   double unreduced = 0, activations = 0;
@@ -54,8 +54,9 @@ std::ostream& operator<<(std::ostream& out, const Memory& memory) {
              memory.shards, memory.gradients, memory.state, memory.unsharded, memory.unreduced, memory.activations, memory.sum());
 }
 
-/// Of each rank, the root and two blocks are unsharded at a time, and as many have gradients that are not reduced yet. A checkpointed block
-/// keeps its input; the block that runs again has 16 values of the model's width for each token, and their gradients.
+/// Returns the expected memory. On each rank, the root and two blocks are unsharded at a time, and as many have gradients that are not
+/// reduced yet. A checkpointed block keeps its input; the block that is recomputed has 16 values of the model's width for each token, and
+/// their gradients.
 Memory formula() {
   const auto width = static_cast<double>(kOptions.width), layers = static_cast<double>(kOptions.layers);
   const auto block = 4 * (12 * width * width + 13 * width) / 1e6;
@@ -106,7 +107,7 @@ TEST(ABillionParameters, AreMadeLoadedAndTrainedWithTheMemoryOfTheFormula) {
           loss_of(small, at::zeros({1, kLength + 1}, at::kLong)).backward();
         }
         world.barrier();
-        const auto without = kernel_megabytes("VmRSS");  // what libraries take once they have been used
+        const auto without = kernel_megabytes("VmRSS");  // memory that libraries keep after their first use
         world.barrier();
         std::vector<double> sums;
         {

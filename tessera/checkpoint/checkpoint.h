@@ -31,16 +31,16 @@ struct Contents {
   torch::nn::Module* model = nullptr;
   /// A pointer to one of tessera::optim or torch::optim, or {&one, &another} of one class; none to save or load weights only.
   OptimizerRef optimizer = {};
-  optim::Average* average = nullptr;  // of the model or of a part of it; saved beside the optimizer's state
+  optim::Average* average = nullptr;  // of the model or of a part of it; saved with the optimizer's state
   Notes notes = {};                   // anything else: step, position, learning rate
-  /// With a base, a save leaves out what is frozen in the model and refers to the base instead, and a load expects the model to have it.
-  /// Only in Tessera's format.
+  /// With a base, a save leaves out the frozen values of the model and refers to the base instead, and a load expects that the model holds
+  /// the base already. Only Tessera's format can refer to a base.
   std::optional<Base> base = {};
-  /// Tensors beside the model, such as statistics, which are the same on all ranks and are saved once. A load fills them in place, and
-  /// creates undefined ones on the CPU.
+  /// Extra tensors outside the model, such as statistics. They are the same on all ranks and are saved once. A load fills them in place,
+  /// and creates undefined ones on the CPU.
   std::map<std::string, at::Tensor> tensors = {};
-  /// Tensors of which each rank has its own rows (along dimension 0), such as a replay buffer. They are saved as one tensor, the rows of
-  /// rank 0 first. A load gives each rank as many rows as its tensor here has; all ranks together must have as many as were saved.
+  /// Extra tensors of which each rank has its own rows (along dimension 0), such as a replay buffer. They are saved as one tensor, the rows
+  /// of rank 0 first. A load fills as many rows as each rank's tensor has here; all ranks together must have as many rows as were saved.
   std::map<std::string, at::Tensor> tensors_by_rank = {};
 };
 
@@ -48,7 +48,7 @@ struct Contents {
 /// an error, it does not appear. An error on one rank is thrown on all. Collective.
 void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options = {});
 
-/// Loads a checkpoint into a model of the same parameters, which may be sharded otherwise and on another number of ranks, and fills
+/// Loads a checkpoint into a model of the same parameters, which may be sharded differently and on another number of ranks, and fills
 /// contents.notes. If anything does not fit, it throws and changes nothing. Collective.
 void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options = {});
 

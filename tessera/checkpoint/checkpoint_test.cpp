@@ -29,7 +29,7 @@ using checkpoint::step_folder;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-/// A run that is saved after three steps goes on like one that was made anew and loaded, to the bit.
+/// Expects that a run that is saved after three steps and one that is loaded from this save continue with the same bits.
 void expect_resumption(int ranks, const ShardPicture& shard) {
   const Folder folder;
   with_ranks(ranks, [&](const Communicator& world) {
@@ -59,7 +59,7 @@ TEST(Checkpoint, LetsARunGoOnThatHasUsedItsModelBefore) {
     run.train(0, 3);
     save(folder / "a", run);
     const auto expected = run.train(3, 6);
-    load(folder / "a", run);  // back in time
+    load(folder / "a", run);  // back to the state of the save
     EXPECT_EQ(run.train(3, 6), expected);
   });
 }
@@ -124,7 +124,8 @@ TEST(Checkpoint, OfWeightsAloneNeedsNoOptimizer) {
     const auto before = full_state(*second.model);
     optim::AdamW smaller(second.model->conv->parameters(), {.lr = 1});
     into = {.model = second.model.get(), .optimizer = &smaller};
-    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }), HasSubstr("which this optimizer does not have"));
+    EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "all", into, world); }),
+                HasSubstr("which this optimizer does not have"));
     expect_same(full_state(*second.model), before);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "none", {}, world); }), HasSubstr("Contents::model"));
   });
@@ -238,7 +239,7 @@ TEST(Checkpoint, ThatFailsLeavesNothingAndTheOneBeforeIsGood) {
       const auto notes = std::string(world.rank() == 1 ? 200'000 : 0, 'x');
       EXPECT_THAT(message_of<IoError>([&] { save(step_folder(prefix, 4), run, {{"long", notes}}); }),
                   world.rank() == 1 ? HasSubstr("File too large") : HasSubstr("rank 1 could not save"));
-      expected[world.rank()] = run.train(4, 6);  // a run may go on without
+      expected[world.rank()] = run.train(4, 6);  // the run can continue after a failed save
     });
   }
   EXPECT_FALSE(std::filesystem::exists(step_folder(prefix, 4)));
@@ -269,7 +270,7 @@ TEST(Checkpoint, IsLoadedWithoutMemoryForASecondOptimizer) {
     step();
     const Allocations taken;
     checkpoint::load(folder / "a", all, world);
-    constexpr int64_t kShard = int64_t{4} * 400 * 400 / 2;  // a rank has two of state; to a device they go through the host, one by one
+    constexpr int64_t kShard = int64_t{4} * 400 * 400 / 2;  // bytes of one of a rank's two states, which go to a device one by one
     if (on_cpu()) {
       EXPECT_LT(taken.bytes(), kShard / 2);
     } else {
@@ -306,7 +307,7 @@ TEST(Checkpoint, TheLatestIsTheOneOfTheMostSteps) {
   EXPECT_THAT(checkpoint::why_incomplete(step_folder(prefix, 1'000'000)),
               ::testing::Optional(AllOf(HasSubstr("run-step-1000000"), HasSubstr("'rank-0-of-2.safetensors'"))));
   EXPECT_EQ(latest(prefix), step_folder(prefix, 999'999));
-  with_ranks(2, [&](const Communicator& world) { save(step_folder(prefix, 1'000'000), PictureRun(world)); });  // the damaged one gives way
+  with_ranks(2, [&](const Communicator& world) { save(step_folder(prefix, 1'000'000), PictureRun(world)); });  // renames the old folder
   EXPECT_EQ(latest(prefix), step_folder(prefix, 1'000'000));
   EXPECT_TRUE(std::filesystem::exists(folder / "new/run-step-1000000.damaged/rank-1-of-2.safetensors"));
 }
@@ -346,7 +347,7 @@ TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
       fully_shard(odd, {.mesh = world});
       const auto refused = [&](checkpoint::SaveOptions options, const char* file = "out") {
         EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / file, {.model = odd.get()}, world, options); }),
-                    AllOf(HasSubstr("the tensor '" + name + "' can't be saved"), HasSubstr("is not UTF-8")));
+                    AllOf(HasSubstr("the tensor '" + name + "' can't be saved"), HasSubstr("is no UTF-8")));
       };
       using checkpoint::Format;
       for (const auto format : {Format::Tessera, Format::Dcp, Format::Accelerate, Format::Hub}) refused({.format = format});
@@ -354,7 +355,7 @@ TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
       refused({.format = Format::Torch}, "out.pt");
       refused({.format = Format::Safetensors}, "out.safetensors");
       checkpoint::AsyncSaver saver(world);
-      EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is not UTF-8"));
+      EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is no UTF-8"));
     }
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

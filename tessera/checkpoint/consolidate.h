@@ -9,17 +9,17 @@
 
 namespace tessera::checkpoint {
 
-/// Throws UsageError unless consolidate() writes files of this name.
+/// Throws UsageError if consolidate() can't write a file with the extension of this name.
 void expect_known_ending(const std::filesystem::path& save_path);
 
 /// Writes the model of a checkpoint of any format to one file: {"model": ...} as torch.save writes it if the name ends in .pth, .pt or
-/// .bin, or safetensors if it ends in .safetensors or has no extension; others are refused. It runs in one process, without a world, and
-/// needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first name, and the metadata maps
-/// each of its other names to the first.
+/// .bin, or safetensors if it ends in .safetensors or has no extension; other extensions are refused. Runs in one process, without a world,
+/// and needs memory for one parameter at a time. In a safetensors file, a tied parameter is saved under its first name, and the metadata
+/// maps each of its other names to the first.
 Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path,
                       const ConvertProgress& progress = {});
-/// The same for programs of several ranks: rank 0 does it, and every rank returns when the file is there. Only rank 0 knows what was left
-/// out, and from which format. An error is thrown on all ranks. Collective.
+/// The same for programs of several ranks: rank 0 writes the file, and every rank returns when it sees the file. Converted::from and
+/// Converted::left_out are set on rank 0 only. An error is thrown on all ranks. Collective.
 Converted consolidate(const std::filesystem::path& checkpoint, const std::filesystem::path& save_path, const Communicator& world);
 
 }  // namespace tessera::checkpoint

@@ -78,7 +78,7 @@ TEST(Consolidate, CallsParametersAsTheModelDoes) {
   const Folder folder;
   std::map<std::string, at::Tensor> state;
   with_ranks(2, [&](const Communicator& world) {
-    const auto net = sharded_net(world);  // whose units know of no more than a layer each
+    const auto net = sharded_net(world);  // each unit is one layer
     checkpoint::save(folder / "a", {.model = net.ptr().get()}, world);
     auto whole = full_state(*net);
     if (world.rank() == 0) state = std::move(whole);
@@ -111,7 +111,7 @@ TEST(Consolidate, RefusesFilesThatDoNotBelongTogether) {
   EXPECT_FALSE(std::filesystem::exists(folder / "whole.safetensors.part"));
 }
 
-/// A rank's file with these slices of numbers([3, 4]), which is called "w" and lies in memory by columns.
+/// Writes a rank's file with these slices of numbers([3, 4]), a tensor "w" that is stored by columns.
 void write_slices(const std::filesystem::path& folder, int rank, const std::vector<TensorSlice>& slices) {
   checkpoint::RankRecord record{.rank = rank, .ranks = 2};
   const auto& part = record.parts["w"] = {.shape = {3, 4}, .strides = {1, 3}, .slices = slices};
@@ -172,7 +172,7 @@ TEST(Consolidate, OnAllRanksAtOnceSpoilsNothing) {
         EXPECT_THAT(error.what(), HasSubstr("make it on one rank"));
       }
       world.barrier();
-      EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);  // of one of the ranks
+      EXPECT_EQ(checkpoint::SafetensorsFile(folder / "whole").names().size(), 11U);  // a whole file, written by one of the ranks
       EXPECT_FALSE(std::filesystem::exists(folder / "whole.part"));
       world.barrier();
     }

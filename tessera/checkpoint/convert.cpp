@@ -52,11 +52,11 @@ void expect_sound(const fs::path& checkpoint, const fs::path& out, const Convert
   expect_storable(out, options.to);
   expect_writable_as(out, options.to);
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
-    throw UsageError("weights can't become {}: give a dtype of numbers with fractions", c10::toString(*options.dtype));
+    throw UsageError("weights can't be converted to {}; give a floating-point dtype", c10::toString(*options.dtype));
   }
   expect_used(options);
   if (options.world < 1 || options.world > kMostRanks)
-    throw UsageError("a checkpoint can't be for {} ranks; {} are the most", options.world, kMostRanks);
+    throw UsageError("a checkpoint can't be for {} ranks; give a number from 1 to {}", options.world, kMostRanks);
   if (options.memory < 1) throw UsageError("{} bytes of memory hold no tensor", options.memory);
 }
 
@@ -86,13 +86,14 @@ void expect_writable_as(const fs::path& out, Format format) {
 
 void expect_storable(const fs::path& out, Format format) {
   if (format == Format::Tessera || !object_path(out)) return;
-  throw UsageError("{} is in a store, which takes Tessera's format and not {}; write to another place", out, name_of(format));
+  throw UsageError("{} is in an object store, where Tessera's format can be written, but not {}; write to a local path", out,
+                   name_of(format));
 }
 
 void expect_no_blocks(const Manifest& run) {
   if (!run.optimizer.ends_with("AdamW8bit")) return;
   throw UsageError(
-      "the state of {} is in eight bits, and only checkpoints of Tessera's format have that; convert the weights only "
+      "the state of {} has eight bits per value, which only Tessera's format can hold; convert the weights only "
       "(.weights_only = true)",
       run.optimizer);
 }
@@ -126,7 +127,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
     throw UsageError("{} is {}, not {}", checkpoint, name_of(result.from), name_of(*options.from));
   }
   if (result.from == Format::Gguf && GgufFile(checkpoint).is_adapter())
-    throw UsageError("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` makes a folder of peft of it", checkpoint, checkpoint);
+    throw UsageError("{} holds an adapter; `tessera ckpt convert {} FOLDER --to hub` converts it to a PEFT folder", checkpoint, checkpoint);
   const bool weights_only = options.weights_only || row_of(options.to).model_alone;
   auto run = weights_only ? model_only(checkpoint) : read_run(checkpoint);
   if (options.to != Format::Tessera) {
@@ -134,8 +135,8 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
     const auto base = result.from == Format::Tessera ? read_manifest(checkpoint).base : BaseRecord();
     if (!base.parameters.empty()) {
       throw UsageError(
-          "{} holds what trains alone, of a model that is otherwise {}; go on with the run, and write its adapter "
-          "(checkpoint::save_adapter, or --resume --adapter FOLDER), of which `tessera ckpt merge-adapter` makes a model",
+          "{} holds only the trained parameters; the others are in its base, {}. Resume the run and write its adapter "
+          "(checkpoint::save_adapter, or --resume --adapter FOLDER), and make a full model of both with `tessera ckpt merge-adapter`",
           checkpoint, base.name);
     }
   }
@@ -143,8 +144,7 @@ Converted convert(const fs::path& checkpoint, const fs::path& out, const Convert
   result.left_out = run.catalog.left_out;
   const bool keeps_ranks = options.to == Format::Tessera && options.world == run.ranks;
   if (!run.device_generator.empty() && !keeps_ranks)
-    result.left_out.emplace(run.device_generator,
-                            "only Tessera's format has it, and only its device can give more ranks generators of their own");
+    result.left_out.emplace(run.device_generator, "only a checkpoint of Tessera's format for as many ranks can hold it");
   const RunSource source(std::move(run), options);
   if (source.model().empty()) {
     throw IoError("{} has no tensors of a model{}", checkpoint, folder_of_model(checkpoint));

@@ -1,4 +1,4 @@
-// Writes a checkpoint of any format again, in another format or for another number of ranks.
+// Converts a checkpoint of any format to another format or another number of ranks.
 #pragma once
 
 #include <filesystem>
@@ -9,11 +9,11 @@ namespace tessera::checkpoint {
 
 /// Throws UsageError if the name has the ending of another format, such as model.pt for safetensors or for a format of folders.
 void expect_ending_of(const std::filesystem::path& out, Format format);
-/// Throws UsageError if `out` is the checkpoint, or lies in it.
+/// Throws UsageError if `out` is the checkpoint or a path inside it.
 void expect_outside(const std::filesystem::path& out, const std::filesystem::path& checkpoint);
 
-/// Converts a checkpoint piece by piece. Compares everything that has a checksum first. The output appears when it is complete. An output
-/// file replaces a file of its name; an output folder must not exist, except a Hub folder, which may hold other files. Throws UsageError
+/// Converts a checkpoint piece by piece, after a check of all its checksums. The output appears when it is complete. An output file
+/// replaces a file of the same name; an output folder must not exist, except a Hub folder, which may hold other files. Throws UsageError
 /// for contents that the format can't hold.
 Converted convert(const std::filesystem::path& checkpoint, const std::filesystem::path& out, const ConvertOptions& options);
 

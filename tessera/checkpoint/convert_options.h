@@ -1,4 +1,4 @@
-// How a checkpoint is converted, and what came of it.
+// Options and result of convert().
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -24,7 +24,7 @@ inline constexpr int kMostRanks = 65'536;
 
 struct ConvertOptions {
   Format to = Format::Tessera;
-  std::optional<Format> from = {};  // the required format of the input; recognised unless given
+  std::optional<Format> from = {};  // the required format of the input; any format unless given
   int world = 1;                    // the number of ranks whose files are written, in formats with a file per rank
   /// Only the model. Hub folders and safetensors files hold nothing else.
   bool weights_only = false;
@@ -46,7 +46,7 @@ struct Converted {
   Format from = Format::Tessera;
   std::vector<std::filesystem::path> files = {};  // the files that were written, or their folder
   int64_t tensors = 0, bytes = 0;
-  int64_t parameters = 0;                            // values of parameters; those of buffers, too, where the input doesn't tell them apart
+  int64_t parameters = 0;                            // number of values, also of buffers if the input doesn't tell which they are
   std::map<std::string, std::string> left_out = {};  // what the output lacks, and why
 };
 

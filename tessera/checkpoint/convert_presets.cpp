@@ -36,8 +36,8 @@ void expect_only_parts(const fs::path& folder, const std::set<fs::path>& parts, 
       expect_only_parts(path, parts, is_accelerates);
     } else if (!is_part(name) && !(is_accelerates && is_accelerate_file(name)) && !parts.contains(fs::weakly_canonical(path, unknown))) {
       throw UsageError(
-          "{} is no part of the checkpoint, with which it would be removed; put it elsewhere, or leave the checkpoint where it "
-          "is. Nothing was written",
+          "{} is not part of the checkpoint, but would be removed with it; move the file elsewhere, or keep the checkpoint. "
+          "Nothing was written",
           path);
     }
   }
@@ -54,21 +54,20 @@ std::vector<fs::path> removable(const fs::path& checkpoint) {
   std::set<fs::path> parts;
   for (const auto& file : files) parts.insert(fs::weakly_canonical(file, unknown));
   expect_only_parts(checkpoint, parts, format == Format::Accelerate);
-  // The folder itself, not a link to it. PREFIX-latest will lead elsewhere; other links are removed with their target.
+  // The folder itself, not a link to it. mend_latest() redirects PREFIX-latest; other links are removed with their target.
   std::vector<fs::path> all = {fs::canonical(checkpoint, unknown)};
   const auto name = checkpoint.has_filename() ? checkpoint : checkpoint.parent_path();
   if (fs::is_symlink(name, unknown) && !name.string().ends_with("-latest")) all.push_back(name);
   return all;
 }
 
-/// Logs the names of tensors beside the model, which are not written.
+/// Warns of the checkpoint's extra tensors outside the model, which are not written.
 void warn_of_tensors_beside(const fs::path& checkpoint, const Converted& done) {
   std::vector<std::string> names;
   for (const auto& [name, why] : done.left_out) {
     if (why == kStandsBeside) names.push_back(name);
   }
-  if (!names.empty())
-    log(LogLevel::Warning, "only the model of {} is written, without what stands beside it: {}", checkpoint, some_of(names));
+  if (!names.empty()) log(LogLevel::Warning, "only the model of {} is written, without its extra tensors: {}", checkpoint, some_of(names));
 }
 
 }  // namespace
@@ -128,7 +127,7 @@ Converted consolidate(const fs::path& checkpoint, const fs::path& save_path, con
   });
   all_or_none(world, kSubject, failure, [&] {
     if (is_there(save_path)) return;
-    throw IoError("{}, which rank 0 has written, is not there for another rank; give all ranks the same path, where all see the same files",
+    throw IoError("{} was written by rank 0, but another rank does not see it; give all ranks the same path, where all see the same files",
                   save_path);
   });
   const auto numbers = world.texts(nlohmann::json({done.parameters, done.tensors, done.bytes}).dump(), kSubject);

@@ -1,4 +1,4 @@
-// Runs that are written in other formats and for other numbers of ranks, and what is different between two checkpoints.
+// Tests of runs that are converted to other formats and other numbers of ranks, and of the differences between two checkpoints.
 #include "tessera/checkpoint/convert.h"
 
 #include <fmt/format.h>
@@ -42,7 +42,7 @@ using ::testing::UnorderedElementsAre;
 
 using State = std::map<std::string, at::Tensor>;
 
-/// A checkpoint of `ranks` ranks after two steps. Returns the losses of rank 0 in the next two, and the model after them.
+/// The losses of rank 0 in the two steps after a checkpoint, and the model after them.
 struct Future {
   std::vector<double> losses;
   State state;
@@ -60,7 +60,7 @@ Future save_picture(const std::filesystem::path& folder, int ranks) {
   return future;
 }
 
-/// Resumes from a checkpoint, and returns the same.
+/// Resumes from a checkpoint and returns its future.
 Future resume_picture(const std::filesystem::path& folder, int ranks) {
   Future future;
   with_ranks(ranks, [&](const Communicator& world) {
@@ -83,7 +83,7 @@ TEST(Reshard, KeepsTheRun) {
     const auto to = folder / std::to_string(ranks);
     const auto done = reshard(folder / "two", to, ranks);
     auto found = checkpoint::diff(folder / "two", to);
-    // Other numbers of ranks have no use for generators of devices.
+    // The states of device generators are left out for other numbers of ranks.
     std::erase_if(found.only_one, [](const auto& name) {
       return name.starts_with(checkpoint::kGeneratorPrefix) && name != checkpoint::kHiddenGeneratorName;
     });
@@ -92,12 +92,12 @@ TEST(Reshard, KeepsTheRun) {
     EXPECT_EQ(checkpoint::read_manifest(to).ranks, ranks);
     EXPECT_EQ(done.files, std::vector{to});
   }
-  // Also the buffers and generators of each rank come back, so that the run goes on to the bit.
+  // The buffers and generators of each rank come back, too, so the run resumes with the same bits.
   reshard(folder / "3", folder / "again", 2);
   const auto resumed = resume_picture(folder / "again", 2);
   EXPECT_EQ(resumed.losses, expected.losses);
   expect_same(resumed.state, expected.state);
-  // Where there were fewer ranks, a new one has a generator of its own.
+  // A rank that the checkpoint did not have gets its own generator.
   const auto three = checkpoint::read_manifest(folder / "3");
   const checkpoint::CatalogReader stored(three.catalog);
   const auto generator = [&](int rank) { return checkpoint::read_generator(stored, three, rank)->get_state(); };
@@ -123,7 +123,7 @@ TEST(Convert, KeepsTheRunInEveryFormat) {
   for (const auto& [name, given] : targets) {
     SCOPED_TRACE(name);
     auto options = given;
-    options.memory = 100;  // most tensors come in pieces
+    options.memory = 100;  // most tensors are read in pieces
     int64_t last = 0, all = 0;
     options.progress = [&](const std::string&, int64_t bytes, int64_t of) {
       EXPECT_TRUE(bytes >= last && bytes <= of);
@@ -261,7 +261,7 @@ TEST(Convert, DoesNotChooseAmongTheNotesOfRanks) {
   EXPECT_EQ(checkpoint::read_manifest(folder / "three").notes.at(1).at("rank"), "0");
 }
 
-/// Rules that PyTorch has under other names.
+/// Tests optimizers that PyTorch has under other names.
 TEST(Optimizers, GoOnAsThoseOfTorch) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {

@@ -1,4 +1,4 @@
-// Checkpoints that are damaged, or that can't be read: an error that names the file, on all ranks, before anything has changed.
+// Loading a checkpoint that is damaged or can't be read throws an error that names the file, on all ranks, before anything has changed.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ int fail_readdir_after = -1;  // how many entries of a folder can be read before
 
 }  // namespace tessera::testing::damage_test
 
-/// The library calls this one in place of the C library's.
+/// Replaces the C library's function: Tessera calls this one.
 extern "C" dirent* readdir(DIR* folder) {
   using tessera::testing::damage_test::fail_readdir_after;
   static const auto real = reinterpret_cast<dirent* (*)(DIR*)>(::dlsym(RTLD_NEXT, "readdir"));
@@ -72,7 +72,7 @@ TEST(CheckpointDamage, ThatIsDamagedIsRefusedOnAllRanks) {
   });
 }
 
-/// Rewrites a safetensors file with tensors that `change` has changed, and with checksums that fit.
+/// Rewrites a safetensors file with tensors that `change` has changed, and with new checksums.
 void rewrite(const std::filesystem::path& path, const std::function<void(const std::string& name, at::Tensor& tensor)>& change) {
   const checkpoint::SafetensorsFile file(path);
   std::vector<checkpoint::SafetensorsEntry> entries;
@@ -87,7 +87,7 @@ void rewrite(const std::filesystem::path& path, const std::function<void(const s
   writer.close();
 }
 
-// Each of these is found before the first value changes.
+// Loading finds each of these faults before the first value changes.
 TEST(CheckpointDamage, ThatIsDamagedInsideChangesNothing) {
   const Folder folder;
   const std::vector<std::pair<std::string, std::function<void(const std::filesystem::path&)>>> damages = {
@@ -95,7 +95,7 @@ TEST(CheckpointDamage, ThatIsDamagedInsideChangesNothing) {
        [](const auto& file) {
          auto bytes = read_file(file);
          const checkpoint::SafetensorsFile opened(file);
-         size_t begin = 0;  // of the data of conv.weight's part, from the end
+         size_t begin = 0;  // where the data of conv.weight begins, in bytes from the end of the file
          bool found = false;
          for (const auto& name : opened.names()) {
            found |= name.starts_with("conv.");
@@ -106,14 +106,14 @@ TEST(CheckpointDamage, ThatIsDamagedInsideChangesNothing) {
        }},
       {"disagree about the shape or the dtype of '.generator.cpu'",
        [](const auto& file) {
-         std::filesystem::remove(file.parent_path() / "manifest.json");  // which says what the bytes were
+         std::filesystem::remove(file.parent_path() / "manifest.json");  // which has the checksums of the files
          rewrite(file, [](const std::string& name, at::Tensor& tensor) {
            if (name == ".generator.cpu") tensor = tensor.slice(0, 0, 100).clone();
          });
        }},
       {"state of the random generator in",
        [](const auto& file) {
-         std::filesystem::remove(file.parent_path() / "manifest.json");  // which says what the bytes were
+         std::filesystem::remove(file.parent_path() / "manifest.json");  // which has the checksums of the files
          rewrite(file, [](const std::string& name, at::Tensor& tensor) {
            if (name == ".generator.cpu") tensor.fill_(255);
          });
@@ -186,7 +186,7 @@ TEST(CheckpointDamage, InsideOfFilesIsPassedOverIfAskedFor) {
   });
 }
 
-// To take "can't be read" for "is not there" would start a training anew, beside its own checkpoints.
+// If an unreadable folder counted as an empty one, a training run would start again from step 0 although it has checkpoints.
 TEST(CheckpointDamage, InAFolderThatCanNotBeReadIsNotMistakenForNone) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) { save(step_folder(folder / "run", 1), PictureRun(world)); });

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint, and the names of its tensors as both sides call them.
+/// A checkpoint, and its tensors under names that are comparable between the two checkpoints.
 struct Side {
   explicit Side(const fs::path& path) : run(read_run(path)), stored(run.catalog) { stored.verify_headers(); }
 
@@ -37,7 +37,7 @@ struct Side {
     }
   }
 
-  /// The stored name of a tensor, which may be tied; empty if there is none.
+  /// Returns the stored name of a tensor, or of the one that it is tied to; empty if there is none.
   std::string find(const std::string& name) const {
     if (const auto own = names.find(name); own != names.end()) return own->second;
     const auto alias = run.catalog.aliases.find(name);
@@ -59,7 +59,7 @@ at::Tensor as_numbers(const at::Tensor& values) {
   return values.scalar_type() == at::kFloat4_e2m1fn_x2 ? values.view(at::kByte).to(at::kDouble) : values.to(at::kDouble);
 }
 
-/// Adds what differs in a piece.
+/// Adds the differences of one piece to the result.
 void compare(const at::Tensor& one, const at::Tensor& other, TensorDifference& result) {
   if (at::isComplexType(one.scalar_type()) || at::isComplexType(other.scalar_type())) {
     return compare(at::view_as_real(one.to(at::kComplexDouble)), at::view_as_real(other.to(at::kComplexDouble)), result);

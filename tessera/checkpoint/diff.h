@@ -20,8 +20,8 @@ struct TensorDifference {
   std::string name;
   std::string one, other;       // dtypes and shapes: "Float [2, 3]"
   int64_t values = 0;           // how many differ; where the shapes differ, none is compared
-  double largest = 0;           // absolute difference of two values
-  double largest_relative = 0;  // to the larger of the two
+  double largest = 0;           // absolute difference
+  double largest_relative = 0;  // difference, as a fraction of the larger value
 };
 
 struct Difference {
@@ -36,8 +36,9 @@ struct Difference {
 /// under Tessera's. NaNs are equal, and the dtype of a step count does not matter. Notes and settings are not compared.
 Difference diff(const std::filesystem::path& one, const std::filesystem::path& other, const DiffOptions& options = {});
 
-/// For programs, and as a table.
+/// Formats differences for programs.
 std::string to_json(const Difference& difference);
+/// Formats differences for people.
 std::string to_table(const Difference& difference);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// Checkpoints of models whose ranks do not all have the same: experts on parts of the ranks, and what has drifted apart.
+// Tests of checkpoints of models whose ranks have different parameters, such as experts on some ranks, or values that have drifted apart.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -49,7 +49,7 @@ struct Experts : torch::nn::Module {
   }
 };
 
-/// Four ranks, of which each half has an expert, or fewer that have both.
+/// A run on four ranks, each half of which has one expert, or on fewer ranks, which have both.
 struct ExpertsRun {
   static constexpr int kHalf = 2;
   enum class By { AdamW, Lamb, Torch };
@@ -75,7 +75,7 @@ struct ExpertsRun {
       ours ? ours->zero_grad() : theirs->zero_grad();
     }
   }
-  /// The whole values of the parameters that this rank has.
+  /// Returns the whole values of the parameters that this rank has.
   std::map<std::string, at::Tensor> values() const {
     std::map<std::string, at::Tensor> result;
     for (const auto& [name, shard] : named_parameters(*model)) result[name] = full_parameter(shard);
@@ -125,7 +125,7 @@ TEST(ExpertsCheckpoint, GathersExpertsThatPartsOfTheRanksHave) {
     }
     with_ranks(4, [&](const Communicator& world) {
       const ExpertsRun run(world, by, 0.5);
-      checkpoint::load_weights(*run.model, folder / "two");  // of all experts
+      checkpoint::load_weights(*run.model, folder / "two");  // a checkpoint in which each rank has all experts
       for (const auto& [name, values] : run.values()) EXPECT_TRUE(at::equal(values, saved.at(name))) << name;
     });
   }

@@ -1,6 +1,6 @@
-// Checkpoints that releases have written are read by this one. tests/fixtures has one for each release that has changed the files, and its
-// conversions to other formats by that release. All values in them follow from formulas without rounding, so that they are the same on
-// every machine.
+// Reads checkpoints that earlier releases have written. tests/fixtures has one for each release that has changed the files, and its
+// conversions to other formats by that release. All values in them follow from formulas without rounding, so they are the same on every
+// machine.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -24,7 +24,7 @@ using checkpoint::Format;
 
 constexpr auto kNewest = "checkpoint-0.3", kNewestFormats = "formats-0.3";
 
-/// A model with weights of several dtypes, a tied one, a frozen one and a buffer, and with sizes that two ranks do not divide.
+/// A model with weights of several dtypes, a tied one, a frozen one and a buffer, and with sizes that two ranks can't divide evenly.
 struct Fixture : torch::nn::Module {
   torch::nn::Linear layer = register_module("layer", torch::nn::Linear(3, 5));
   at::Tensor tied = register_parameter("tied", layer->weight);
@@ -80,11 +80,11 @@ void expect_loads(const std::filesystem::path& folder, int ranks) {
     checkpoint::load(folder, contents, world, {.notes_of_first_rank = true});
     expect_same(full_state(*found.model), full_state(*expected.model));
     EXPECT_EQ(contents.notes.at("step").as<int>(), 1);
-    if (contents.notes.contains("text")) {  // it has no place in Accelerate's folders
+    if (contents.notes.contains("text")) {  // Accelerate's folders can't hold it
       EXPECT_EQ(contents.notes.at("text").text(), "größe");
     }
     found.step();
-    expected.step();  // also the momenta are the same
+    expected.step();  // shows whether the momenta are the same, too
     expect_same(full_state(*found.model), full_state(*expected.model));
   });
 }
@@ -97,7 +97,7 @@ void expect_loads_weights(const std::filesystem::path& path, int ranks) {
   });
 }
 
-/// A name of each format, and whether it has the optimizer.
+/// The folders of the other formats, and whether they hold the optimizer.
 struct OtherFormat {
   const char* name;
   Format format;
@@ -114,7 +114,7 @@ void write_newest() {
   with_ranks(2, [&](const Communicator& world) { checkpoint::save(native, FixtureRun(world, true).contents(), world); });
   std::filesystem::create_directories(others);
   for (const auto& [name, format, is_run] : kOtherFormats) {
-    if (format == Format::TorchXla) continue;  // those that are there were written by an earlier release
+    if (format == Format::TorchXla) continue;  // Tessera does not write this format any more
     checkpoint::ConvertOptions how{.to = format};
     if (format == Format::Dcp) how.world = 2;
     if (format == Format::Hub) how.max_shard_size = 100;  // two files and an index

@@ -1,4 +1,4 @@
-// The formats of checkpoints and weights that we read.
+// The formats of checkpoints and weights that Tessera reads.
 #pragma once
 
 #include <filesystem>
@@ -12,15 +12,15 @@ namespace tessera::checkpoint {
 enum class Format { Tessera, Dcp, Hub, Safetensors, Torch, Accelerate, TorchXla, Gguf };
 std::string_view name_of(Format format);
 
-/// What Accelerate's folders have inside.
+/// The files inside a folder of Accelerate.
 enum class AccelerateLayout {
   Sharded,     // folders of torch.distributed.checkpoint, as with SHARDED_STATE_DICT
   Full,        // files of torch.save, as with FULL_STATE_DICT
   Replicated,  // model.safetensors and optimizer.bin, as without FSDP (MULTI_CPU)
 };
 
-/// Recognises the format from the files at the path. Throws IoError if it is none of these, and names checkpoints in or beside it; throws
-/// UsageError if the path is one file of a checkpoint folder.
+/// Recognises the format from the files at the path. Throws IoError if the path has none of these formats, and the error names checkpoints
+/// inside and next to it; throws UsageError if the path is one file of a checkpoint folder.
 Format format_of(const std::filesystem::path& path);
 
 }  // namespace tessera::checkpoint

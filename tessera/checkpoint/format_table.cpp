@@ -76,7 +76,8 @@ std::span<const FormatRow> format_rows() {
        .model_alone = true,
        .options = {"code"},
        .read = [](const fs::path& path) { return read_gguf(GgufFile(path)); },
-       .unwritten = "a GGUF file has a model's shape and tokens, too: llm::write_gguf makes it of a folder of the Hugging Face Hub",
+       .unwritten =
+           "a GGUF file also needs a model's shape and tokens; write it from a folder of the Hugging Face Hub with llm::write_gguf",
        .package = "models"},
   };
   return kRows;

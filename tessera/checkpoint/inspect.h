@@ -1,4 +1,4 @@
-// What a checkpoint holds, for people and for programs.
+// Lists the contents of a checkpoint, for people and for programs.
 #pragma once
 
 #include <filesystem>
@@ -9,7 +9,7 @@ namespace tessera::checkpoint {
 /// Returns JSON: the format, the files with their sizes, each tensor with its dtype, shape, bytes and the number of its parts, other
 /// values, and totals. Reads no tensor.
 std::string inspect(const std::filesystem::path& path);
-/// The same as a table.
+/// Formats the JSON of inspect() as a table.
 std::string to_table(const std::string& inspected);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,4 @@
-// How a checkpoint is loaded: in what it may differ from the model.
+// Options of checkpoint::load: how a checkpoint may differ from the model.
 #pragma once
 
 #include <functional>
@@ -13,15 +13,15 @@ namespace tessera::checkpoint {
 struct LoadOptions {
   std::vector<std::string> may_be_missing = {};  // in the checkpoint: these keep their values
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out, with their optimizer state
-  /// Of a tied parameter whose names have different values in the checkpoint, the first is taken. Otherwise that is an error.
+  /// Takes the first value of a tied parameter whose names have different values in the checkpoint. Otherwise they are an error.
   bool first_of_tied = false;
-  /// Assigns state that knows parameters by numbers, as Python's optimizer.state_dict() does, to the parameters of the optimizer here,
-  /// group by group and in the order of the model. Otherwise such state is an error. Shapes are compared, but parameters of one shape look
-  /// the same.
+  /// Assigns state that identifies parameters by number, as Python's optimizer.state_dict() does, to the parameters of the optimizer here,
+  /// group by group and in the order of the model. Otherwise such state is an error. Shapes are compared, but parameters of the same
+  /// shape can't be told apart.
   bool optimizer_by_numbers = false;
   /// If the number of ranks is not that of the save and notes differ by rank, all ranks take those of rank 0. Otherwise that is an error.
   bool notes_of_first_rank = false;
-  /// Called with the notes before anything changes. What it throws on one rank is thrown on all, and nothing is loaded.
+  /// Called with the notes before anything changes. An exception on one rank is thrown on all, and nothing is loaded.
   std::function<void(const Notes& notes)> expect = {};
 };
 

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The names of the model and, for state that knows parameters by numbers, of those in each group of the optimizer.
+/// Returns the names of the model and, for state that identifies parameters by number, the names in each group of the optimizer.
 ModelNames known_names(const LocalValues& model, const Contents& contents, const LoadOptions& options) {
   auto names = names_of(model, options.may_be_missing);
   if (!contents.optimizer || !options.optimizer_by_numbers) return names;
@@ -52,14 +52,15 @@ struct Saved {
     if (contents.optimizer) training.emplace(contents, manifest, stored, plan.elsewhere(), options, world);
   }
 
-  /// Returns the names that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters and the same base.
+  /// Returns the names of the parameters that the checkpoint leaves to its base. Throws UsageError unless the model has the same adapters
+  /// and the same base.
   const std::set<std::string>& names_in_base(const fs::path& folder, const Contents& contents, const LoadOptions& options) const {
     expect_adapters(folder, adapters().describe(*contents.model), options);
     const auto& base = manifest.base;
     if (base.parameters.empty()) return base.parameters;
     const auto needs =
-        fmt::format("the checkpoint {} holds what trains alone, of a model that is otherwise {}", folder.string(), base.name);
-    if (!contents.base) throw UsageError("{}: load that first, and give Contents::base = checkpoint::base_of(model, name)", needs);
+        fmt::format("the checkpoint {} holds only the trained parameters; the others are in its base, {}", folder.string(), base.name);
+    if (!contents.base) throw UsageError("{}: load the base first, and give Contents::base = checkpoint::base_of(model, name)", needs);
     expect_unchanged(*contents.model, *contents.base);
     for (const auto& [name, parameter] : named_parameters(*contents.model)) {
       const bool trains = parameter.requires_grad();
@@ -72,8 +73,8 @@ struct Saved {
       throw UsageError("{}, with weights held {}, but here they are held {}", needs, held(base.forms), held(contents.base->forms));
     }
     if (contents.base->checksum != base.checksum) {
-      throw UsageError("{} (checksum {}), but what is frozen here, {}, has other values (checksum {})", needs, base.checksum,
-                       contents.base->name, contents.base->checksum);
+      throw UsageError("{} (checksum {}), but the base here, {}, has other values (checksum {})", needs, base.checksum, contents.base->name,
+                       contents.base->checksum);
     }
     return base.parameters;
   }
@@ -109,7 +110,7 @@ struct Saved {
 void expect_one_save(const Manifest& manifest, const fs::path& folder, const Communicator& world) {
   if (same_on_all(world, manifest.save, {.unit = "checkpoint"})) return;
   throw DisagreementError(
-      "ranks load different checkpoints, this one {}; give all of them the same folder, and keep it where all see the same files. "
+      "ranks load different checkpoints, this rank {}; give all ranks the same folder, and keep it where all see the same files. "
       "Nothing was changed",
       folder);
 }

@@ -25,14 +25,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// The values of each rank.
+/// Returns the values of each rank.
 std::vector<at::Tensor> of_ranks(const std::function<at::Tensor(int rank)>& make) {
   std::vector<at::Tensor> result;
   for (int r = 0; r < kReplicas; r++) result.push_back(make(r));
   return result;
 }
 
-/// A parameter of which the last rank has nothing, one in no unit, and a buffer.
+/// A net with a parameter of which the last rank has nothing, a parameter that is in no unit, and a buffer.
 struct Extras : NetImpl {
   at::Tensor few = register_parameter("few", at::zeros({5}), false);
   at::Tensor loose = register_parameter("loose", at::zeros({3, 2}), false);
@@ -59,7 +59,7 @@ const std::vector<at::Tensor>& batches() {
   return result;
 }
 
-/// With an optimizer of libtorch, which gives the same bits wherever shards end.
+/// Trains with an optimizer of libtorch, which gives the same bits wherever shards end.
 void train(Net& net, const at::Tensor& batch) {
   torch::optim::SGD optimizer(parameters(*net), torch::optim::SGDOptions(0.1));
   net(batch).sum().backward();
@@ -160,7 +160,7 @@ TEST_F(LocalRanks, GoOn) {
   fresh->named_parameters(false)["loose"].zero_();
   optim::AdamW other(trained_parameters(fresh), {.lr = 0.05});
   losses_of(fresh, other, world_);
-  losses_of(fresh, other, world_);  // somewhere else by now
+  losses_of(fresh, other, world_);  // the model and optimizer have other values by now
   checkpoint::Contents into{.model = fresh.ptr().get(), .optimizer = &other};
   checkpoint::load(folder_ / "a", into, world_);
   EXPECT_EQ(into.notes, (checkpoint::Notes{{"step", 3}}));
@@ -176,7 +176,7 @@ TEST_F(LocalRanks, HaveTensorsBesideTheModel) {
   checkpoint::Contents contents{
       .model = net.ptr().get(), .tensors = {{"same", same}}, .tensors_by_rank = {{"own", own}, {"number", number}}};
   checkpoint::save(folder_ / "a", contents, world_);
-  own.zero_();  // and the number, which is a part of it
+  own.zero_();  // also zeroes `number`, a view of it
   same.zero_();
   checkpoint::load(folder_ / "a", contents, world_);
   for (int rank = 0; rank < kReplicas; rank++) {
@@ -194,7 +194,7 @@ TEST_F(LocalRanks, HaveTensorsBesideTheModel) {
   });
   contents.tensors = {{"mean", own}};
   EXPECT_THAT(message_of<DisagreementError>([&] { checkpoint::save(folder_ / "b", contents, world_); }),
-              HasSubstr("'mean' has several values"));
+              HasSubstr("'mean' has different values"));
 }
 
 TEST_F(LocalRanks, LoadWholeWeights) {
@@ -247,7 +247,7 @@ TEST_F(LocalRanks, AreAllInWhatAShardSaysOfItself) {
   const auto net = net_on_device(world_);
   for (const auto& shard : parameters(*net)) {
     const auto info = shard_info(shard);
-    if (!info) continue;  // the loose one
+    if (!info) continue;  // "loose", which is not sharded
     const auto counts = at::zeros(info->shape, at::kLong);
     for (const auto& slice : info->slices) view_of(counts, slice).add_(1);
     EXPECT_TRUE(counts.eq(1).all().item<bool>()) << info->name;

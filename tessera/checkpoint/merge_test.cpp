@@ -1,4 +1,4 @@
-// Weights of every format that we read, in models that are sharded, and merged into files for other programs.
+// Tests of weights in every format that Tessera reads: loaded into sharded models, and merged into files for other programs.
 #include "tessera/checkpoint/merge.h"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ using ::testing::HasSubstr;
 
 using State = std::map<std::string, at::Tensor>;
 
-/// A checkpoint of two ranks with an optimizer, and what is in the model.
+/// Saves a checkpoint of two ranks with an optimizer. Returns the values of the model.
 State save_run(const std::filesystem::path& folder) {
   State state;
   with_ranks(2, [&](const Communicator& world) {
@@ -125,7 +125,7 @@ TEST(Merge, MakesFilesOfLimitedSizeAndAnIndex) {
   }
   const checkpoint::CatalogReader reader(checkpoint::read_hub_folder(folder / "out"));
   EXPECT_TRUE(same_values(reader.read("conv.weight"), state.at("conv.weight")));
-  // A smaller model in the same folder leaves nothing of this one.
+  // Writing a smaller model to the same folder removes all files of this one.
   merge(folder / "a", folder / "out", {.dtype = at::kBFloat16});
   EXPECT_FALSE(std::filesystem::exists(merged.files.front()));
   EXPECT_FALSE(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
@@ -170,7 +170,7 @@ TEST(Merge, RemovesNoFilesOfOthers) {
       write_file(folder / name / "notes.txt", "mine");
       EXPECT_THAT(message_of<UsageError>(
                       [&] { merge(folder / name, folder / "out", {.unsafe_serialization = unsafe, .remove_checkpoint_dir = true}); }),
-                  AllOf(HasSubstr("notes.txt is no part of the checkpoint"), HasSubstr("Nothing was written")));
+                  AllOf(HasSubstr("notes.txt is not part of the checkpoint"), HasSubstr("Nothing was written")));
       EXPECT_FALSE(std::filesystem::exists(folder / "out"));
     }
     std::filesystem::remove(folder / name / "notes.txt");

@@ -1,4 +1,4 @@
-// Files of two saves in one folder, and files in which a bit has changed: in every format, nothing of them is loaded without a word.
+// Loading files of two saves in one folder, or files in which a bit has changed, is an error in every format.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ void save_as(const Kind& kind, const fs::path& folder, const PictureRun& run, in
   checkpoint::save(folder, all, run.world, kind.options);
 }
 
-/// All that is read of a checkpoint, with each rank's own values.
+/// Returns all values that are read from a checkpoint, each rank's own included.
 std::map<std::string, std::string> content_of(const fs::path& path) {
   const auto run = checkpoint::read_run(path);
   if (!run.catalog.faults.empty()) throw IoError(run.catalog.faults.front());
@@ -83,7 +83,7 @@ void copy_over(const fs::path& from, const fs::path& to) {
   fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::overwrite_existing);
 }
 
-/// Saves of each kind after one step and after two.
+/// A save of each kind after one step, and another after two.
 class TwoSaves : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -100,7 +100,7 @@ class TwoSaves : public ::testing::Test {
 
   static fs::path of(const std::string& kind, int64_t step) { return *folder_ / fmt::format("{}-{}", kind, step); }
 
-  /// The first save with something of the second in its place.
+  /// Returns a copy of the first save in which `part` is replaced by that of the second.
   static fs::path mixed(const std::string& kind, const fs::path& part) {
     const auto path = *folder_ / "mixed";
     fs::remove_all(path);

@@ -1,4 +1,4 @@
-// Notes: what a program keeps in a checkpoint besides the model and the optimizer, each under a name.
+// Notes: named values that a program keeps in a checkpoint besides the model and the optimizer, such as its position in the data.
 #pragma once
 
 #include <charconv>
@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 template <class T>
 concept Number = (std::integral<T> || std::floating_point<T>) && !std::same_as<T, bool> && !std::same_as<T, char>;
 
-/// A value that makes text of itself and can be made of that text, such as data::Position and optim::LearningRate.
+/// A class that converts to text and back, such as data::Position and optim::LearningRate.
 template <class T>
 concept Savable = requires(const T& value, const std::string& text) {
   { value.save() } -> std::convertible_to<std::string>;
@@ -56,7 +56,7 @@ class Note {
       T value{};
       const auto* const end = text_.data() + text_.size();
       if (const auto read = std::from_chars(text_.data(), end, value); read.ec != std::errc() || read.ptr != end) {
-        refuse(std::integral<T> ? "no integer of the type asked for" : "no number of the type asked for");
+        refuse(std::integral<T> ? "not an integer of the requested type" : "not a number of the requested type");
       }
       return value;
     } else {
@@ -76,7 +76,7 @@ class Note {
   [[noreturn]] void refuse(std::string_view why) const;
 
   std::string text_;
-  std::string name_;  // for errors; known when it comes from Notes::at()
+  std::string name_;  // for errors; empty unless the note is from Notes
 };
 
 class Notes {

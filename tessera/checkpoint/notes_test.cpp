@@ -46,10 +46,10 @@ TEST(Notes, ErrorsNameTheNote) {
   const Notes notes{{"step", "3x"}, {"loss", 0.5}, {"large", 3'000'000'000}, {"empty", ""}};
   const auto refusal = [&]<class T>(const char* name, const T&) { return message_of<UsageError>([&] { (void)notes.at(name).as<T>(); }); };
   EXPECT_THAT(refusal("stop", 0), AllOf(HasSubstr("no note 'stop'"), HasSubstr("'step'")));
-  EXPECT_THAT(refusal("step", int64_t{}), AllOf(HasSubstr("the note 'step' is '3x'"), HasSubstr("no integer")));
+  EXPECT_THAT(refusal("step", int64_t{}), AllOf(HasSubstr("the note 'step' is '3x'"), HasSubstr("not an integer")));
   EXPECT_THAT(refusal("loss", int64_t{}), HasSubstr("the note 'loss' is '0.5'"));
   EXPECT_THAT(refusal("large", int32_t{}), HasSubstr("'large'"));
-  EXPECT_THAT(refusal("empty", double{}), HasSubstr("no number"));
+  EXPECT_THAT(refusal("empty", double{}), HasSubstr("not a number"));
   EXPECT_THAT(refusal("loss", bool{}), HasSubstr("neither true nor false"));
   EXPECT_THAT(refusal("loss", data::Position{}), AllOf(HasSubstr("the note 'loss'"), HasSubstr("no position")));
   EXPECT_THAT(message_of<UsageError>([] { (void)Notes().at("step"); }), HasSubstr("there are none"));

@@ -45,8 +45,8 @@ struct OwnState {
     for_each([&](const std::string&, const std::string& key, const at::Tensor& tensor, const LocalPart* part) {
       if (part == nullptr || tensor.dim() == 0 || tensor.sizes() == part->shard.sizes()) return;
       throw UsageError(
-          "the state '{}' of '{}' has one value for each block of values, and so no form like the parameter; checkpoint::save keeps "
-          "it as it is",
+          "the state '{}' of '{}' has one value for each block of values, and so not the shape of the parameter; save it with "
+          "checkpoint::save",
           key, name_of(*part));
     });
   }
@@ -58,13 +58,13 @@ struct OwnState {
     const auto tensor = own->second.find(key);
     return tensor == own->second.end() ? at::Tensor() : tensor->second;
   }
-  /// Empty if the shard is in the unit, but not in this module.
+  /// Returns the name of a part's shard; empty if the shard is in the unit, but not in this module.
   std::string name_of(const LocalPart& part) const {
     const auto name = names.find(part.shard.unsafeGetTensorImpl());
     return name == names.end() ? std::string() : name->second;
   }
 
-  /// Visits the state of each part and, without one, of each parameter in no unit.
+  /// Visits the state of each part and, with a null part, of each parameter that is in no unit.
   void for_each(
       c10::function_ref<void(const std::string& name, const std::string& key, const at::Tensor& tensor, const LocalPart*)> visit) const {
     const auto all_of = [&](const std::string& own, const std::string& name, const LocalPart* part) {
@@ -76,7 +76,7 @@ struct OwnState {
     for (const auto& [name, tensor] : values.outside) all_of(name, name, nullptr);
   }
 
-  /// Names, keys and dtypes, which must be the same on all ranks, so that they gather the same.
+  /// Returns the names, keys and dtypes, which must be the same on all ranks, because all ranks gather the same tensors.
   std::string description() const {
     std::string text;
     for (const auto& [name, own] : state) {
@@ -107,7 +107,7 @@ class StateLoader {
     }
     std::set<std::string> unknown;
     std::vector<std::string> misfits;
-    std::set<std::pair<std::string, std::string>> taken;  // a tied parameter may be there under several names
+    std::set<std::pair<std::string, std::string>> taken;  // a tied parameter may be in the dict under several names
     for (const auto& [entry, tensor] : there.tensors) {
       const auto [name, key] = split(entry);
       const auto known = targets.find(name);
@@ -134,7 +134,7 @@ class StateLoader {
     expect_whole_shards(misfits);
     std::vector<std::string> faults;
     if (!unknown.empty()) faults.push_back("the model has no " + some_of({unknown.begin(), unknown.end()}));
-    if (!unknown.empty()) faults.emplace_back("what may differ can be named in may_be_unknown of the options");
+    if (!unknown.empty()) faults.emplace_back("names that may differ can be given in may_be_unknown of the options");
     faults.insert(faults.end(), misfits.begin(), misfits.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits), 5));
     if (!faults.empty()) throw UsageError("the state dict is of another optimizer: {}", joined(faults, "; "));
   }
@@ -176,7 +176,7 @@ class StateLoader {
     const LocalPart* part;
     std::vector<PartRecord> records;
     at::ScalarType dtype;
-    bool is_divided;  // as the part is; else each rank has all of it
+    bool is_divided;  // as the part is; otherwise each rank has the whole tensor
   };
 
   static std::pair<std::string, std::string> split(const std::string& entry) {
@@ -242,8 +242,8 @@ OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleR
   all_or_none(world, kStateDict, "can't make the state dict of its optimizer", [&] { own.emplace(optimizer, model); });
   if (!same_on_all(world, checksum_value(own->description()), kStateDict)) {
     throw DisagreementError(
-        "the optimizers of the ranks have state for different parameters, this one for {}; some ranks may have left out steps "
-        "that others took. checkpoint::save keeps what each rank has",
+        "the optimizers of the ranks have state for different parameters, this rank's for {}; some ranks may have left out steps "
+        "that others took. checkpoint::save can save the state of each rank as it is",
         own->state.size());
   }
   expect_all_on_each(own->values, world, "the state dict of an optimizer");

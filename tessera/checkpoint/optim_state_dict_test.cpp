@@ -1,4 +1,4 @@
-// The whole state of optimizers by the names of parameters.
+// Tests of state dicts of optimizers, whole and sharded.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -110,7 +110,7 @@ struct TrainedPicture {
   }
 };
 
-/// The state of libtorch's own optimizer, for a model that is not sharded.
+/// Returns the state of libtorch's own optimizer, for a model that is not sharded.
 OptimStateDict plain_state(const TrainedPicture& run) {
   OptimStateDict result;
   for (const auto& item : run.model->named_parameters()) {
@@ -125,7 +125,7 @@ OptimStateDict plain_state(const TrainedPicture& run) {
   return result;
 }
 
-/// The first name of the tied parameter is the one that the module lists first.
+/// Returns the dict with the tied parameter under `name` instead of `other`.
 OptimStateDict with_name(OptimStateDict dict, const std::string& name, const std::string& other) {
   if (dict.contains(other)) {
     auto state = dict.extract(other);
@@ -321,7 +321,7 @@ TEST(FullOptimStateDict, RefusesStateInBlocks) {
     model->forward(numbers({4, 64})).pow(2).mean().backward();
     optimizer.step();
     EXPECT_THAT(message_of<UsageError>([&] { (void)full_optim_state_dict(&optimizer, *model); }),
-                AllOf(HasSubstr("has one value for each block"), HasSubstr("checkpoint::save keeps it")));
+                AllOf(HasSubstr("has one value for each block"), HasSubstr("save it with checkpoint::save")));
   });
 }
 

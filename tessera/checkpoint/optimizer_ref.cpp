@@ -87,7 +87,8 @@ States OptimizerRef::state(const torch::nn::Module& model) const {
              one, [&](optim::Optimizer* own) { return own->state(model); },
              [&](torch::optim::Optimizer* torch) { return torch_state(*torch, model); })) {
       if (result.emplace(name, std::move(state)).second) continue;
-      throw UsageError("two optimizers have a state of the parameter '{}'; a checkpoint has room for one", name);
+      throw UsageError(
+          "two optimizers have state of the parameter '{}', but a checkpoint can hold one; give the parameter to one optimizer", name);
     }
   }
   return result;

@@ -39,7 +39,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr auto kPrefix = "base_model.model.";
 
-/// Values of init_lora_weights that only set the adapter's first values; others change the base, too.
+/// Values of init_lora_weights that only set the adapter's initial values; other values change the base, too.
 constexpr const char* kPlainInits[] = {"gaussian", "orthogonal", "eva"};
 
 /// Keys of settings that change a model and that Tessera lacks: any value but an empty one is refused.
@@ -192,20 +192,20 @@ void save_adapter(ConstModuleRef model, const fs::path& folder, const Communicat
 
 void expect_no_model(const fs::path& folder) {
   if (is_complete(folder))
-    throw UsageError("{} is a checkpoint, and an adapter there would stand before it; write to another folder", folder);
+    throw UsageError("{} is a checkpoint, and programs would load an adapter there in place of it; write to another folder", folder);
   if (!is_hub_folder(folder) && !is_there(folder / "config.json")) return;
-  throw UsageError("{} has a model, over which programs would put an adapter that is there, too; write to another folder", folder);
+  throw UsageError("{} has a model, to which programs would apply an adapter in the same folder; write to another folder", folder);
 }
 
 lora::Options read_adapter_config(const fs::path& folder) {
   const auto path = folder / kAdapterConfig;
   if (!is_there(path)) {
     const bool is_gguf = is_there(folder) && !is_folder(folder) && is_gguf_file(folder);
-    throw UsageError("{} is no folder of peft, which has {}{}", folder, kAdapterConfig,
-                     is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` makes one of a GGUF file" : "");
+    throw UsageError("{} is not a folder of PEFT: it has no {}{}", folder, kAdapterConfig,
+                     is_gguf ? "; `tessera ckpt convert FILE FOLDER --to hub` converts a GGUF file to such a folder" : "");
   }
   const auto json = Json::parse(InputFile(path).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw IoError("{} is damaged: it is no JSON object", path);
+  if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", path);
   const auto refuse = [&](const std::string& key) {
     throw ConfigError("{}: {}: {} is not read here", path, key, json.value(key, Json()).dump());
   };
@@ -214,8 +214,7 @@ lora::Options read_adapter_config(const fs::path& folder) {
   const auto rank_of = [&](const Json& value) {
     const auto r = value.get<double>();
     if (value.is_number_integer() && r >= 1 && r <= static_cast<double>(lora::kMostRank)) return value.get<int64_t>();
-    throw ConfigError("{}: {}: a rank of {} makes no sense; it is a whole number from 1 to {}", path, at_key, value.dump(),
-                      lora::kMostRank);
+    throw ConfigError("{}: {}: the rank can't be {}; give a whole number from 1 to {}", path, at_key, value.dump(), lora::kMostRank);
   };
   const auto is_nothing = [](const Json& value) { return value.is_null() || value == false || value.empty(); };
   try {
@@ -262,13 +261,14 @@ lora::Options read_adapter_config(const fs::path& folder) {
     });
     return options;
   } catch (const Json::exception&) {
-    throw IoError("{} is damaged: {} is missing, or of another form", path, at_key);
+    throw IoError("{} is damaged: {} is missing, or has another type", path, at_key);
   }
 }
 
 namespace {
 
-/// Throws unless the model's adapter scales and begins as the one in the folder, and the folder has all that trains with it.
+/// Throws unless the model's adapter has the scaling and the kind of start (PiSSA or not) of the one in the folder, and the folder has all
+/// tensors that train with the adapter.
 void expect_alike(ConstModuleRef model, const fs::path& folder, const std::string& adapter) {
   lora::expect_unmerged(model);
   const auto theirs = read_adapter_config(folder);
@@ -276,7 +276,7 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
     const auto own = lora::scaling_of(lora::options_of(model, adapter), layer.name), there = lora::scaling_of(theirs, layer.name);
     if (own != there) {
       throw UsageError(
-          "the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with "
+          "the adapter in {} is multiplied by {} in '{}', and adapter '{}' of the model by {}; apply it with the options of "
           "checkpoint::read_adapter_config",
           folder, there, layer.name, adapter, own);
     }
@@ -284,8 +284,8 @@ void expect_alike(ConstModuleRef model, const fs::path& folder, const std::strin
   const auto is_pissa = [](const lora::Options& options) { return options.init_lora_weights == lora::Init::Pissa; };
   if (is_pissa(theirs) != is_pissa(lora::options_of(model, adapter))) {
     throw UsageError(
-        "the adapter in {} and adapter '{}' of the model are not made alike: one of them has been taken out of the weights "
-        "(PiSSA); apply it with checkpoint::read_adapter_config",
+        "the adapter in {} and adapter '{}' of the model are not made alike: only one of them was split off the weights "
+        "(PiSSA); apply it with the options of checkpoint::read_adapter_config",
         folder, adapter);
   }
   const auto stored = read_model(adapter_weights(folder)).tensors;
@@ -334,14 +334,13 @@ PlainAdapter read_adapter(const fs::path& folder) {
     if (adapter.options.use_dora && !weights.magnitude.defined())
       throw IoError("{} is damaged: it is a DoRA without the magnitudes of '{}'", path, layer);
     if (!adapter.options.use_dora && weights.magnitude.defined())
-      throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', and {} says that it is none (use_dora)", path, layer,
-                    kAdapterConfig);
+      throw IoError("{} is damaged: it has the magnitudes of a DoRA for '{}', but use_dora in {} is not true", path, layer, kAdapterConfig);
     weights.scaling = lora::scaling_of(adapter.options, layer);
     auto as_stored = adapter.options;
     as_stored.r = weights.a.dim() > 0 ? weights.a.size(0) : 0;
     as_stored.rank_pattern.clear();
     if (as_stored.r < 1 || lora::scaling_of(as_stored, layer) != weights.scaling) {
-      throw IoError("{} is damaged: the adapter of '{}' has rank {}, and {} gives it another", path, layer, as_stored.r, kAdapterConfig);
+      throw IoError("{} is damaged: the adapter of '{}' has rank {}, but another one in {}", path, layer, as_stored.r, kAdapterConfig);
     }
   }
   return adapter;
@@ -350,8 +349,8 @@ PlainAdapter read_adapter(const fs::path& folder) {
 void expect_on_whole_base(const PlainAdapter& adapter, const fs::path& folder) {
   if (adapter.options.init_lora_weights != lora::Init::Pissa) return;
   throw UsageError(
-      "the adapter in {} began as a part of the base (PiSSA), which lacks it since; load the model with it, and merge there, by "
-      "lora::merge",
+      "the adapter in {} was split off the weights of the base (PiSSA), so it does not fit the whole base; load the model with the "
+      "adapter, and merge it there with lora::merge",
       folder);
 }
 
@@ -394,7 +393,7 @@ class StoredAdapter {
     if (is_matrix && b.size(0) * a.flatten(1).size(1) == c10::multiply_integers(sizes) && b.numel() == b.size(0) * a.size(0) &&
         b.size(0) == sizes[weights->of_embedding ? 1 : 0])
       return;
-    throw UsageError("'{}' is [{}] in the model, for which the adapter, with [{}] and [{}], is not made", name, joined(sizes),
+    throw UsageError("'{}' is [{}] in the model, which the adapter, with [{}] and [{}], does not fit", name, joined(sizes),
                      joined(a.sizes()), joined(b.sizes()));
   }
   bool changes(const std::string& name) const { return weights_of(name) != nullptr; }
@@ -407,7 +406,7 @@ class StoredAdapter {
   /// The layers and tensors of the adapter that have fitted no tensor of the model.
   const std::set<std::string>& left() const { return left_; }
 
-  /// The value of a tensor of the model with the adapter in it. Undefined if the adapter changes nothing there.
+  /// Returns a tensor of the model with the adapter merged into it; undefined if the adapter does not change it.
   at::Tensor merged(const std::string& name, c10::function_ref<at::Tensor()> read) const {
     const auto whole = name_of_whole(name);
     const auto value = whole.empty() ? at::Tensor() : file_.read(whole);
@@ -464,7 +463,7 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   for (const auto& file : model.catalog().files) {
     std::error_code unknown;
     if (!is_hub_file(file.filename().string()) || !fs::equivalent(fs::absolute(file).parent_path(), out, unknown)) continue;
-    throw UsageError("the model without the adapter lies in {}, where a second call would add the adapter again; write elsewhere", out);
+    throw UsageError("the model without the adapter is in {}, so a second call would merge the adapter again; write elsewhere", out);
   }
   std::vector<SafetensorsEntry> entries;
   for (const auto& [name, tensor] : model.catalog().tensors)
@@ -472,17 +471,17 @@ std::vector<fs::path> merge_adapter(const fs::path& base, const fs::path& adapte
   sort_by_width(entries, [](const SafetensorsEntry& entry) { return entry.dtype; });
   for (const auto& entry : entries) stored.expect_fit(entry.name, entry.sizes);
   if (!stored.left().empty()) {
-    throw UsageError("the adapter in {} is of another model than {}, which lacks what these are for: {}", adapter, base,
+    throw UsageError("the adapter in {} is of another model than {}, which does not have: {}", adapter, base,
                      some_of({stored.left().begin(), stored.left().end()}));
   }
   for (const auto& entry : entries) {
     if (stored.changes(entry.name) && !is_plain(entry.dtype))
-      throw UsageError("'{}' is {}, so {} is quantised, and can't take an adapter in; merge into the model that it was made of", entry.name,
-                       c10::toString(entry.dtype), base);
+      throw UsageError("'{}' is {}, so {} is quantised, and an adapter can't be merged into it; merge into the model before quantisation",
+                       entry.name, c10::toString(entry.dtype), base);
     if (!stored.changes_end(entry.name) || !is_tied(base, model.catalog(), entry.name)) continue;
     throw UsageError(
-        "'{}' is both the embeddings and the output layer, of which the adapter changes one: in the weight it would "
-        "change both; use the adapter beside the model",
+        "'{}' is both the embeddings and the output layer, and the adapter changes only one of them; merged into the weight it would "
+        "change both. Use the adapter beside the model",
         entry.name);
   }
   auto metadata = model.catalog().aliases;

@@ -1,5 +1,5 @@
-// Adapters in files of Python's peft: a folder with adapter_config.json and adapter_model.safetensors, or, where older versions wrote it,
-// adapter_model.bin.
+// Reads and writes adapters in the files of Python's PEFT: a folder with adapter_config.json and adapter_model.safetensors, or, where older
+// versions wrote it, adapter_model.bin.
 #pragma once
 
 #include <filesystem>
@@ -16,32 +16,33 @@ namespace tessera::checkpoint {
 struct AdapterFile {
   std::string adapter = "default";
   std::string base = {};       // base_model_name_or_path in adapter_config.json, for people and for peft
-  std::string task_type = {};  // what the model is for, such as "CAUSAL_LM"; then peft loads the base by itself
+  std::string task_type = {};  // such as "CAUSAL_LM"; with it, PEFT can load the base by itself
 };
 
-/// Writes an adapter, so that PeftModel.from_pretrained reads it. Throws UsageError for a folder with a model. Collective.
+/// Writes an adapter that PeftModel.from_pretrained can read. Throws UsageError for a folder with a model. Collective.
 void save_adapter(ConstModuleRef model, const std::filesystem::path& folder, const Communicator& world, const AdapterFile& options = {});
 
 /// Reads the options of a stored adapter, for lora::apply. Throws ConfigError, which names the key, for a setting that Tessera lacks, and
 /// IoError for a damaged file.
 lora::Options read_adapter_config(const std::filesystem::path& folder);
-/// Loads the values in a folder into an adapter that was applied. Throws UsageError, and changes nothing, if the two don't fit. Each rank
-/// reads its own part.
+/// Loads the values in a folder into an adapter that lora::apply has made. Throws UsageError, and changes nothing, if the two don't fit.
+/// Each rank reads its own part.
 void load_adapter(ModuleRef model, const std::filesystem::path& folder, const std::string& adapter = "default");
 
-/// An adapter as its files have it, for use without the model.
+/// An adapter as it is in its files, for use without the model.
 struct PlainAdapter {
   lora::Options options = {};
   std::map<std::string, lora::Weights> layers = {};  // by the names of the layers in the model
-  std::vector<std::string> others = {};              // tensors of the file that are none of these: biases, modules_to_save
+  std::vector<std::string> others = {};              // the other tensors of the file: biases, modules_to_save
 };
-/// Throws as read_adapter_config, and IoError if a layer lacks a part.
+/// Reads a stored adapter. Throws as read_adapter_config does, and IoError if a layer lacks a part.
 PlainAdapter read_adapter(const std::filesystem::path& folder);
 /// Throws UsageError if the adapter was split off the weights of the base, so that it does not fit the whole base (PiSSA).
 void expect_on_whole_base(const PlainAdapter& adapter, const std::filesystem::path& folder);
-/// Writes its options and layers under the name "default". Throws UsageError for a folder with a model.
+/// Writes the options and layers of an adapter. Throws UsageError for a folder with a model.
 void write_adapter(const std::filesystem::path& folder, const PlainAdapter& adapter, const AdapterFile& about = {});
-/// Throws UsageError for a folder with a model or a checkpoint: programs would load an adapter in it together with, or instead of, these.
+/// Throws UsageError for a folder with a model or a checkpoint: programs would load an adapter there together with the
+/// model, or in place of the checkpoint.
 void expect_no_model(const std::filesystem::path& folder);
 
 /// Writes a model with an adapter in its weights, as a Hugging Face folder: from files of any format, tensor by tensor. Throws UsageError,

@@ -1,4 +1,4 @@
-// Adapters of Python's peft have the same outputs, gradients and merged weights here, sharded or not, and go back as they came.
+// Adapters of Python's PEFT have the same outputs, gradients and merged weights here, sharded or not, and are written as they were read.
 #include "tessera/checkpoint/peft.h"
 
 #include <fmt/format.h>
@@ -109,13 +109,13 @@ TEST(Peft, HasTheNumbersOfPython) {
     expect_case(folder, name, nullptr);
     for (const int ranks : {1, 2, 3}) with_ranks(ranks, [&](const Communicator& world) { expect_case(folder, name, &world); });
   }
-  // The same in the file that older versions of peft wrote.
+  // The same adapter in the file that older versions of PEFT wrote.
   expect_case(folder, "pickled", nullptr);
   with_ranks(2, [&](const Communicator& world) { expect_case(folder, "pickled", &world); });
   merge_adapter(folder / "base.safetensors", folder / "pickled", folder / "merged");
   const SafetensorsFile together(folder / "merged/model.safetensors"), theirs(folder / "pickled.safetensors");
   for (const auto& name : together.names()) expect_close(together.read(name), theirs.read("merged." + name), name);
-  // A LoRA and a DoRA that act together.
+  // A LoRA and a DoRA that are active together.
   const SafetensorsFile mixed(folder / "mixed.safetensors");
   Net net;
   load_weights(net, folder / "base.safetensors");
@@ -143,8 +143,8 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
     return message_of<IoError>([&] { read_adapter(folder / "adapter"); });
   };
   EXPECT_THAT(said_of(R"("use_dora": true)", R"("use_dora": false)"), HasSubstr("magnitudes of a DoRA for 'a'"));
-  EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or of another form"));
-  EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("no folder of peft"));
+  EXPECT_THAT(said_of(R"("lora_alpha": 8.0)", R"("lora_alpha": "8")"), HasSubstr("lora_alpha is missing, or has another type"));
+  EXPECT_THAT(message_of<UsageError>([&] { read_adapter(folder / "nothing"); }), HasSubstr("not a folder of PEFT"));
   for (const std::string r : {"9223372036854775807", "2147483648", "18446744073709551616", "1e300", "-1", "2.5"}) {
     write_file(folder / "adapter/adapter_config.json", with(config, R"("r": 2)", R"("r": )" + r));
     EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }),
@@ -158,7 +158,7 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
     write_file(folder / "adapter/adapter_config.json", text);
     EXPECT_THAT(message_of<ConfigError>([&] { read_adapter(folder / "adapter"); }), HasSubstr("use_qalora: true is not read here"));
   }
-  // peft and transformers load both from a folder with a model and an adapter.
+  // From a folder with a model and an adapter, PEFT and transformers load both.
   checkpoint::save(folder / "model", {.model = Net().get()}, self_world(), {.format = Format::Hub});
   EXPECT_THAT(message_of<UsageError>([&] { save_adapter(net, folder / "model", self_world()); }), HasSubstr("model has a model"));
   const auto save_there = [&] { checkpoint::save(folder / "adapter", {.model = Net().get()}, self_world(), {.format = Format::Hub}); };
@@ -166,7 +166,7 @@ TEST(Peft, RefusesWhatDoesNotFitTogether) {
   EXPECT_FALSE(std::filesystem::exists(folder / "adapter/model.safetensors"));
 }
 
-/// The refusal to merge an adapter of one layer into a file with one tensor of it.
+/// Returns the error of merging an adapter of one layer into a file with one tensor of this dtype.
 std::string refusal_to_merge(const Folder& folder, const std::string& name, at::ScalarType dtype) {
   torch::nn::Sequential net;
   net->push_back(std::string(name), nn::Linear(12, 16));
@@ -190,13 +190,13 @@ TEST(Peft, MergesIntoNothingThatWouldLoseTheAdapter) {
 
 TEST(Peft, MergesAnAdapterOnceIntoAFolder) {
   const Folder folder;
-  refusal_to_merge(folder, "a", at::kChar);  // makes the adapter
+  refusal_to_merge(folder, "a", at::kChar);  // called to write the adapter
   SafetensorsWriter writer(folder / "base/model.safetensors", {{.name = "a.weight", .dtype = at::kFloat, .sizes = {16, 12}}}, {});
   writer.write(at::ones({16, 12}));
   writer.close();
   const auto before = read_file(folder / "base/model.safetensors");
   EXPECT_THAT(message_of<UsageError>([&] { merge_adapter(folder / "base", folder / "a", folder / "base"); }),
-              HasSubstr("a second call would add the adapter again"));
+              HasSubstr("a second call would merge the adapter again"));
   EXPECT_EQ(read_file(folder / "base/model.safetensors"), before);
   merge_adapter(folder / "base", folder / "a", folder / "out");
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors"));

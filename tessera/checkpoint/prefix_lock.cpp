@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 NamedLock take(const fs::path& path, const std::string& prefix) {
   NamedLock lock(path);
   if (lock.state() == LockedFile::State::Held) {
-    throw ConfigError("another job saves its checkpoints as {} ({}, says {}); give this one another prefix, or stop that one", prefix,
+    throw ConfigError("another job saves its checkpoints as {} ({}, says {}); give this job another prefix, or stop the other job", prefix,
                       lock.owner(), path);
   }
   if (lock.state() == LockedFile::State::NotPossible)

@@ -1,4 +1,4 @@
-// Two jobs never save under one prefix, and a job that was killed does not keep the next one from going on.
+// Two jobs never save under one prefix, and a job that was killed does not keep the next job from resuming.
 #include "tessera/checkpoint/prefix_lock.h"
 
 #include <gmock/gmock.h>
@@ -81,7 +81,7 @@ TEST(PlacesOfSaves, BelongToOneJobUntilItEnds) {
   NewFolder next(path);
   EXPECT_FALSE(std::filesystem::exists(folder / "a.part/torn"));
   std::filesystem::remove_all(folder / "a.part");
-  std::filesystem::create_directory(folder / "a.part");  // as a job would that knows no lock
+  std::filesystem::create_directory(folder / "a.part");  // as a program without this lock would do
   EXPECT_THAT(message_of<IoError>([&] { next.commit(); }), HasSubstr("is not the folder that this save has made"));
 }
 

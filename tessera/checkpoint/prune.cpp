@@ -18,12 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The note of a checkpoint that says how good it is.
+/// Returns the note that says how good a checkpoint is.
 double metric_of(const fs::path& folder, const std::string& name) {
   const auto manifest = read_manifest(folder);
   const auto& notes = manifest.notes.front();
   const auto found = notes.find(name);
-  if (found == notes.end()) throw UsageError("{} has no note '{}' by which it could be kept", folder, name);
+  if (found == notes.end()) throw UsageError("{} has no note '{}', which Keep::best compares", folder, name);
   Notes named;
   named[name] = found->second;
   return named.at(name).as<double>();

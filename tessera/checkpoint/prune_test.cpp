@@ -1,4 +1,4 @@
-// Which checkpoints of a run stay.
+// Tests which checkpoints of a run stay.
 #include "tessera/checkpoint/prune.h"
 
 #include <gmock/gmock.h>
@@ -74,7 +74,7 @@ TEST(Prune, LeavesOtherFoldersAlone) {
   std::filesystem::create_directories(folder / "runner-step-1");
   std::filesystem::create_directories(folder / "run-step--5");
   prune(prefix, {.last = 1});
-  EXPECT_THAT(steps_of(prefix), ElementsAre(50, 60));  // the newest that can be loaded stays
+  EXPECT_THAT(steps_of(prefix), ElementsAre(50, 60));  // the newest checkpoint that can be loaded stays
   EXPECT_TRUE(std::filesystem::exists(folder / "run-step-5.part"));
   EXPECT_TRUE(std::filesystem::exists(folder / "runner-step-1"));
   EXPECT_TRUE(std::filesystem::exists(folder / "run-step--5"));

@@ -1,4 +1,4 @@
-// Weights in few bits: the bits of bitsandbytes, in files, in memory and on ranks.
+// Quantized weights have the bits of bitsandbytes, in files, in memory and on ranks.
 #include "tessera/nn/quantize.h"
 
 #include <fmt/format.h>
@@ -36,7 +36,7 @@ using ::testing::HasSubstr;
 
 constexpr Quantization kAll[] = {Quantization::Nf4, Quantization::Nf4Single, Quantization::Int8, Quantization::Fp8};
 
-/// The bytes of one kind, of all blocks one after the other, cut to `numel`.
+/// Returns the bytes of one kind from all blocks, one block after the other, cut to `numel`.
 at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64_t numel) {
   return held.narrow(1, begin, bytes).contiguous().view({-1}).narrow(0, 0, numel);
 }
@@ -44,7 +44,7 @@ at::Tensor of_blocks(const at::Tensor& held, int64_t begin, int64_t bytes, int64
 struct Made : Folder, Ended {
   Made() : Ended(run_program({TESSERA_TEST_PYTHON, TESSERA_ROOT "/tests/python/quantize_files.py", *this / "file.safetensors"})) {}
 };
-/// The file that bitsandbytes makes, for all tests.
+/// Returns the file that bitsandbytes has made, once for all tests.
 const Made& of_bitsandbytes() {
   static const Made made;
   return made;
@@ -159,7 +159,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// Ranks that are threads have one generator.
+/// Guards the generator, which ranks that are threads share.
 std::mutex mutex;
 template <class Make>
 auto drawn(uint64_t seed, const Make& make) {
@@ -180,7 +180,7 @@ void add_adapters(Net& net) {
   drawn(5, [&] { lora::apply(net, {.r = 4}); });
 }
 
-/// Rounds weights to the values that the form can hold.
+/// Rounds weights to the values that this quantization can hold.
 void round_weights(Net& net, Quantization kind) {
   const torch::NoGradGuard no_grad;
   for (auto& item : net->named_parameters()) {
@@ -298,7 +298,7 @@ TEST(Quantize, LoadsStateDictsOfPlainWeights) {
         EXPECT_EQ(net->named_parameters()["first.up.weight"].scalar_type(), at::kByte);
         EXPECT_TRUE(at::allclose(net(some_input()), expected(some_input()), 1e-5, 1e-6));
         if (world.size() == 1) continue;
-        auto plain = seeded();  // a rank needs all of a weight to encode its part of it
+        auto plain = seeded();  // a rank needs the whole weight to encode its part
         fully_shard(plain, {.mesh = world}, wrap_classes({"Block"}));
         const auto load_parts = [&] { load_sharded_state_dict(net, sharded_state_dict(plain)); };
         EXPECT_THAT(message_of<UsageError>(load_parts), HasSubstr("the sharded state dict lacks the values"));
@@ -329,7 +329,7 @@ TEST(Quantize, HasTheValuesOfOneLayerAtATime) {
   }
 }
 
-/// A form of a user: the upper halves of floats.
+/// A user-defined form: the upper halves of floats.
 HeldForm upper_halves(const at::Tensor& weight) {
   return {.name = "upper halves",
           .sizes = weight.sizes().vec(),

@@ -1,4 +1,4 @@
-// Checkpoints that are loaded on another number of ranks, or into a model that is sharded otherwise.
+// Tests of checkpoints that are loaded on another number of ranks, or into a model that is sharded differently.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -35,7 +35,7 @@ ShardPicture with_options(ShardOptions options, bool nested = true) {
   };
 }
 
-/// All ways to shard a Picture that this test goes through.
+/// Returns all ways to shard a Picture that these tests try.
 std::vector<ShardPicture> ways() {
   const auto self = self_world();
   return {
@@ -50,7 +50,8 @@ std::vector<ShardPicture> ways() {
   };
 }
 
-/// A run of `ranks` is saved, goes through `others` ranks that are sharded in another way, and goes on as if nothing had been.
+/// Saves a run of `ranks`, loads and saves it on `others` ranks that are sharded in another way, and expects that the run resumes from that
+/// save with the same results.
 void expect_way_and_back(int ranks, int others, const ShardPicture& one, const ShardPicture& other) {
   const Folder folder;
   std::vector<std::vector<double>> expected(static_cast<size_t>(ranks));
@@ -127,7 +128,7 @@ TEST(Reshard, RoundsButNotToIntegers) {
     Contents into{.model = narrow.get()};
     checkpoint::load(folder / "a", into, world);
     EXPECT_TRUE(at::equal(full_parameter(narrow->conv->weight), full_parameter(saved.model->conv->weight).to(at::kBFloat16)));
-    // libtorch has converted this integer buffer to floating point, too.
+    // Module::to() of libtorch has converted this integer buffer to floating point, too.
     checkpoint::save(folder / "b", {.model = narrow.get()}, world);
     into = contents(saved);
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "b", into, world); }),
@@ -188,7 +189,7 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
                                    HasSubstr("the model has no 'frozen.bias', 'frozen.weight'")));
     EXPECT_THAT(refused({.may_be_missing = {"adapter\\..*"}}), HasSubstr("the model has no"));
     EXPECT_THAT(refused({.may_be_missing = {"adapter"}, .may_be_unknown = {"frozen\\..*"}}), HasSubstr("it has no 'adapter"));
-    EXPECT_THAT(refused({.may_be_missing = {"("}}), HasSubstr("is no regular expression"));
+    EXPECT_THAT(refused({.may_be_missing = {"("}}), HasSubstr("is not a regular expression"));
     expect_same(full_state(*other), before);
     std::vector<std::string> lines;
     if (world.is_first()) {
@@ -202,7 +203,7 @@ TEST(Reshard, LeavesOutWhatMayDiffer) {
       set_log_sink({});
       set_log_level(LogLevel::Warning);
       EXPECT_THAT(lines, Contains(HasSubstr("has no adapter.weight, adapter.bias, which keep their values")));
-      EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are left out")));
+      EXPECT_THAT(lines, Contains(HasSubstr("the model has no frozen.bias, frozen.weight, which are not loaded")));
     }
     const auto after = full_state(*other);
     EXPECT_TRUE(at::equal(after.at("adapter.weight"), before.at("adapter.weight")));
@@ -265,7 +266,7 @@ TEST(Reshard, LosesNoNoteThatOnlyOneRankHas) {
 }
 
 struct EightBitRun {
-  torch::nn::Linear model{100, 90};  // blocks of which the last one is short
+  torch::nn::Linear model{100, 90};  // the last block of eight-bit state is short
   std::optional<optim::AdamW8bit> optimizer;
 
   explicit EightBitRun(const Communicator& world, Layout layout = Layout::Flat) {

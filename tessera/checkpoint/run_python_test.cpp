@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 
 using State = std::map<std::string, at::Tensor>;
 
-/// The run of run_files.py.
+/// The same run as in run_files.py.
 struct NetRun {
   Net net;
   std::unique_ptr<optim::AdamW> own;
@@ -72,7 +72,7 @@ void expect_near(const State& state, const nlohmann::json& expected) {
   }
 }
 
-/// A Trainer with two groups: weights decay, biases do not.
+/// A Trainer with two parameter groups: weights decay, biases do not.
 struct GroupsRun {
   Trainer trainer;
   Net net;
@@ -171,7 +171,7 @@ TEST(Runs, GoOnInPythonAndHere) {
         auto contents = run.contents();
         checkpoint::load(folder / "theirs" / name, contents, world);
         EXPECT_THAT(contents.notes.at("optimizer.param_groups").text(), HasSubstr("\"lr\":0.05"));
-        if (name == "names.pt") return;  // of another training
+        if (name == "names.pt") return;  // this file is of another run, so the rest does not apply
         run.train(2, 3);
         expect_near(full_state(*run.net), expected);
       });
@@ -217,7 +217,8 @@ TEST(Runs, GoOnInPythonAndHere) {
       EXPECT_EQ(run.trainer.steps(), 2);
       run.train(2, 3);
       expect_near(full_state(*run.net), there["tensors"]);
-      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind + "_again"));  // of a folder of ours, one step further
+      // Python has resumed from a folder of Tessera, and saved after one more step.
+      run.trainer.load_state(folder / "theirs" / ("trainer_" + kind + "_again"));
       EXPECT_EQ(run.trainer.steps(), 3);
       expect_near(full_state(*run.net), read["tensors"]);
     });
@@ -234,7 +235,7 @@ TEST(Runs, GoOnInPythonAndHere) {
   const checkpoint::CatalogReader stored(run.catalog);
   const auto drawn = at::rand({3}, *checkpoint::read_generator(stored, run, 1));
   EXPECT_TRUE(at::allclose(drawn.to(at::kDouble), at::tensor(json_in("theirs/draws.json").get<std::vector<double>>(), at::kDouble)));
-  // Ranks draw the same whatever the layout, also those that are new.
+  // Ranks, new ones included, draw the same numbers in every layout.
   checkpoint::convert(folder / "converted-sharded", folder / "replicated",
                       {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Replicated});
   std::vector<at::Tensor> draws;
@@ -252,7 +253,7 @@ TEST(Runs, GoOnInPythonAndHere) {
   const auto plain_run = checkpoint::diff(folder / "theirs/plain", folder / "theirs/names.pt");
   EXPECT_TRUE(plain_run.different.empty() && plain_run.only_other.empty());
   EXPECT_EQ(plain_run.only_one, std::vector<std::string>{".generator.cpu"});
-  // The way there and back.
+  // Converts to another format and back.
   checkpoint::convert(folder / "theirs/sharded", folder / "again",
                       {.to = Format::Accelerate, .world = 2, .accelerate_layout = checkpoint::AccelerateLayout::Full});
   EXPECT_TRUE(checkpoint::diff(folder / "theirs/sharded", folder / "again").is_none());

@@ -1,4 +1,4 @@
-// Saves in other formats than ours, in which every rank writes its part: the same as a checkpoint of ours that is converted.
+// Saves in other formats than Tessera's, in which every rank writes its part, equal a checkpoint of Tessera that is converted.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ struct Way {
   const char* name;
   SaveOptions options;
   bool weights_only = false;
-  bool same_files = true;  // as a conversion writes them
+  bool same_files = true;  // whether a conversion writes the same bytes
 };
 
 /// The picture's convolution has its channels last, so that a rank's values are not contiguous in the files.
@@ -79,7 +79,7 @@ void expect_same_files(const std::filesystem::path& one, const std::filesystem::
   }
 }
 
-/// Saves in every way, beside a checkpoint of ours from which each is made by a conversion.
+/// Saves in every way, and compares each save with a conversion of a checkpoint of Tessera.
 void expect_saved(int ranks, const ShardPicture& shard) {
   const Folder folder;
   with_ranks(ranks, [&](const Communicator& world) {
@@ -112,7 +112,7 @@ TEST(SavesInOtherFormats, AreAsConversions) {
   expect_saved(1, shard_nested);
   expect_saved(2, shard_nested);
   expect_saved(3, [](const auto& model, const Communicator& world) { fully_shard(model, {.mesh = world, .layout = Layout::Rows}); });
-  expect_saved(2, [](const auto& /*model*/, const auto& /*world*/) {});  // every rank has all
+  expect_saved(2, [](const auto& /*model*/, const auto& /*world*/) {});  // not sharded: every rank has all values
   expect_saved(4, [](const auto& model, const Communicator& world) {
     fully_shard(model, {.mesh = Mesh(world, {.replicate = 2, .shard = 2}), .replicated = {model->conv->bias}});
   });
@@ -160,7 +160,7 @@ TEST(SavesInOtherFormats, FailOnAllRanksForWhatOnlyOneWrites) {
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world);
     auto all = contents(run);
-    all.tensors = {{"waves", at::zeros({2}, at::kComplexDouble)}};  // rank 0 writes it
+    all.tensors = {{"waves", at::zeros({2}, at::kComplexDouble)}};  // only rank 0 writes it, but the error is on all ranks
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "out", all, world, {.format = Format::Dcp}); }), HasSubstr("waves"));
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save("", {.model = run.model.get()}, world, {.format = Format::Dcp}); }),
                 HasSubstr("this name is empty"));
@@ -169,7 +169,7 @@ TEST(SavesInOtherFormats, FailOnAllRanksForWhatOnlyOneWrites) {
 
 TEST(SavesInOtherFormats, ReplaceWhatALinkLeadsToUnderAnyName) {
   const Folder folder;
-  const auto place = folder / "place\xff";  // no UTF-8
+  const auto place = folder / "place\xff";  // not UTF-8
   std::filesystem::create_directories(place);
   std::filesystem::create_directories(folder / "blobs");
   write_file(folder / "blobs/one", "old");
@@ -218,7 +218,7 @@ TEST(SavesOfTwoJobs, TakeTurnsAtOnePlace) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-/// Two jobs save at one place again and again. Each save succeeds, or says that the other job is there. What is there is whole at any time.
+/// Two jobs save at one path again and again. Each save succeeds, or its error names the other job. The path is complete at any time.
 TEST(SavesOfTwoJobs, NeverMix) {
   const Folder folder;
   constexpr int kSaves = 6;

@@ -1,4 +1,4 @@
-// How a checkpoint is saved.
+// Options of checkpoint::save and AsyncSaver.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace tessera::checkpoint {
 
 struct SaveOptions {
-  /// Every rank writes its part, whatever the format. Accelerate's folders hold no tensors beside the model, and replace an earlier folder
+  /// Every rank writes its part, whatever the format. Accelerate's folders hold no extra tensors, and replace an earlier folder
   /// of Accelerate's when they are complete. Hub folders and safetensors files hold the model alone, and replace an earlier one. AsyncSaver
   /// knows only Tessera's format.
   Format format = Format::Tessera;

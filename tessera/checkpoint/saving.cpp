@@ -29,27 +29,27 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kPiece = 1 << 22;  // bytes of a tensor that are copied at once, and stay in the cache until they are written
 
-/// Throws UsageError for what the format has no place for.
+/// Throws UsageError for contents that the format can't hold.
 void expect_place(const Contents& contents, const SaveOptions& options) {
   const auto& row = row_of(options.format);
   const auto format = row.name;
-  if (contents.base) throw UsageError("a checkpoint that refers to a base is of Tessera's format, not of {}", format);
+  if (contents.base) throw UsageError("a checkpoint that refers to a base needs Tessera's format, not {}", format);
   if (options.keep || options.in_place)
     throw UsageError("SaveOptions::{} is for Tessera's format, not for {}", options.keep ? "keep" : "in_place", format);
   const bool has_tensors = !contents.tensors.empty() || !contents.tensors_by_rank.empty();
   if (row.model_alone) {
     if (contents.optimizer || has_tensors || contents.notes.begin() != contents.notes.end())
-      throw UsageError("{} holds the model alone; leave the optimizer, notes and tensors beside the model out", format);
+      throw UsageError("{} holds the model alone; leave out the optimizer, notes and extra tensors", format);
   } else if (!row.takes_extra && has_tensors) {
     const auto& tensors = contents.tensors.empty() ? contents.tensors_by_rank : contents.tensors;
-    throw UsageError("{} has no place for the tensor '{}' beside the model; save it in another format", format, tensors.begin()->first);
+    throw UsageError("{} has no place for the extra tensor '{}'; save in another format", format, tensors.begin()->first);
   }
 }
 
 void expect_replaceable(const fs::path& folder) {
   if (!is_there(folder) || is_accelerate_folder(folder)) return;
   if (const auto names = names_in(folder); names && names->empty()) return;
-  throw UsageError("{} is there already, and no folder of Accelerate's; save under another name", folder);
+  throw UsageError("{} is there already, and is not a folder of Accelerate's; save under another name", folder);
 }
 
 /// Throws UsageError for adapters and quantized weights, which readers of a format for whole models would misread.
@@ -57,8 +57,8 @@ void expect_whole_model(ConstModuleRef model, Format format) {
   if (!row_of(format).model_alone) return;
   if (!adapters().describe(model).empty()) {
     throw UsageError(
-        "the model has adapters, and {} has no place for them; write these by checkpoint::save_adapter, and a model with them "
-        "in its weights by checkpoint::merge_adapter",
+        "the model has adapters, and {} has no place for them; write the adapters with checkpoint::save_adapter, and a model with "
+        "merged adapters with checkpoint::merge_adapter",
         name_of(format));
   }
   const auto forms = local_values(*model).forms;
@@ -69,7 +69,7 @@ void expect_whole_model(ConstModuleRef model, Format format) {
 
 /// Saves in a format other than Tessera's.
 void save_as(const fs::path& given, const Contents& contents, const Communicator& world, const SaveOptions& options) {
-  const auto path = link_target(lasting_name(given));  // a link stays, and what it leads to is replaced
+  const auto path = link_target(lasting_name(given));  // a link stays, and its target is replaced
   auto out = path;
   const ConvertOptions how{.to = options.format,
                            .world = world.size(),

@@ -1,4 +1,4 @@
-// Runs of several models: each trains as in plain libtorch, and goes on from a checkpoint to the bit.
+// Tests of runs of several models: each trains as in plain libtorch, and resumes from a checkpoint with the same bits.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -26,11 +26,11 @@ using ::testing::HasSubstr;
 
 constexpr double kRate = 0.05, kDecay = 0.75;
 
-/// Gives the loss of a rank: this one's, or the mean of all for plain models.
+/// Returns the loss of this rank or, for plain models, the mean loss of all ranks.
 using LossOf = std::function<at::Tensor(const std::function<at::Tensor(int rank)>& loss)>;
 using State = std::map<std::string, at::Tensor>;
 
-/// Adam of libtorch for plain modules, and ours for sharded ones.
+/// libtorch's Adam for plain modules, and Tessera's for sharded ones.
 class Adam {
  public:
   Adam(const nn::Module& module, bool is_sharded) {
@@ -56,7 +56,7 @@ State state_of(const nn::Module& module, const Communicator* world) {
   return state;
 }
 
-/// Two models with an optimizer each that train in turn, in one checkpoint.
+/// Two models that train in turn, each with its own optimizer, in one checkpoint.
 class Gan {
  public:
   explicit Gan(const Communicator* world, const Folder&)
@@ -149,7 +149,7 @@ class MeanTeacher {
   std::unique_ptr<optim::Average> average_;
 };
 
-/// A policy that must not go far from a frozen reference, which is what the policy was at first.
+/// A policy that must stay near a frozen reference, which has the initial weights of the policy.
 class FrozenReference {
  public:
   FrozenReference(const Communicator* world, const Folder& folder) : world_(world), policy_(seeded_net()), reference_(seeded_net()) {
@@ -223,7 +223,7 @@ TYPED_TEST(SeveralModels, TrainAsPlainOnesAndGoOn) {
     for (const auto& [name, values] : plain.state()) EXPECT_TRUE(at::allclose(trained.at(name), values, 1e-4, 1e-6)) << name;
 
     TypeParam resumed(&world, folder);
-    for (int step = 0; step < 1; step++) resumed.step(step, own);  // what a checkpoint has to replace
+    for (int step = 0; step < 1; step++) resumed.step(step, own);  // so the checkpoint has to replace other values
     auto contents = resumed.contents();
     checkpoint::load(folder / "run", contents, world);
     for (int step = 3; step < 5; step++) resumed.step(step, own);
@@ -237,7 +237,7 @@ TYPED_TEST(SeveralModels, TrainAsPlainOnesAndGoOn) {
   });
 }
 
-/// Nobody draws values that a checkpoint replaces.
+/// Expects that no initial values are drawn for parameters that a checkpoint replaces.
 template <class Optimizer>
 void expect_resumption_into_a_model_without_values(const std::function<std::unique_ptr<Optimizer>(Net&)>& make_optimizer) {
   const Folder folder;
@@ -297,7 +297,7 @@ TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {
     adam.step();
     again.step();
     EXPECT_THAT(refused([&] { return Contents{.model = net.get(), .optimizer = {&adam, &again}}; }),
-                HasSubstr("two optimizers have a state of the parameter 'a."));
+                HasSubstr("two optimizers have state of the parameter 'a."));
     Contents contents{.model = net.get(), .optimizer = &again};
     checkpoint::save(folder / "b", contents, world);
     contents.average = &average;
@@ -307,7 +307,7 @@ TEST(SeveralModels, AreRefusedByNameIfTheyDoNotFit) {
       const auto swapped = average.swapped();
       EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / "d", contents, world); }),
                   HasSubstr("save after swapped() has ended"));
-      checkpoint::load(folder / "c", contents, world);  // both are what they were
+      checkpoint::load(folder / "c", contents, world);  // the model and the average are as they were
     }
     average.update();
     contents.average = nullptr;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr auto kLoadFailed = "can't load its state dict; nothing was changed";
 
-/// The parts that this rank has: of a parameter in a unit its shard, of all else the whole tensor.
+/// Returns this rank's shard of each parameter in a unit, and all other tensors whole.
 LocalStateDict own_part(const torch::nn::Module& model, const StateDictOptions& options) {
   expect_own_part(world_for(model), options);
   const auto values = local_values(model);

@@ -25,21 +25,21 @@ struct StateDictOptions {
   bool ignore_frozen_params = false;  // of models: parameters that don't train are left out, such as the base below adapters
 };
 
-/// Which names of a model need not be in both: whole names of parameters and buffers as regular expressions, as in LoadOptions. State of
-/// optimizers may always be missing.
+/// Options of loading a state dict. Names are regular expressions that match whole names of parameters and buffers, as in LoadOptions.
+/// State of optimizers may always be missing.
 struct LoadStateDictOptions {
-  bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are not looked at
+  bool broadcast_from_rank0 = false;             // of full dicts: only rank 0 has one; the dicts of other ranks are ignored
   std::vector<std::string> may_be_missing = {};  // in the dict: these keep their values
   std::vector<std::string> may_be_unknown = {};  // in the model: these are left out
-  bool first_of_tied = false;                    // of a tied parameter whose names have different values, the first is taken
+  bool first_of_tied = false;                    // takes the first value of a tied parameter whose names have different values
 };
 
 // All functions here throw in the middle of a forward or backward pass. In a collective one, an error on one rank is thrown on all of them,
 // and then loading changes nothing. State dicts are copies, which later training does not change. Loading may round values to a narrower
 // dtype.
 
-/// Copies of all whole parameters and buffers. The names of a tied parameter have one tensor. Buffers are those of rank 0, in their
-/// original dtype. Collective.
+/// Returns copies of all whole parameters and buffers. The names of a tied parameter share one tensor. Buffers are those of rank 0, in
+/// their original dtype. Collective.
 StateDict full_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
 /// Loads each rank's part of the dict. All ranks have the same dict, or rank 0 alone has it and broadcasts its tensors one by one. One name
 /// of a tied parameter is enough. Collective.
@@ -49,7 +49,7 @@ void load_full_state_dict(ModuleRef model, const StateDict& dict, const LoadStat
 /// Settings such as learning rates are not in it. Throws UsageError for state in eight bits (AdamW8bit), which has no whole form.
 /// Collective.
 OptimStateDict full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options = {});
-/// Parameters that the dict does not name start without state. Collective.
+/// Loads the state of an optimizer. Parameters that the dict does not name start without state. Collective.
 void load_full_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const OptimStateDict& dict,
                                 const LoadStateDictOptions& options = {});
 
@@ -65,7 +65,7 @@ using ShardedStateDict = std::map<std::string, ShardedTensor>;
 /// Returns this rank's part of each parameter, and this rank's whole buffers and parameters in no unit. A tied parameter has its first
 /// name. Communicates nothing.
 ShardedStateDict sharded_state_dict(ConstModuleRef model, const StateDictOptions& options = {});
-/// Each rank's dict must have the values of that rank's shards, divided into any boxes. Collective.
+/// Loads each rank's own dict, which must have the values of that rank's shards, divided into any boxes. Collective.
 void load_sharded_state_dict(ModuleRef model, const ShardedStateDict& dict, const LoadStateDictOptions& options = {});
 
 using ShardedOptimStateDict = std::map<std::string, std::map<std::string, ShardedTensor>>;
@@ -73,7 +73,7 @@ using ShardedOptimStateDict = std::map<std::string, std::map<std::string, Sharde
 /// Returns this rank's part of the state of an optimizer, with the names and errors of full_optim_state_dict. Communicates nothing. (The
 /// local form is Optimizer::state().)
 ShardedOptimStateDict sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const StateDictOptions& options = {});
-/// Each rank's dict must have the state of the values that are in that rank's shards. Collective.
+/// Loads each rank's own dict, which must have the state of the values that are in that rank's shards. Collective.
 void load_sharded_optim_state_dict(const OptimizerRef& optimizer, ConstModuleRef model, const ShardedOptimStateDict& dict,
                                    const LoadStateDictOptions& options = {});
 

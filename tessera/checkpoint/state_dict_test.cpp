@@ -1,4 +1,4 @@
-// State dicts of models: whole, as the boxes of a rank, and as its shards.
+// Tests of state dicts of models: full, sharded (boxes of a rank) and local (flat shards of a rank).
 #include "tessera/checkpoint/state_dict.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +35,7 @@ ShardPicture sharded_by(Layout layout, Residence residence = Residence::Auto, Li
   };
 }
 
-/// Rows that replicate if there are four ranks, and a parameter that is in no unit.
+/// Shards the model, over a mesh that also replicates if there are four ranks, and replicates one parameter.
 void shard_in_rows(const std::shared_ptr<Picture>& model, const Communicator& world) {
   const auto mesh = world.size() == 4 ? Mesh(world, {.replicate = 2, .shard = 2}) : Mesh(world);
   fully_shard(model, {.mesh = mesh, .replicated = {model->conv->bias}});
@@ -46,7 +46,7 @@ std::vector<ShardPicture> ways() {
           sharded_by(Layout::Auto, Residence::Gathered, Listing::Flat), shard_in_rows};
 }
 
-/// The state of a model that is not sharded, by libtorch alone.
+/// Returns the state of a model that is not sharded, by libtorch alone.
 StateDict plain_state(const torch::nn::Module& model) {
   StateDict result;
   for (const auto& item : model.named_parameters()) result[item.key()] = item.value().detach().clone();
@@ -185,7 +185,7 @@ TEST(FullStateDict, GoesIntoAnyOtherWorld) {
 TEST(FullStateDict, GoesIntoAModelThatHasBeenUsed) {
   with_ranks(2, [](const Communicator& world) {
     for (const auto residence : {Residence::Gathered, Residence::NodeShared}) {
-      if (residence == Residence::NodeShared && !on_cpu()) continue;  // it needs host memory
+      if (residence == Residence::NodeShared && !on_cpu()) continue;  // NodeShared needs host memory
       const PictureRun run(world, sharded_by(Layout::Auto, residence)), same(world, sharded_by(Layout::Auto, residence));
       const auto start = full_state_dict(*run.model);
       const auto x = numbers({4, 3, 4, 4}, world.rank());
@@ -239,7 +239,7 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     EXPECT_THAT(refused(disagreement, on(1, lacks)), HasSubstr("different names, dtypes or shapes"));
     auto changed = other;
     changed["conv.bias"] = at::ones_like(other["conv.bias"]);
-    EXPECT_THAT(refused(disagreement, on(1, changed)), HasSubstr("other values of 'conv.bias'"));
+    EXPECT_THAT(refused(disagreement, on(1, changed)), HasSubstr("different values of 'conv.bias'"));
 
     auto wrong = other;
     wrong["conv.weight"] = at::ones({2, 2});
@@ -248,7 +248,7 @@ TEST(FullStateDict, RefusesOnAllRanksWhatDoesNotFit) {
     EXPECT_THAT(refused(usage, on(2, wrong)), AllOf(HasSubstr("'conv.weight' in the state dict is undefined"),
                                                     HasSubstr(world.rank() == 2 ? "" : "rank 2 can't load its state dict")));
     wrong["conv.weight"] = at::empty({5, 3, 3, 3}, at::kMeta);
-    EXPECT_THAT(refused(usage, on(1, wrong)), HasSubstr("'conv.weight' in the state dict is a tensor of the meta device"));
+    EXPECT_THAT(refused(usage, on(1, wrong)), HasSubstr("'conv.weight' in the state dict is a tensor on the meta device"));
     wrong["conv.weight"] = run.model->conv->weight;
     EXPECT_THAT(refused(usage, world.rank() == 0 ? wrong : StateDict(), {.broadcast_from_rank0 = true}),
                 HasSubstr("'conv.weight' in the state dict is a shard or a member of a sharded model"));
@@ -273,7 +273,7 @@ TEST(StateDicts, AreRefusedWhereNamesOfAParameterContradict) {
     for (const bool broadcast : {false, true}) {
       StateDict other;
       for (const auto& [name, tensor] : start) other[name] = at::zeros_like(tensor);
-      load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // as they are written, each by itself
+      load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast});  // tied names with separate, but equal tensors
       load_full_state_dict(*run.model, start);
       if (world.rank() == 0 || !broadcast) other.at("tied") = at::ones_like(other.at("tied"));
       EXPECT_THAT(message_of<UsageError>([&] { load_full_state_dict(*run.model, other, {.broadcast_from_rank0 = broadcast}); }), said);
@@ -400,11 +400,11 @@ TEST(LocalStateDict, IsRefusedInAnotherLayout) {
   });
 }
 
-/// A part of a model, whose parameters lie in the unit of the whole.
+/// Tests a part of a model whose parameters are in the unit of the whole model.
 TEST(StateDicts, OfAPartHaveOnlyWhatThePartHolds) {
   with_ranks(3, [](const Communicator& world) {
     for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {
-      if (residence == Residence::NodeShared && !on_cpu()) continue;  // it needs host memory
+      if (residence == Residence::NodeShared && !on_cpu()) continue;  // NodeShared needs host memory
       auto net = seeded_net();
       fully_shard(net, {.mesh = world, .residence = residence});
       const auto dict = full_state_dict(*net->b);
@@ -418,7 +418,7 @@ TEST(StateDicts, OfAPartHaveOnlyWhatThePartHolds) {
       expect_same(full_state_dict(*net->a), plain_state(*seeded_net()->a));
       net(input());
     }
-    // Where ranks start with different values, a part that is loaded does not make the rest equal.
+    // If ranks start with different values, loading a part of the model does not make the rest equal.
     Net net;
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : net->parameters()) parameter.fill_(world.rank());

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kStep = "-step-";
 
-/// N, if that is all of the text.
+/// Returns N if the text is the number N and nothing else.
 std::optional<int64_t> number_in(std::string_view text) {
   int64_t number = -1;
   const auto* const last = text.data() + text.size();
@@ -44,7 +44,7 @@ bool is_listed_late(const fs::path& folder) {
   return object_path(folder) && is_there(folder / kManifestFile);
 }
 
-/// The folder that was saved last in a store.
+/// Returns the folder that was saved last, if the prefix is in a store.
 std::optional<StepFolder> last_stored(const fs::path& prefix) {
   if (!object_path(prefix) || !size_of_file(latest_name(prefix))) return {};
   const auto folder = prefix.parent_path() / InputFile(latest_name(prefix)).read_all();
@@ -88,7 +88,7 @@ std::vector<StepFolder> step_folders(const fs::path& prefix) {
 std::optional<std::string> why_incomplete(const fs::path& folder) {
   if (!is_listed_late(folder)) {
     if (!is_there(folder)) return fmt::format("there is no {}", folder.string());
-    if (!names_in(folder)) return fmt::format("{} is no folder", folder.string());  // throws here if the folder can't be read
+    if (!names_in(folder)) return fmt::format("{} is not a folder", folder.string());  // throws here if the folder can't be read
   }
   try {
     (void)read_manifest(folder);
@@ -104,7 +104,7 @@ bool is_complete(const fs::path& folder) {
 
 namespace {
 
-/// The newest one that can be loaded.
+/// Returns the newest checkpoint that can be loaded.
 std::optional<StepFolder> newest(const fs::path& prefix, Check check, std::optional<int64_t> before = {}) {
   const auto all = step_folders(prefix);
   for (auto each = all.rbegin(); each != all.rend(); each++) {
@@ -114,7 +114,7 @@ std::optional<StepFolder> newest(const fs::path& prefix, Check check, std::optio
       if (const auto faults = verify(each->folder).faults; !faults.empty()) why = faults.front();
     }
     if (!why) return *each;
-    log(LogLevel::Warning, "passing over a checkpoint that can't be loaded: {}", *why);
+    log(LogLevel::Warning, "skipping a checkpoint that can't be loaded: {}", *why);
   }
   return {};
 }
@@ -143,14 +143,14 @@ std::optional<fs::path> latest(const fs::path& prefix, const Communicator& world
     }
     if (const auto named = step_folder(prefix, step); !found && is_listed_late(named)) found = {.step = step, .folder = named};
     if (found) return;
-    throw IoError("rank 0 has found {}, which is not there for another rank; keep checkpoints where all ranks see the same files",
+    throw IoError("rank 0 has found {}, but another rank does not see it; keep checkpoints where all ranks see the same files",
                   step_folder(prefix, step).string());
   });
   return found->folder;
 }
 
 void set_aside(const fs::path& folder, const std::string& why) {
-  if (object_path(folder)) throw IoError("{} is in a store, where nothing can be renamed; remove it: {}", folder, why);
+  if (object_path(folder)) throw IoError("{} can't be loaded, and a store can't rename it; remove it. The reason: {}", folder, why);
   auto aside = fs::path(folder.string() + ".damaged");
   for (int number = 2; is_there(aside); number++) aside = fmt::format("{}.damaged-{}", folder.string(), number);
   std::error_code error;
@@ -163,7 +163,8 @@ void expect_no_run(const fs::path& prefix) {
   const auto name = prefix.has_filename() ? prefix : prefix.parent_path();
   const auto folder = name.has_parent_path() ? name.parent_path() : fs::path(".");
   if (!is_there(folder) || step_folders(name).empty()) return;
-  throw UsageError("{0} is the name of a run, whose checkpoints {0}-step-N it would hide; write under another name", name);
+  throw UsageError(
+      "{0} is the prefix of a run; a file or folder of this name would hide its checkpoints {0}-step-N; write under another name", name);
 }
 
 void link_latest(const fs::path& folder) {
@@ -187,7 +188,7 @@ void mend_latest(const fs::path& prefix) {
 
 void expect_usable(const fs::path& prefix) {
   if (!prefix.has_filename()) {
-    throw UsageError("the prefix {} is a folder; add what the names of checkpoints in it shall begin with", prefix);
+    throw UsageError("the prefix {} is a folder; add the beginning of the names that checkpoints in it get", prefix);
   }
   const NewFolder trial(fmt::format("{}-trial-{:08x}", prefix.string(), std::random_device()()));
 }

@@ -11,7 +11,7 @@
 
 namespace tessera::checkpoint {
 
-/// For step 500: PREFIX-step-000500
+/// Returns the name of the folder: PREFIX-step-000500 for step 500.
 std::filesystem::path step_folder(const std::filesystem::path& prefix, int64_t step);
 /// Returns PREFIX if the folder's name is PREFIX-step-N.
 std::optional<std::filesystem::path> prefix_of(const std::filesystem::path& folder);
@@ -25,12 +25,12 @@ struct StepFolder {
 std::vector<StepFolder> step_folders(const std::filesystem::path& prefix);
 
 enum class Check { Sizes, Checksums };
-/// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Passes over newer folders that are
-/// incomplete or damaged, with a warning that says why. Only Check::Checksums, which reads every byte, finds damage inside of files here;
-/// otherwise load() does. Throws IoError if the parent folder can't be read, and UsageError for a checkpoint of another version.
+/// Returns the complete checkpoint PREFIX-step-N with the largest N, or nothing if there is none. Skips newer folders that are
+/// incomplete or damaged, with a warning that says why. Only Check::Checksums, which reads every byte, finds damage inside files;
+/// otherwise load() finds it. Throws IoError if the parent folder can't be read, and UsageError for a checkpoint of another version.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, Check check = Check::Sizes);
-/// The same for programs of several ranks: rank 0 looks, so that all ranks resume from the same checkpoint. With `before`, only steps less
-/// than it count. Collective.
+/// The same for programs of several ranks: rank 0 searches, so that all ranks resume from the same checkpoint. With `before`, only smaller
+/// steps count. Collective.
 std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix, const Communicator& world, Check check = Check::Sizes,
                                             std::optional<int64_t> before = {});
 /// Whether the folder holds a manifest and the files of all ranks with their sizes. Reads no tensors: verify() does. Throws IoError if the
@@ -38,8 +38,8 @@ std::optional<std::filesystem::path> latest(const std::filesystem::path& prefix,
 bool is_complete(const std::filesystem::path& folder);
 /// Returns why a folder is not a complete checkpoint; nothing if it is one.
 std::optional<std::string> why_incomplete(const std::filesystem::path& folder);
-/// Renames a folder that can't be loaded to FOLDER.damaged, so that its name is free, and logs why. Throws IoError if it can't be renamed:
-/// a folder in a store never can.
+/// Renames a folder that can't be loaded to FOLDER.damaged, so that its name is free, and logs why. Throws IoError if it can't be renamed,
+/// as no folder in a store can.
 void set_aside(const std::filesystem::path& folder, const std::string& why);
 /// Throws UsageError if the path is the prefix of a run: a file or folder of this name would hide the run's checkpoints from all commands.
 void expect_no_run(const std::filesystem::path& prefix);

@@ -1,6 +1,5 @@
-// A process that is stopped in the middle of a save, at each of its system calls in turn: the checkpoint before is whole, and the run that
-// resumes gives the same bits as one that was never stopped. For every way to save, and for conversions. The same where a call fails, and
-// where a rank hangs in one.
+// Stops a process in the middle of a save, at each of its system calls in turn: the checkpoint before is complete, and the run that resumes
+// gives the same bits as one that was never stopped. Tests every way to save, and conversions; also system calls that fail or hang.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -35,14 +34,14 @@
 
 namespace {
 
-std::atomic<int64_t> calls_left = -1;  // until the process ends; negative for never
+std::atomic<int64_t> calls_left = -1;  // the number of calls until the process ends; negative for never
 std::atomic<int64_t> writes = 0;
 std::atomic<bool> renames_folders = true;
-std::atomic<bool> fails = false;       // in place of an end of the process, the call fails
-thread_local bool hangs_here = false;  // in its next call, until all are released
+std::atomic<bool> fails = false;       // whether the call fails instead of ending the process
+thread_local bool hangs_here = false;  // whether this thread hangs in its next call, until `released`
 std::atomic<bool> released = true;
 
-/// Whether the call is to fail.
+/// Counts a system call. Returns whether it shall fail; ends the process if it is the last one.
 bool count_call() {
   while (hangs_here && !released) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (calls_left <= 0 || --calls_left != 0) return false;
@@ -58,11 +57,11 @@ Function* real(const char* name) {
 
 }  // namespace
 
-// The library calls these in place of the C library's. Each is a moment at which a save may stop.
+// Replace functions of the C library: Tessera calls these. Each call is a moment at which a save may stop.
 extern "C" {
 ssize_t write(int file, const void* bytes, size_t count) {
   static auto* const call = real<ssize_t(int, const void*, size_t)>("write");
-  if ((hangs_here || ++writes % 6 == 0) && count_call()) return -1;  // a file gets its tensors by many
+  if ((hangs_here || ++writes % 6 == 0) && count_call()) return -1;  // counts few of the writes, because a file takes many for its tensors
   return call(file, bytes, count);
 }
 ssize_t pwrite(int file, const void* bytes, size_t count, off_t offset) {
@@ -80,7 +79,7 @@ int rename(const char* from, const char* to) noexcept {
   if (count_call()) return -1;
   struct stat status{};
   if (!renames_folders && ::stat(from, &status) == 0 && S_ISDIR(status.st_mode)) {
-    errno = EXDEV;  // as file systems in front of object stores
+    errno = EXDEV;  // as file systems in front of object stores do
     return -1;
   }
   return call(from, to);
@@ -111,11 +110,11 @@ void save(const PictureRun& run, const std::filesystem::path& prefix, int step, 
   if (way != Way::Async) return checkpoint::save(step_folder(prefix, step), contents, run.world, options);
   checkpoint::AsyncSaver saver(run.world);
   saver.save(step_folder(prefix, step), contents, options);
-  run.train(step, step + 1);  // changes all values meanwhile
+  run.train(step, step + 1);  // changes all values during the save
   saver.wait();
 }
 
-/// Trains on, saves twice on the way, and stops itself at a system call of the second save.
+/// Trains, saves twice, and ends the process at a system call of the second save.
 int train(const std::filesystem::path& prefix, int64_t calls, Way way) {
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world);
@@ -146,12 +145,12 @@ std::vector<double> rest_of_run(const std::filesystem::path& prefix, int ranks_o
   return losses;
 }
 
-/// Stops itself at the system call whose number is in TESSERA_TEST_CALLS.
+/// Ends its process at the system call whose number is in TESSERA_TEST_CALLS.
 const ChildTask stopped_run("train and stop", [](const std::string& prefix) {
   return train(prefix, std::stoll(env("TESSERA_TEST_CALLS").value()), kWays.at(env("TESSERA_TEST_WAY").value()));
 });
 
-/// The status of a run that stops itself, or 0 if it has come to its end before.
+/// Returns the exit status of a run that ends at this call, or 0 if the run makes fewer calls.
 std::optional<int> run(const std::filesystem::path& prefix, int calls, const std::string& way) {
   Process child({this_program()},
                 stopped_run.environment(prefix, {{"TESSERA_TEST_CALLS", std::to_string(calls)}, {"TESSERA_TEST_WAY", way}}));
@@ -181,7 +180,7 @@ TEST_P(Stops, NeverCostMoreThanTheSaveItself) {
     EXPECT_EQ(rest_of_run(folder / "run", 1, way), expected) << "after a stop at system call " << calls;
   }
   EXPECT_GT(stopped, 10);
-  EXPECT_GT(kept, 0);  // the last stops come after the new checkpoint has its name
+  EXPECT_GT(kept, 0);  // the last stops are after the new checkpoint has got its name
 }
 
 INSTANTIATE_TEST_SUITE_P(, Stops, ::testing::Values("blocking", "async", "in place"), [](const auto& way) {
@@ -201,8 +200,8 @@ checkpoint::Contents contents_for(const PictureRun& run, const std::string& form
   return {.model = run.model.get(), .optimizer = run.optimizer.get()};
 }
 
-/// Saves twice under one name, or where that is not possible under two, and stops itself at a system call of the second save. If it is not
-/// to stop, it also saves in our format.
+/// Saves twice, under one name if the format allows it, and ends the process at a system call of the second save. With 0 calls, the process
+/// does not end early, and also saves in Tessera's format.
 int save_as(const std::filesystem::path& folder, int64_t calls, const std::string& format) {
   with_ranks(2, [&](const Communicator& world) {
     const PictureRun run(world);
@@ -239,7 +238,7 @@ TEST(StopsOfOtherFormats, LeaveTheOldOrTheNew) {
   ASSERT_EQ(run_save(whole.path(), 0, "dcp"), 0);
   const auto is_of = [&](int step, const std::filesystem::path& path) {
     const auto found = checkpoint::diff(whole / fmt::format("native-{}", step), path).different;
-    // The generator is one of both ranks here, so it differs from run to run.
+    // Both ranks share one generator here, so its state differs from run to run.
     return std::ranges::all_of(found, [](const auto& each) { return each.name == ".generator.cpu"; });
   };
   for (const auto& [format, options] : kFormats) {
@@ -290,7 +289,7 @@ TEST(FoldersThatCanNotBeRenamed, AreNeverRemovedIfTheyHoldOtherThings) {
   EXPECT_TRUE(checkpoint::is_complete(folder / "run/net-step-1"));
 }
 
-/// In a copy of this process, which has no other threads here. Returns whether it came to its end before that call.
+/// Converts in a forked process, which is possible because this one has no other threads. Returns whether the conversion made fewer calls.
 bool convert_until(int64_t calls, const std::filesystem::path& from, const std::filesystem::path& to,
                    const checkpoint::ConvertOptions& options) {
   const auto child = ::fork();
@@ -332,7 +331,7 @@ TEST(StopsOfConversions, LeaveNothingOrAll) {
   }
 }
 
-/// Two models in our format, and what a folder has of them.
+/// Two models in Tessera's format, and comparisons of a path with each of them.
 struct TwoModels {
   Folder folder;
 
@@ -355,7 +354,7 @@ struct TwoModels {
 
 constexpr int64_t kSmall = 300, kLarge = 1 << 30;
 
-/// Writes one model over the other, and stops at each system call in turn, or has it fail. `first` and `second` are the largest files.
+/// Writes one model over the other, and ends or fails at each system call in turn. `first` and `second` are the sizes of the largest files.
 void expect_old_or_new(const TwoModels& two, int64_t first, int64_t second) {
   const auto options = [](int64_t bytes) {
     return checkpoint::ConvertOptions{.to = checkpoint::Format::Hub, .weights_only = true, .max_shard_size = bytes};
@@ -370,13 +369,13 @@ void expect_old_or_new(const TwoModels& two, int64_t first, int64_t second) {
     const bool is_done = convert_until(calls, two.model(1), out, options(second));
     const bool is_old = two.is(0, out), is_new = two.is(1, out);
     EXPECT_TRUE(is_old || is_new) << "at system call " << calls;
-    // Programs of Hugging Face's look for a single file first.
+    // Hugging Face's programs look for a single file first.
     const auto single = out / "model.safetensors";
     EXPECT_TRUE(!std::filesystem::exists(single) || two.is(0, single) || two.is(1, single));
     (is_old ? old : next)++;
     checkpoint::convert(two.model(1), out, options(second));
     EXPECT_TRUE(two.is(1, out));
-    EXPECT_EQ(names_in(out), names_in(fresh / "hub")) << "after system call " << calls;  // nothing else stays
+    EXPECT_EQ(names_in(out), names_in(fresh / "hub")) << "after system call " << calls;  // no other files stay
     if (is_done) break;
   }
   EXPECT_GT(old, 3);
@@ -394,7 +393,7 @@ TEST(StopsOfHubFolders, LeaveTheOldModelOrTheNewOne) {
   expect_old_or_new(two, kLarge, kSmall);
 }
 
-/// Saves a second model where the first is, and has a system call fail meanwhile. Returns what the two ranks got.
+/// Saves a second model over the first, during which a system call fails. Returns the error messages of the two ranks.
 std::array<std::string, 2> fail_at(int64_t calls, const std::filesystem::path& out, const checkpoint::SaveOptions& options) {
   std::array<std::string, 2> said;
   with_ranks(2, [&](const Communicator& world) {
@@ -429,7 +428,7 @@ TEST(FailuresOfSaves, SayThatNothingHasChangedOnlyWhereThatIsSo) {
     fail_at(kNever, whole / name, options);
     const auto all = kNever - calls_left;
     int failed = 0, changed = 0;
-    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // the last ones give the names
+    for (int64_t calls = 1; calls <= all; calls += calls + 12 < all ? 1 + calls / 2 : 1) {  // tries each of the last calls: renames
       const Folder folder;
       const auto out = folder / name;
       const auto said = fail_at(calls, out, options);
@@ -445,7 +444,7 @@ TEST(FailuresOfSaves, SayThatNothingHasChangedOnlyWhereThatIsSo) {
     }
     calls_left = -1;
     EXPECT_GT(failed, 5) << name;
-    EXPECT_TRUE(changed > 0 || name == "sharded") << name;  // nothing fails once that has its name
+    EXPECT_TRUE(changed > 0 || name == "sharded") << name;  // for "sharded", no call can fail after the new folder has its name
   }
 }
 
@@ -460,7 +459,7 @@ TEST(RanksThatHangInASave, AreNamedInEveryFormat) {
         const PictureRun run(world);
         hangs_here = world.rank() == 1;
         const auto said = message_of<Error>([&] { checkpoint::save(folder / name, contents_for(run, name), world, options); });
-        if (world.rank() != 0) return;  // it may find its file gone
+        if (world.rank() != 0) return;  // its file may have been removed, which gives another error
         EXPECT_THAT(said, ::testing::HasSubstr("rank 1")) << name;
         if (++named == kFormats.size()) released = true;
       };

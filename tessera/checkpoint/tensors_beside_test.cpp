@@ -1,4 +1,4 @@
-// Tensors that a program keeps in a checkpoint beside its model: Contents::tensors and Contents::tensors_by_rank.
+// Tests of extra tensors that a program saves with its model: Contents::tensors and Contents::tensors_by_rank.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,12 +33,12 @@ using ::testing::HasSubstr;
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-/// The rows of a replay buffer: row r of all ranks together begins with r.
+/// Returns the rows [begin, end) of a replay buffer. Row r of all ranks together begins with 3 r.
 at::Tensor replay(int64_t begin, int64_t end) {
   return at::arange(begin * 3, end * 3, at::kDouble).view({end - begin, 3});
 }
 
-/// The same on all ranks. Among them a number, one without values, and one whose values lie in another order in memory.
+/// Returns tensors that are the same on all ranks: among them a scalar, an empty one, and one whose values are in another memory order.
 Tensors statistics(double factor = 1) {
   return {{"stats.mean", factor * numbers({2, 3}).t()},
           {"stats.count", at::full({}, static_cast<int64_t>(7 * factor), at::kLong)},
@@ -74,7 +74,7 @@ void expect_equal(const Tensors& actual, const Tensors& expected) {
   }
 }
 
-/// Whatever wrote them, they load on the ranks that saved, on others, and whole.
+/// Expects that the extra tensors in a checkpoint load on the ranks that saved, on other ranks, and as a whole.
 void expect_loads(const std::filesystem::path& folder) {
   SCOPED_TRACE(folder.string());
   with_ranks(2, [&](const Communicator& world) {
@@ -119,7 +119,7 @@ TEST(TensorsBeside, AreLoadedOnAnyNumberOfRanksFromEachFormatThatHasThem) {
   for (const auto* name : {"a", "dcp", "a.pt", "three", "back"}) {
     expect_loads(folder / name);
     auto found = checkpoint::diff(folder / "a", folder / name);
-    std::erase_if(found.only_one, [&](const auto& left) {  // which these files do not have
+    std::erase_if(found.only_one, [&](const auto& left) {  // generators, which these formats do not hold
       return left == checkpoint::kHiddenGeneratorName ? name == std::string("a.pt") : left.starts_with(checkpoint::kGeneratorPrefix);
     });
     EXPECT_TRUE(found.is_none()) << name << ": " << checkpoint::to_table(found);
@@ -197,9 +197,9 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyCantBeSaved) {
     EXPECT_THAT(message({{"mean", rank == 0 ? at::Tensor() : one}}, {}), HasSubstr("the tensor 'mean' is undefined"));  // on all ranks
     EXPECT_THAT(message({{"mean", one.to_sparse()}}, {}), HasSubstr("'mean' is sparse"));
     EXPECT_THAT(message({{"weight", run.model->conv->weight}}, {}), HasSubstr("'weight' is a sharded parameter"));
-    EXPECT_THAT(message({{"mean", one}}, {{"mean", one}}), HasSubstr("'mean' is both"));
+    EXPECT_THAT(message({{"mean", one}}, {{"mean", one}}), HasSubstr("'mean' is in Contents::tensors and in"));
     EXPECT_THAT(message({{"step", one}}, {}), HasSubstr("a note are both called 'step'"));
-    EXPECT_THAT(message({{"a\xff", one}}, {}), HasSubstr("of a tensor beside the model is no UTF-8"));
+    EXPECT_THAT(message({{"a\xff", one}}, {}), HasSubstr("of an extra tensor is not UTF-8"));
     EXPECT_THAT(message({{"a\nb", at::Tensor()}}, {}), HasSubstr("the tensor 'a\\x0ab' is undefined"));
     for (const auto* name : {"", "model", "model.w", "optimizer.state", "generator.cpu"})
       EXPECT_THAT(message({{name, one}}, {}), HasSubstr(fmt::format("can't be called '{}'", name)));
@@ -207,8 +207,8 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyCantBeSaved) {
     EXPECT_THAT(message_of<UsageError>([&] {
                   checkpoint::save(folder / "b", all_of(run, {{"mean", one}}, {}), world, {.format = checkpoint::Format::Accelerate});
                 }),
-                HasSubstr("no place for the tensor 'mean'"));
-    // A model may have such names itself.
+                HasSubstr("no place for the extra tensor 'mean'"));
+    // An extra tensor may have the name of a parameter.
     checkpoint::save(folder / "a", all_of(run, {{"conv.weight", one}}, {}), world);
     auto into = all_of(run, {{"conv.weight", at::zeros({2})}}, {});
     checkpoint::load(folder / "a", into, world);
@@ -231,16 +231,16 @@ TEST(TensorsBeside, AreRefusedByNameWhereTheyDontFit) {
                 HasSubstr("'stats.mean' is Float of [3, 2] there, but Float of [2, 3] here"));
     EXPECT_THAT(message({{"stats.mean", at::zeros({3, 2}, at::kDouble)}}, {}), HasSubstr("but Double of [3, 2] here"));
     EXPECT_THAT(message({{"stats.mode", {}}}, {}),
-                AllOf(HasSubstr("'stats.mode' is not there; it has 'mask', "), HasSubstr("'replay.states'")));
+                AllOf(HasSubstr("'stats.mode' is not in it; the extra tensors in it are 'mask', "), HasSubstr("'replay.states'")));
     EXPECT_THAT(message({}, {{"replay.states", at::zeros({3, 3}, at::kDouble)}}),
                 HasSubstr("'replay.states' of all ranks is Double of [7, 3] there, but Double of [6, 3] here"));
     EXPECT_THAT(message({}, {{"stats.count", at::zeros({}, at::kLong)}}), HasSubstr("is Long of [] there, but Long of [2] here"));
     EXPECT_THAT(message({}, {{"replay.states", {}}}), HasSubstr("the tensor 'replay.states' is undefined"));
-    EXPECT_THAT(message({{"stats.mean", at::zeros({3, 1}).expand({3, 2})}}, {}), HasSubstr("lie in the same memory"));
-    EXPECT_THAT(message(rank == 0 ? Tensors{{"mask", {}}} : Tensors{}, {}), HasSubstr("different tensors beside the model"));
+    EXPECT_THAT(message({{"stats.mean", at::zeros({3, 1}).expand({3, 2})}}, {}), HasSubstr("in which several values share memory"));
+    EXPECT_THAT(message(rank == 0 ? Tensors{{"mask", {}}} : Tensors{}, {}), HasSubstr("different extra tensors"));
     expect_same(full_state(*run.model), before);
   });
-  with_ranks(3, [&](const Communicator& world) {  // what was a number of each rank has no meaning here
+  with_ranks(3, [&](const Communicator& world) {  // a scalar by rank fits only the number of ranks that saved
     const PictureRun run(world, shard_nested, 0.25);
     auto into = all_of(run, {}, {{"replay.next", at::zeros({}, at::kInt)}});
     EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load(folder / "a", into, world); }),
@@ -270,7 +270,7 @@ TEST(TensorsBeside, AreNamedWhereOnlyTheModelIsWritten) {
   checkpoint::consolidate(folder / "a", folder / "a.safetensors");
   set_log_sink(sink);
   EXPECT_EQ(warnings.size(), 2);
-  for (const auto& warning : warnings) EXPECT_THAT(warning, AllOf(HasSubstr("without what stands beside it"), HasSubstr("'mask'")));
+  for (const auto& warning : warnings) EXPECT_THAT(warning, AllOf(HasSubstr("without its extra tensors"), HasSubstr("'mask'")));
   EXPECT_TRUE(checkpoint::diff(folder / "merged", folder / "a.safetensors").is_none());
   const auto plain = std::make_shared<Picture>(0.25);
   checkpoint::load_weights(*plain, folder / "a");

@@ -1,4 +1,4 @@
-// Transformers loads the folders that are merged of its models' checkpoints.
+// transformers loads the folders that merge() makes of checkpoints of its models.
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/merge.h"

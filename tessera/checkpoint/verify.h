@@ -13,7 +13,7 @@ namespace tessera::checkpoint {
 
 struct Verified {
   int64_t files = 0, tensors = 0, bytes = 0;
-  int64_t without_checksum = 0;          // tensors that an older version or another program has written
+  int64_t without_checksum = 0;          // tensors without a checksum, from an older version or another program
   std::vector<std::string> faults = {};  // what is damaged, with file and tensor; empty if all is well
 };
 
@@ -25,7 +25,7 @@ struct VerifyOptions {
 /// the checkpoint can't be read at all. Collective.
 std::optional<std::string> damage_in(const std::filesystem::path& path, const Communicator& world);
 
-/// Compares all bytes of a checkpoint of any format that have a checksum. Throws IoError if there is no checkpoint, or an incomplete one.
+/// Verifies all checksums of a checkpoint of any format. Throws IoError if there is no checkpoint, or an incomplete one.
 Verified verify(const std::filesystem::path& path, const VerifyOptions& options = {});
 
 }  // namespace tessera::checkpoint

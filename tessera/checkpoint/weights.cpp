@@ -20,7 +20,7 @@ class Renames {
       try {
         pairs_.emplace_back(std::regex(pattern), replacement);
       } catch (const std::regex_error& error) {
-        throw UsageError("'{}' in the option renamed is no regular expression: {}", pattern, error.what());
+        throw UsageError("'{}' in the option renamed is not a regular expression: {}", pattern, error.what());
       }
     }
   }
@@ -58,7 +58,7 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
   ModelPlan plan(module, world, {.unit = "weights"}, path.string());
   std::optional<CatalogReader> stored;
   plan.together([&] {
-    // If names are to be replaced, the model's names say nothing about those in the files.
+    // If names are replaced, the model's names say nothing about the names in the files.
     const auto names = options.renamed.empty() ? names_of(plan.values(), options.may_be_missing) : ModelNames();
     stored.emplace(renamed(read_model(path, names), Renames(options.renamed)));
     plan.fit(source_of(*stored),

@@ -10,11 +10,11 @@
 
 namespace tessera::checkpoint {
 
-/// What a model and the weights that are loaded into it need not have in common. Patterns are regular expressions (ECMAScript).
+/// Options of load_weights(): how a model may differ from the weights in the files. Patterns are regular expressions (ECMAScript).
 struct WeightsOptions {
   std::vector<std::string> may_be_missing = {};  // whole names, such as "head\\..*", which keep their values if they are not in the files
   std::vector<std::string> may_be_unknown = {};  // whole names that the model may lack
-  bool first_of_tied = false;  // as in LoadOptions: of a tied parameter whose names contradict each other there, the first is taken
+  bool first_of_tied = false;                    // takes the first value of a tied parameter whose names have different values in the files
   /// Pairs of a pattern and its replacement, applied to each name in the files one after the other, as by std::regex_replace. The patterns
   /// above are for the resulting names.
   std::vector<std::pair<std::string, std::string>> renamed = {};
@@ -22,8 +22,8 @@ struct WeightsOptions {
 
 /// Copies parameters and buffers into a module, which may be sharded: from a file of safetensors or torch.save, a folder of the Hugging
 /// Face Hub or of torch.distributed.checkpoint, or a checkpoint of Tessera. Each rank reads its own part. Throws UsageError and changes
-/// nothing unless names and shapes are those of the module. Compares everything that has a checksum first. If the module is sharded, each
-/// rank compares a share, the call is collective, and an error on one rank is thrown on all.
+/// nothing unless names and shapes are those of the module. Verifies all checksums first. If the module is sharded, each rank verifies a
+/// share of them, the call is collective, and an error on one rank is thrown on all.
 void load_weights(ModuleRef module, const std::filesystem::path& path, const WeightsOptions& options = {});
 
 }  // namespace tessera::checkpoint

@@ -43,14 +43,14 @@ TEST(Weights, GoIntoPlainAndShardedModels) {
     checkpoint::save(folder / "a", {.model = run.model.get()}, world);
     if (world.rank() == 0) checkpoint::consolidate(folder / "a", folder / "a.safetensors");
     world.barrier();
-    // Channels-last, tied, with buffers; and the ranks' own beginnings do not matter.
+    // A model with channels-last and tied weights and buffers. Different initial values on the ranks do not matter.
     const auto plain = std::make_shared<Picture>(0.1);
     checkpoint::load_weights(*plain, folder / "a.safetensors");
     expect_same_state(*plain, *run.model);
     PictureRun other(world, shard_nested, 0.1 * (1 + world.rank()));
     checkpoint::load_weights(*other.model, folder / "a.safetensors");
     expect_same_state(*other.model, *run.model);
-    // The shards stay as exact as the file, also where the model computes in a narrower dtype.
+    // The shards are as exact as the file, even if the model computes in a narrower dtype.
     const auto narrow = std::make_shared<Picture>(0.1);
     fully_shard(narrow, {.mesh = world, .mixed_precision = {.param_dtype = at::kBFloat16}});
     checkpoint::load_weights(*narrow, folder / "a.safetensors");
@@ -58,7 +58,7 @@ TEST(Weights, GoIntoPlainAndShardedModels) {
   });
 }
 
-// Each rank looks at a share of the checksums, and all hear of it.
+// Each rank verifies a share of the checksums, and damage is an error on all ranks.
 TEST(Weights, ThatAreDamagedChangeNothingOnAnyRank) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) {
@@ -114,12 +114,12 @@ TEST(Weights, MayHaveOtherNames) {
       return message_of<UsageError>([&] { checkpoint::load_weights(*outer, folder / "a.safetensors", options); });
     };
     EXPECT_THAT(refusal({}), HasSubstr("it has no 'inner."));
-    EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is no regular expression"));
+    EXPECT_THAT(refusal({.renamed = {{"[", ""}}}), HasSubstr("'[' in the option renamed is not a regular expression"));
     EXPECT_THAT(refusal({.renamed = {{"weight$", "bias"}}}), HasSubstr("and of another tensor"));
   });
 }
 
-/// A language model whose output layer has the words' weight, under both names or as its member alone.
+/// A language model whose output layer shares the embeddings' weight: registered under both names, or only assigned to the member.
 struct Words : torch::nn::Module {
   enum class Tie { Registered, MemberOnly };
   struct Head : torch::nn::LinearImpl {
@@ -139,7 +139,7 @@ struct Words : torch::nn::Module {
 
 using State = std::map<std::string, at::Tensor>;
 
-/// A file, or a folder, in each format that can hold two tensors which are not the same.
+/// Writes files and folders in each format that can hold different tensors under two tied names.
 void write_state(const std::filesystem::path& folder, const State& state) {
   std::filesystem::create_directories(folder);
   std::vector<checkpoint::SafetensorsEntry> entries;
@@ -198,7 +198,7 @@ TEST(Weights, ThatContradictATieAreAnErrorOrTheFirst) {
   }
 }
 
-// `head->weight = words->weight` leaves the name head.weight with the values that it had first.
+// After `head->weight = words->weight`, the name head.weight still refers to its initial values.
 TEST(Weights, OfATieThatIsOnlyAMemberAreSavedWithOneWarning) {
   const Folder folder;
   std::vector<std::string> warnings;
@@ -218,7 +218,7 @@ TEST(Weights, OfATieThatIsOnlyAMemberAreSavedWithOneWarning) {
   });
   set_log_sink(sink);
   ASSERT_EQ(warnings.size(), 1U);
-  EXPECT_THAT(warnings.front(), AllOf(HasSubstr("'head.weight' is saved with the values that it had first"), HasSubstr("'words.weight'")));
+  EXPECT_THAT(warnings.front(), AllOf(HasSubstr("'head.weight' is saved with its initial values"), HasSubstr("'words.weight'")));
 }
 
 TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {
@@ -237,7 +237,7 @@ TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {
       }
     });
   }
-  // A model whose own parts have such names is taken as it is, and nothing of weights is left out to make the rest fit.
+  // If the model's own names have such prefixes, they are kept, and no stored weights are left out to make the rest fit.
   struct Outer : torch::nn::Module {
     std::shared_ptr<Words> module = register_module("module", std::make_shared<Words>());
   } outer;
@@ -248,7 +248,7 @@ TEST(Weights, AreFoundUnderTheKeysOfOtherPrograms) {
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::load_weights(*outer.module, folder / "two/state.pt"); }), HasSubstr("'net.other'"));
 }
 
-// Programs of libtorch have such files from before they were sharded.
+// torch::save() writes such files, for example in programs that do not shard yet.
 TEST(Weights, ComeFromFilesOfLibtorchItself) {
   const Folder folder;
   const auto source = std::make_shared<Picture>(0.3);
@@ -385,7 +385,7 @@ TEST(Weights, NeedNoMemoryBesidesTheShards) {
     auto model = deferred_init(make, {.seed = 1});
     fully_shard(model, {.mesh = world, .start = Start::Loaded, .residence = Residence::Gathered});
     checkpoint::load_weights(*model, folder / "a");
-    const int64_t shards = on_cpu() ? 1 : 2;  // what a device gets is read into host memory
+    const int64_t shards = on_cpu() ? 1 : 2;  // values for a device are read into host memory first
     EXPECT_LT(allocations.peak(), shards * 1024 * 1024 * 4 / 2 + (256 << 10));
   });
 }

@@ -1,4 +1,4 @@
-// Ten steps with adapters, of LoRA, DoRA, QLoRA and DoRA on weights in few bits, are those of Python's peft, transformers and bitsandbytes.
+// Ten steps with LoRA, DoRA, QLoRA and QDoRA adapters give the results of Python's PEFT, transformers and bitsandbytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@
 namespace tessera::testing::adapters_test {
 namespace {
 
-// The two round in other places, and what is near 0 takes whole steps of Adam.
+// The two implementations round in different places, and Adam makes full steps from gradients near 0.
 constexpr double kNarrowLoss = 5e-3, kNarrowAdapter = 0.1;
 
 void expect_steps(const Folder& folder, const std::string& method, Residence residence, const Communicator& world) {

@@ -14,10 +14,10 @@ namespace {
 constexpr std::string_view kMarksOfChatMl[] = {"<|im_start|>", "<|im_end|>"};
 constexpr std::string_view kMarksOfLlama3[] = {"<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"};
 
-/// A template that writes the role of each message in the same way; Alpaca has words of its own.
+/// A template that writes the role of each message in the same way; Alpaca has its own words for each role.
 struct Style {
   std::string_view name, begin, before_role, after_role;
-  std::string_view end, between;  // behind a message, and what only separates it from the next one
+  std::string_view end, between;  // the end of a message, and the separator between it and the next one
   std::span<const std::string_view> marks;
 };
 constexpr Style kStyles[] = {

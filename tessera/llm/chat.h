@@ -1,4 +1,4 @@
-// Conversations as texts for a model, by chat templates.
+// Writes conversations as texts for a model, by chat templates.
 #pragma once
 
 #include <span>
@@ -15,12 +15,12 @@ struct Message {
 /// A part of a text for training.
 struct Segment {
   std::string text;
-  bool trained = true;  // or only read
+  bool trained = true;  // false: the model reads this part, but does not learn to write it
 };
 
 enum class ChatTemplate { ChatMl, Llama3, Alpaca };
 
-/// chatml, llama3, alpaca. Throws ConfigError, with these names, for another one.
+/// Returns the template with the name chatml, llama3 or alpaca. Throws ConfigError that lists these names for another name.
 ChatTemplate chat_template_named(std::string_view name);
 
 /// Renders a whole conversation. The assistant's words are trained, with the end of its turn. Throws UsageError for a role or an order of

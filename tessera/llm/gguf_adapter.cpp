@@ -31,7 +31,7 @@ using lora::Weights;
 using models::LlamaConfig;
 
 constexpr auto kEmbedding = "model.embed_tokens", kHead = "lm_head";
-constexpr auto kTask = "CAUSAL_LM";  // what every model of llama.cpp is for
+constexpr auto kTask = "CAUSAL_LM";  // the task of every model that llama.cpp runs
 constexpr auto kType = "adapter.type", kLora = "lora", kAlpha = "adapter.lora.alpha", kTokens = "adapter.alora.invocation_tokens";
 constexpr auto kHeads = ".attention.head_count", kSharedHeads = ".attention.head_count_kv";
 constexpr std::string_view kWeight = ".weight", kA = ".lora_a", kB = ".lora_b", kBaseLayer = ".base_layer.weight";
@@ -51,10 +51,10 @@ void expect_fit(const PlainAdapter& adapter, const LlamaConfig& config, const fs
   for (const auto& [layer, weights] : adapter.layers) {
     const auto* weight = parameters.find(layer + ".weight");
     if (weight == nullptr || weight->dim() != 2)
-      throw UsageError("the adapter in {} is of another model than {}, which has no layer '{}' that could have one", path, base, layer);
+      throw UsageError("the adapter in {} is of another model than {}, which has no layer '{}' for it", path, base, layer);
     const auto rows = weight->size(weights.of_embedding ? 1 : 0), columns = weight->size(weights.of_embedding ? 0 : 1);
     if (!fit_together(weights) || weights.b.size(0) != rows || weights.a.size(1) != columns)
-      throw UsageError("'{}' is [{}] in {}, for which the adapter in {}, with [{}] and [{}], is not made", layer, joined(weight->sizes()),
+      throw UsageError("'{}' is [{}] in {}, which the adapter in {}, with [{}] and [{}], does not fit", layer, joined(weight->sizes()),
                        base, path, joined(weights.a.sizes()), joined(weights.b.sizes()));
   }
 }
@@ -75,13 +75,13 @@ void expect_gguf_place(const PlainAdapter& adapter, const LlamaConfig& config, c
   }
   for (const auto* layer : {kEmbedding, kHead}) {
     if (config.tie_word_embeddings && adapter.layers.contains(layer))
-      refuse(fmt::format("'{}' has an adapter, and llama.cpp takes none for embeddings that are the output head, too", layer),
-             "train without it, or on a base with a head of its own");
+      refuse(fmt::format("'{}' has an adapter, but llama.cpp takes no adapter for embeddings that are also the output head", layer),
+             "train without this one, or on a base whose head is not tied to the embeddings");
   }
   if (adapter.layers.empty()) refuse("no layer has an adapter", "train one first");
 }
 
-/// The alpha of a layer's adapter. llama.cpp scales by alpha / r, the rank of the adapter.
+/// Returns the alpha of a layer's adapter. llama.cpp scales by alpha / r, where r is the rank of the adapter.
 float alpha_of(const Weights& weights) {
   return static_cast<float>(weights.scaling * static_cast<double>(rank_of(weights)));
 }
@@ -94,7 +94,7 @@ Value most_frequent(const std::vector<Value>& values, Value otherwise) {
   return most == counts.end() ? otherwise : most->first;
 }
 
-/// The alpha of a GGUF file, which has one for all layers: the alpha that most layers have.
+/// Returns the alpha of a GGUF file, which has one for all layers: the alpha that most layers have.
 float alpha_of(const PlainAdapter& adapter) {
   std::vector<float> alphas;
   for (const auto& [layer, weights] : adapter.layers) alphas.push_back(alpha_of(weights));
@@ -129,11 +129,11 @@ at::Tensor without_pairs(const at::Tensor& b, const std::string& layer, const Gg
   if (in_pairs == 0) return b;
   if (in_pairs == kUnknown)
     throw ConfigError(
-        "{} does not say how many heads the model has, whose rows '{}' has in llama.cpp's order; give the model, "
-        "too (--base)",
+        "{} does not say how many heads the model has, without which the rows of '{}' can't be put back into their order; give the "
+        "model, too (--base)",
         file.path(), layer);
   if (in_pairs < 0 || b.size(0) < in_pairs || b.size(0) % (2 * in_pairs) != 0)
-    throw IoError("{}: the {} rows of '{}' don't fall into {} heads", file.path(), b.size(0), layer, in_pairs);
+    throw IoError("{}: the {} rows of '{}' can't be divided into {} heads", file.path(), b.size(0), layer, in_pairs);
   return checkpoint::rows_of_gguf(b, in_pairs);
 }
 
@@ -172,7 +172,7 @@ bool is_adapter(const fs::path& path) {
 
 void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::path& base) {
   for (const auto& in : {folder, base}) checkpoint::expect_outside(file, in);
-  if (is_there(file) && !is_adapter(file)) throw UsageError("{} is there already, and is no adapter; write to another file", file);
+  if (is_there(file) && !is_adapter(file)) throw UsageError("{} is there already, and is not an adapter; write to another file", file);
   const auto config = read_config(base);
   const auto adapter = checkpoint::read_adapter(folder);
   expect_gguf_place(adapter, config, folder);
@@ -195,7 +195,7 @@ void write_gguf_adapter(const fs::path& folder, const fs::path& file, const fs::
     const auto b = own == alpha ? weights.b : weights.b.to(at::kDouble) * (static_cast<double>(own) / static_cast<double>(alpha));
     const auto heads = checkpoint::heads_in_pairs(architecture, layer + ".", config.num_attention_heads, config.key_value_heads());
     const auto name = checkpoint::gguf_name(layer + ".weight").value();
-    add(name + ".lora_a", weights.of_embedding ? weights.a.t() : weights.a);  // llama.cpp takes rows of it, by their tokens
+    add(name + ".lora_a", weights.of_embedding ? weights.a.t() : weights.a);  // llama.cpp takes one row per token
     add(name + ".lora_b", heads > 0 ? checkpoint::rows_for_gguf(b, heads) : b);
   }
   checkpoint::GgufWriter writer(file, metadata, tensors);
@@ -209,10 +209,11 @@ void write_peft_adapter(const fs::path& file, const fs::path& folder, const fs::
     throw UsageError("{} has an adapter already, which may be the one that was trained; write to another folder", folder);
   checkpoint::expect_no_model(folder);
   const GgufFile stored(file);
-  if (!stored.is_adapter()) throw ConfigError("{} is no adapter, of which general.type is 'adapter'", file);
+  if (!stored.is_adapter()) throw ConfigError("{} is not an adapter: its general.type is not 'adapter'", file);
   if (const auto type = stored.text(kType).value_or(""); type != kLora)
-    throw ConfigError("{}: {}: '{}' is not read here, but '{}'", file, kType, type, kLora);
-  if (stored.find(kTokens) != nullptr) throw ConfigError("{}: {} is not read here: it acts only behind some tokens", file, kTokens);
+    throw ConfigError("{}: {}: '{}' is not read here, only '{}'", file, kType, type, kLora);
+  if (stored.find(kTokens) != nullptr)
+    throw ConfigError("{}: {} is not read here: such an adapter acts only after certain tokens", file, kTokens);
   const auto architecture = known_architecture(stored);
   Heads heads{.queries = stored.integer(architecture + kHeads), .keys = stored.integer(architecture + kSharedHeads)};
   std::optional<LlamaConfig> config;

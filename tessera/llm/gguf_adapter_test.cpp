@@ -1,4 +1,5 @@
-// Adapters go to GGUF files and come back; with them, llama.cpp has the weights of the merged model, as Python's gguf reads the files.
+// Adapters are converted to GGUF files and back. With the files, as Python's gguf reads them, llama.cpp gets the weights of the merged
+// model.
 #include "tessera/llm/gguf_adapter.h"
 
 #include <gmock/gmock.h>
@@ -40,7 +41,7 @@ struct Case {
   std::string name, type;
   lora::Options options;
   double alpha = 8;      // of the file
-  bool is_exact = true;  // whether that is the alpha of all layers
+  bool is_exact = true;  // whether all layers have this alpha
 };
 
 std::vector<Case> cases() {
@@ -81,11 +82,11 @@ TEST(GgufAdapter, GoesThereAndBack) {
       EXPECT_TRUE(at::equal(back.b, weights.b)) << layer;
       EXPECT_EQ(back.scaling, weights.scaling) << layer;
     }
-    // A model takes it with the options that are read: the ranks are those of the layers.
+    // A model can load the adapter with the options that are read, which have the rank of each layer.
     models::LlamaForCausalLM model(config);
     lora::apply(model, checkpoint::read_adapter_config(folder / "back"));
     checkpoint::load_adapter(model, folder / "back");
-    // What went there and back does so again, byte by byte.
+    // A second conversion there and back gives the same bytes.
     llm::write_gguf_adapter(folder / "back", folder / "back.gguf", folder / "base");
     llm::write_peft_adapter(folder / "back.gguf", folder / "again", folder / "base");
     EXPECT_EQ(read_file(folder / "again/adapter_model.safetensors"), read_file(folder / "back/adapter_model.safetensors"));
@@ -165,7 +166,7 @@ TEST(GgufAdapter, NamesWhatHasNoPlaceThere) {
   other = config;
   other.tie_word_embeddings = true;
   other.write(folder / "base");
-  EXPECT_THAT(refusal({.layers = {.target_modules = {"embed_tokens"}}}, other), HasSubstr("embeddings that are the output head, too"));
+  EXPECT_THAT(refusal({.layers = {.target_modules = {"embed_tokens"}}}, other), HasSubstr("embeddings that are also the output head"));
   EXPECT_THAT(refusal({.layers = {.target_modules = {"lm_head"}}}, config), HasSubstr("'lm_head' has an adapter"));
 }
 
@@ -188,7 +189,7 @@ TEST(GgufAdapter, ReplacesNothingThatItIsMadeOf) {
               HasSubstr("write elsewhere"));
 }
 
-/// A file with one changed entry.
+/// Writes a copy of the file with one changed entry.
 void write_changed(const std::filesystem::path& from, const std::filesystem::path& to, const std::string& key, const std::string& value) {
   const GgufFile file(from);
   auto metadata = file.metadata();
@@ -219,9 +220,9 @@ TEST(GgufAdapter, NamesWhatIsWrongInAFile) {
     write_changed(good, bad, key, value);
     return refusal();
   };
-  EXPECT_THAT(changed("general.type", "model"), HasSubstr("is no adapter"));
+  EXPECT_THAT(changed("general.type", "model"), HasSubstr("is not an adapter"));
   EXPECT_THAT(changed("adapter.type", "control"), HasSubstr("adapter.type: 'control' is not read here"));
-  EXPECT_THAT(changed("general.architecture", "gemma"), HasSubstr("'gemma' is none of models::Llama"));
+  EXPECT_THAT(changed("general.architecture", "gemma"), HasSubstr("'gemma' is not one of the architectures of models::Llama"));
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.0.attn_norm.weight"),
               HasSubstr("'blk.0.attn_norm.weight' has no place in an adapter"));
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.0.ssm_in.weight.lora_a"), HasSubstr("'blk.0.ssm_in.weight.lora_a' has no place"));
@@ -239,8 +240,8 @@ TEST(GgufAdapter, NamesWhatIsWrongInAFile) {
   auto narrow = small_config("llama");
   narrow.intermediate_size = 64;
   narrow.write(folder / "narrow");
-  EXPECT_THAT(refusal(folder / "narrow"), HasSubstr("is not made"));
-  // It is no model, and says so.
+  EXPECT_THAT(refusal(folder / "narrow"), HasSubstr("does not fit"));
+  // Reading it as a model is an error.
   EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(good); }), HasSubstr("holds an adapter and no model"));
   EXPECT_THAT(checkpoint::to_table(checkpoint::inspect(good)), HasSubstr("a GGUF file with an adapter"));
 }

@@ -40,7 +40,7 @@ constexpr std::pair<const char*, int64_t LlamaConfig::*> kSizes[] = {{"context_l
 // The meanings of the numbers in tokenizer.ggml.token_type.
 constexpr int64_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
-/// The factors by which frequencies are divided, as llama.cpp has them.
+/// Returns the factors by which llama.cpp divides frequencies.
 at::Tensor rope_factors(const LlamaConfig& config) {
   const auto at_one = at::ones({1, 1}, at::kLong);  // where the angle is the frequency
   auto plain = config.rope;
@@ -53,7 +53,8 @@ at::Tensor rope_factors(const LlamaConfig& config) {
   return angle(plain) / angle(config.rope);
 }
 
-/// Files have a factor for each frequency instead of the four numbers of Llama 3 that give it: the usual numbers are tried.
+/// Returns the four numbers of Llama 3 that give these factors. Files have only a factor for each frequency, so the usual numbers are
+/// tried.
 nn::Llama3Scaling scaling_of(const at::Tensor& factors, LlamaConfig config, const fs::path& path) {
   const auto refused = ConfigError("{}: {} has factors other than those of Llama 3.1 to 3.3, which is not read here", path, kRopeFactors);
   if (2 * factors.numel() != nn::rotary_size(config.rope, config.head_size())) throw refused;
@@ -69,11 +70,11 @@ void expect_model_place(const fs::path& path) {
   if (is_folder(path)) return;
   if (!is_there(path))
     throw ConfigError(
-        "{}: there is no such folder or GGUF file; of a model on the Hugging Face Hub, give the folder that it was downloaded to", path);
+        "{}: there is no such folder or GGUF file; for a model on the Hugging Face Hub, give the folder that it was downloaded to", path);
   if (checkpoint::is_gguf_file(path)) return;
   const auto folder = path.parent_path().empty() ? fs::path(".") : path.parent_path();
   const bool has_config = is_there(folder / "config.json");
-  throw ConfigError("{} is no GGUF file; give {}", path,
+  throw ConfigError("{} is not a GGUF file; give {}", path,
                     has_config ? "its folder, " + folder.string() : "one, or a folder with config.json and tokenizer.json");
 }
 
@@ -86,7 +87,7 @@ LlamaConfig config_of(const fs::path& path) {
   const auto needed = [&](std::string_view name) {
     const auto value = file.integer(key(name));
     if (!value) throw ConfigError("{} has no {}", path, key(name));
-    if (*value < 1) throw ConfigError("{}: {} is {}, and not at least 1", path, key(name), *value);
+    if (*value < 1) throw ConfigError("{}: {} is {}, but must be at least 1", path, key(name), *value);
     return *value;
   };
   const auto has = [&](const std::string& tensor) { return stored.catalog().tensors.contains(tensor); };
@@ -99,7 +100,7 @@ LlamaConfig config_of(const fs::path& path) {
   for (const auto& [name, member] : kSizes) config.*member = needed(name);
   if (has("model.embed_tokens.weight")) {
     const auto& shape = stored.info("model.embed_tokens.weight").shape;
-    if (shape.size() != 2) throw ConfigError("{}: token_embd.weight is no matrix", path);
+    if (shape.size() != 2) throw ConfigError("{}: token_embd.weight is not a matrix", path);
     config.vocab_size = shape.front();
   }
   if (config.num_hidden_layers > std::ssize(stored.catalog().tensors))
@@ -138,9 +139,10 @@ data::Tokenizer tokenizer_of(const fs::path& path) {
   const auto model = file.text("tokenizer.ggml.model");
   if (!model) throw missing("tokenizer.ggml.model");
   if (*model != "gpt2")
-    throw ConfigError(*model == "llama" ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
-                                        : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here; 'gpt2' is, which is byte-level BPE",
-                                                      path.string(), *model));
+    throw ConfigError(
+        *model == "llama"
+            ? fmt::format("{}: tokenizer.ggml.model is 'llama': {}", path.string(), data::kSentencePiece)
+            : fmt::format("{}: tokenizer.ggml.model: '{}' is not read here, only 'gpt2', which is byte-level BPE", path.string(), *model));
   const auto *tokens = file.texts("tokenizer.ggml.tokens"), *merges = file.texts("tokenizer.ggml.merges");
   if (tokens == nullptr || merges == nullptr) throw missing(tokens == nullptr ? "tokenizer.ggml.tokens" : "tokenizer.ggml.merges");
   const auto pre = file.text("tokenizer.ggml.pre");
@@ -224,7 +226,7 @@ void add_tokenizer(GgufMetadata& metadata, const data::Tokenizer& tokenizer, con
   if (!vocabulary.chat_template.empty()) metadata.emplace_back("tokenizer.chat_template", text(std::move(vocabulary.chat_template)));
 }
 
-// The files of a Hub folder beside the weights.
+// The files of a Hub folder besides the weights.
 constexpr const char* kDescription[] = {models::kConfigFile,
                                         "generation_config.json",
                                         "tokenizer.json",
@@ -253,7 +255,7 @@ const checkpoint::BlockCode* code_named(const std::string& name) {
   return code;
 }
 
-/// The code of one tensor, if matrices have the given code.
+/// Returns the code of one tensor if `code` is the code for matrices.
 const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<int64_t>& sizes, const checkpoint::BlockCode* code,
                                      bool tied) {
   const bool is_output = name == "output.weight" || (tied && name == "token_embd.weight");
@@ -270,8 +272,8 @@ const checkpoint::BlockCode* code_of(const std::string& name, const std::vector<
 std::string known_architecture(const GgufFile& file) {
   auto architecture = file.architecture();
   if (std::ranges::find(kArchitectures, architecture) == kArchitectures.end())
-    throw ConfigError("{}: general.architecture: '{}' is none of models::Llama...: llama, qwen2, qwen3, smollm3", file.path(),
-                      architecture);
+    throw ConfigError("{}: general.architecture: '{}' is not one of the architectures of models::Llama...: llama, qwen2, qwen3, smollm3",
+                      file.path(), architecture);
   return architecture;
 }
 
@@ -293,7 +295,9 @@ void expect_gguf_place(const LlamaConfig& config, const data::Tokenizer& tokeniz
       refuse(fmt::format("sliding_window {} has no place there; with max_position_embeddings {} in config.json it would have no effect",
                          *config.sliding_window, *config.sliding_window));
     if (config.rotates(layer) != (config.model_type != "smollm3" || (layer + 1) % 4 != 0))
-      refuse("llama.cpp leaves rotary embeddings out of every fourth layer, and no_rope_layers says otherwise");
+      refuse(
+          "llama.cpp leaves rotary embeddings out of every fourth layer of smollm3 and of no other model, but no_rope_layers says "
+          "otherwise");
   }
   if (tokenizer.size() > config.vocab_size)
     refuse(fmt::format("tokenizer.json has {} tokens, but the model only {}", tokenizer.size(), config.vocab_size));
@@ -308,8 +312,8 @@ void write_gguf(const fs::path& folder, const fs::path& file, const GgufOptions&
   const auto* code = code_named(options.code);
   if (!is_there(folder / models::kConfigFile))
     throw ConfigError(
-        "a GGUF file is made of a Hugging Face folder, and {} is none: it has no config.json. `tessera ckpt convert IN FOLDER --to hub` "
-        "makes one of a GGUF file, and a recipe's --output of a run",
+        "a GGUF file is made of a Hugging Face folder, but {} has no config.json. `tessera ckpt convert IN FOLDER --to hub` makes such a "
+        "folder of a GGUF file, and a recipe's --output makes one of a run",
         folder);
   const auto* plain = code_named("F32");
   const auto config = LlamaConfig::read(folder);

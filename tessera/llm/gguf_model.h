@@ -1,4 +1,5 @@
-// A language model in a GGUF file: its shape, its tokens, and how a folder of the Hugging Face Hub becomes such a file.
+// Reads the shape and the tokenizer of a language model in a GGUF file, and converts between such files and folders of the Hugging Face
+// Hub.
 #pragma once
 
 #include <filesystem>
@@ -21,7 +22,7 @@ struct GgufOptions {
   /// the embeddings that it shares) is Q8_0. Rows that are not whole blocks of Q4_K are Q5_0, as in llama.cpp; rows that are not whole
   /// blocks of that either are F32.
   std::string code = "F16";
-  std::string name = {};  // general.name; that of the folder unless given
+  std::string name = {};  // general.name; the folder's name unless given
 };
 
 /// Writes a folder with config.json, tokenizer.json and weights as a file that llama.cpp and its relatives run. Takes the memory of one
@@ -31,12 +32,12 @@ void write_gguf(const std::filesystem::path& folder, const std::filesystem::path
 /// Throws ConfigError, which names `model`, if a GGUF file can't hold a part of the model.
 void expect_gguf_place(const models::LlamaConfig& config, const data::Tokenizer& tokenizer, const std::filesystem::path& model);
 
-/// Whether there is something for write_description: a GGUF file, or a folder with config.json.
+/// Whether write_description() can read the path: a GGUF file, or a folder with config.json.
 bool has_description(const std::filesystem::path& model);
-/// The dtype of most values in a model's files, as they are read: float32 where they are quantized.
+/// Returns the dtype of most values in a model's files as read_model() gives them: float32 where they are quantized.
 at::ScalarType dtype_of_weights(const std::filesystem::path& model);
-/// Writes all that a folder has besides the weights: config.json and the tokenizer's files, from a GGUF file or from another folder with
-/// any model. `dtype` is that of the weights in the folder, if it is not that of the model's files.
+/// Writes the files of a folder besides the weights: config.json and the tokenizer's files, from a GGUF file or from another folder with
+/// any model. `dtype` is the dtype of the weights in `folder`, if it differs from that of the model's files.
 void write_description(const std::filesystem::path& model, const std::filesystem::path& folder, std::optional<at::ScalarType> dtype = {});
 /// Writes a GGUF file as a folder with config.json, tokenizer.json and weights, which are decoded to float32 where they are quantized.
 void write_hub(const std::filesystem::path& file, const std::filesystem::path& folder);

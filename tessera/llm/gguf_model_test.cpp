@@ -1,4 +1,4 @@
-// GGUF files are read as Python's gguf reads them, and what we write it reads, too; a model that goes there and back is the same.
+// GGUF files are read as Python's gguf reads them, and it reads those that Tessera writes; a model converted there and back is the same.
 #include "tessera/llm/gguf_model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -39,11 +39,11 @@ TEST(Gguf, HasTheValuesOfPythonsGguf) {
   EXPECT_EQ(stored.catalog().tensors.size(), 15);
   for (const auto& name : expected.names()) {
     EXPECT_TRUE(at::equal(stored.read(name).to(at::kFloat), expected.read(name))) << name;
-    const auto part = at::empty({3, 70}, at::kFloat);  // which begins and ends within blocks
+    const auto part = at::empty({3, 70}, at::kFloat);  // a part that begins and ends within blocks
     stored.read(name, {.shape = {6, 512}, .offsets = {2, 250}, .sizes = {3, 70}}, part);
     EXPECT_TRUE(at::equal(part, expected.read(name).narrow(0, 2, 3).narrow(1, 250, 70))) << name;
   }
-  // What we write of the same values has the same bits.
+  // Tessera writes the same values with the same bits.
   const checkpoint::SafetensorsFile made_of(folder / "made_of.safetensors");
   for (const auto* name : {"Q4_0", "Q5_0", "Q8_0"}) {
     const auto again = folder / name;
@@ -97,7 +97,7 @@ TEST(Gguf, GoesThereAndBack) {
       checkpoint::load_weights(again, file);
       EXPECT_LE((again(tokens) - model(tokens)).abs().max().item<double>(), tolerance) << type << " " << code;
     }
-    // llama.cpp turns neighbours in the architectures llama and smollm3, and the halves of a head in others.
+    // llama.cpp rotates pairs of neighbours in the architectures llama and smollm3, and pairs from the halves of a head in others.
     const auto key = model->named_parameters()["model.layers.1.self_attn.k_proj.weight"].unflatten(0, {2, 2, 8});  // head, half, row
     const auto there = checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "F32.gguf"), "blk.1.attn_k.weight").unflatten(0, {2, 16});
     const bool in_pairs = type == std::string("llama") || type == std::string("smollm3");
@@ -109,7 +109,7 @@ TEST(Gguf, GoesThereAndBack) {
     EXPECT_EQ(data::Tokenizer::read(folder / "back").encode("ab"), (std::vector<int32_t>{257, 256}));
     EXPECT_EQ(read_file(folder / "back/chat_template.jinja"), "{{ messages }}");
     EXPECT_THAT(read_file(folder / "back/tokenizer_config.json"), HasSubstr(R"("bos_token": "<|begin_of_text|>")"));
-    // A tokenizer.json alone says with which token texts begin, too.
+    // tokenizer.json alone is enough to know the token with which texts begin.
     std::filesystem::create_directory(folder / "alone");
     write_file(folder / "alone/tokenizer.json", read_file(folder / "back/tokenizer.json"));
     data::Tokenizer::read(folder / "alone").write(folder / "again");
@@ -117,7 +117,7 @@ TEST(Gguf, GoesThereAndBack) {
     llm::write_hub(folder / "F16.gguf", folder / "half");  // as Python reads the dtype
     EXPECT_THAT(read_file(folder / "half/config.json"), HasSubstr(R"("torch_dtype": "float16")"));
     EXPECT_THAT(read_file(folder / "back/config.json"), HasSubstr(R"("torch_dtype": "float32")"));
-    // The description of a folder goes along with its weights, in whatever dtype these are.
+    // config.json is written with the dtype of the weights in the new folder.
     llm::write_description(folder / "back", folder / "narrow", at::kBFloat16);
     EXPECT_THAT(read_file(folder / "narrow/config.json"), HasSubstr(R"("torch_dtype": "bfloat16")"));
     EXPECT_EQ(read_file(folder / "narrow/tokenizer.json"), read_file(folder / "back/tokenizer.json"));
@@ -149,7 +149,7 @@ TEST(Gguf, IsReadByPythonsGguf) {
   const auto of_large = checkpoint::SafetensorsFile(folder / "large.safetensors").read("x");
   EXPECT_TRUE(at::equal(of_large, checkpoint::read_gguf_tensor(checkpoint::GgufFile(folder / "large"), "x")));
   EXPECT_EQ(of_large[0].abs().max().item<float>(), 0);
-  EXPECT_LT((of_large - large).pow(2).mean(1).sqrt().max().item<float>(), 0.09);  // of values around 1
+  EXPECT_LT((of_large - large).pow(2).mean(1).sqrt().max().item<float>(), 0.09);  // for values around 1
   for (const auto& code : codes) {
     const auto in_place = code == "Q4_K" ? "Q5_0" : code;  // rows have fewer than 256 values
     const auto of_output = code.starts_with("Q") ? "Q8_0" : code;
@@ -225,7 +225,8 @@ TEST(Gguf, NamesWhatIsWrong) {
   const auto heads = changed.find(std::string({static_cast<char>(kHeads.size()), 0, 0, 0, 0, 0, 0, 0}) + std::string(kHeads));
   changed.replace(heads + 8 + kHeads.size() + 4, 4, 4, '\0');  // behind its type
   write_file(folder / "bad.gguf", changed);
-  EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(folder / "bad.gguf"); }), HasSubstr("head_count is 0, and not at least 1"));
+  EXPECT_THAT(message_of<ConfigError>([&] { llm::read_config(folder / "bad.gguf"); }),
+              HasSubstr("head_count is 0, but must be at least 1"));
   EXPECT_THAT(message_of<ConfigError>([&] { llm::write_gguf(folder / "model.gguf", folder / "x"); }), HasSubstr("has no config.json"));
   EXPECT_THAT(message_of<UsageError>([&] { checkpoint::convert(folder / "hub", folder / "x", {.to = checkpoint::Format::Gguf}); }),
               HasSubstr("llm::write_gguf"));

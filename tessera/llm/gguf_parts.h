@@ -12,14 +12,14 @@
 
 namespace tessera::llm {
 
-/// The value of general.architecture for a model.
+/// Returns general.architecture for a model.
 inline std::string architecture_of(const models::LlamaConfig& config) {
   return config.model_type == "mistral" ? "llama" : config.model_type;
 }
-/// The value of general.architecture in a file. Throws ConfigError if it is none of models::Llama...
+/// Returns general.architecture of a file. Throws ConfigError if models::Llama... does not have that architecture.
 std::string known_architecture(const checkpoint::GgufFile& file);
 
-/// The short decimal number behind a value with 32 bits: 1e-5 instead of 9.99999975e-6.
+/// Returns the shortest decimal number that rounds to the same 32-bit value: 1e-5 instead of 9.99999975e-6.
 inline double as_meant(double number) {
   return std::stod(fmt::format("{}", static_cast<float>(number)));
 }
@@ -40,7 +40,7 @@ inline checkpoint::GgufValue text(std::string value) {
   return {checkpoint::GgufType::Text, std::move(value)};
 }
 
-/// What every file has: `type` is that of its contents, `file_type` that of most tensors.
+/// Returns the metadata that every file has: `type` is the type of its contents, `file_type` that of most tensors.
 inline checkpoint::GgufMetadata general(const models::LlamaConfig& config, const char* type, std::string name, int64_t file_type) {
   return {{"general.architecture", text(architecture_of(config))},
           {"general.type", text(type)},

@@ -10,7 +10,8 @@
 namespace tessera::llm {
 namespace {
 
-/// Where rows of whole documents begin in the tokens of a file. The end of a long document shares its row with those that follow.
+/// Returns the tokens at which rows of whole documents begin. The end of a document that was cut shares its row with the documents after
+/// it.
 std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
   std::vector<int64_t> begins = {0};
   int64_t document = 0;  // where it begins
@@ -26,7 +27,7 @@ std::vector<int64_t> begins_of(const TokenFile& file, int64_t length) {
 }  // namespace
 
 PackedRows::PackedRows(TokenFile file, int64_t length, Packing packing) : file_(std::move(file)), length_(length) {
-  if (length < 2) throw UsageError("rows of {} tokens have nothing that follows; give at least 2", length);
+  if (length < 2) throw UsageError("rows of {} tokens have no next token to learn; give at least 2", length);
   rows_ = (std::ssize(file_.tokens()) + length - 1) / length;
   if (packing == Packing::Whole) begins_ = begins_of(file_, length);
 }
@@ -63,7 +64,7 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
     const auto next = at + 1 < *document ? stored[static_cast<size_t>(at) + 1] : only_read(0);
     const auto token = token_of(stored[static_cast<size_t>(at)]);
     if (token >= file_.vocabulary())
-      throw IoError("{} is damaged: its token {} is {}, of a vocabulary of {}", file_.path(), at, token, file_.vocabulary());
+      throw IoError("{} is damaged: its token {} is {}, but the vocabulary has {}", file_.path(), at, token, file_.vocabulary());
     *tokens++ = token;
     *positions++ = at - from;
     *targets++ = is_only_read(next) ? kIgnored : next;
@@ -76,7 +77,7 @@ void PackedRows::fill(int64_t row, int64_t* tokens, int64_t* positions, int64_t*
 
 void expect_vocabulary(const TokenFile& file, int64_t vocab_size) {
   if (file.vocabulary() <= vocab_size) return;
-  throw ConfigError("{} has tokens of a vocabulary of {}, but the model knows only {}; make it anew with the model's own tokenizer",
+  throw ConfigError("{} has tokens of a vocabulary of {}, but the model knows only {}; make the file again with the model's own tokenizer",
                     file.path(), file.vocabulary(), vocab_size);
 }
 

@@ -1,4 +1,4 @@
-// Rows of equal length, made of the documents of a file of tokens.
+// Packs the documents of a file of tokens into rows of equal length.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,23 +15,23 @@ namespace tessera::llm {
 
 enum class Packing {
   Cut,    // documents follow each other without gaps, and are cut where a row ends
-  Whole,  // a row has whole documents only, and padding behind them; a document that is longer than a row is cut
+  Whole,  // a row has whole documents only, and padding after them; a document that is longer than a row is cut
 };
 
 constexpr int64_t kIgnored = -100;  // the target of tokens that are not learned
 
-/// May be used by several threads. Which documents a row has does not depend on the ranks, so positions of a sampler hold for any number.
+/// May be used by several threads. Rows do not depend on the number of ranks, so a sampler's position is valid for any number of them.
 class PackedRows {
  public:
   PackedRows(TokenFile file, int64_t length, Packing packing = Packing::Cut);
 
   int64_t size() const { return std::ssize(begins_) > 0 ? std::ssize(begins_) - 1 : rows_; }
 
-  /// Tells these rows from others, for LoaderOptions::data.
+  /// Returns a text that identifies these rows, for LoaderOptions::data.
   std::string data() const;
 
   /// Returns for each row: inputs {2, length}, its tokens and their places in their documents (models::LlamaInput::positions), and targets
-  /// {length}, the tokens that follow; kIgnored if the token that follows is only read, behind the end of a document, and in padding.
+  /// {length}, the tokens that follow; kIgnored if the token that follows is only read or of another document, and in padding.
   data::Samples operator()(std::span<const int64_t> numbers) const;
 
  private:

@@ -1,5 +1,5 @@
-// A Llama of the shape of 8B, drawn by parts, with its weights in NF4 and adapters: it takes steps on two ranks of one machine. The ranks
-// are threads, so that what the kernel counts for the process is theirs together.
+// Trains adapters on a Llama of the shape of 8B, drawn part by part, with weights in NF4, on two ranks of one machine. The ranks are
+// threads, so the kernel's numbers for the process are those of both ranks together.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -30,7 +30,7 @@ const models::LlamaConfig kConfig{.vocab_size = 128256,
                                   .num_attention_heads = 32,
                                   .num_key_value_heads = 8};
 
-/// Of this process, as the kernel counts them: those that it has, or the most that it has had.
+/// Returns gigabytes of this process as the kernel counts them: VmRSS are those in use now, VmHWM the most that were ever in use.
 double gigabytes(const std::string& key) {
   std::ifstream lines("/proc/self/status");
   for (std::string line; std::getline(lines, line);) {

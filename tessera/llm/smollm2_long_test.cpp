@@ -1,4 +1,4 @@
-// All of SmolLM2, from its GGUF file, has the results of transformers: scores, and a text that it continues.
+// The whole SmolLM2, read from its GGUF file, gives the results of transformers: scores, and the continuation of a text.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

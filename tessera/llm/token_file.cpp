@@ -30,14 +30,14 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that are done at once
+constexpr uint64_t kPart = 4 << 20;  // bytes of a file of lines that one thread tokenizes at once
 constexpr uint64_t kBlock = 1 << 20;
 constexpr int kVersion = 3;  // of the way in which files become tokens
 constexpr auto kFormat = "tessera tokens", kPlan = "plan.json";
 
 std::string text_of(const Json& json, const char* key) {
   const auto& value = json.at(key);
-  if (!value.is_string()) throw UsageError("{} is no text", key);
+  if (!value.is_string()) throw UsageError("{} is not a text", key);
   return value.get<std::string>();
 }
 
@@ -45,17 +45,15 @@ std::string text_of(const Json& json, const char* key) {
 [[noreturn]] void refuse_line(const Json& json) {
   if (json.contains("conversations"))
     throw UsageError(
-        "it has conversations, as ShareGPT writes them; write messages instead, role in place of from (user for human, assistant for gpt) "
-        "and "
-        "content in place of value");
+        "it has conversations, as ShareGPT writes them; write messages instead, with role in place of from (user for human, assistant for "
+        "gpt) and content in place of value");
   if (json.contains("instruction") && json.contains("output"))
     throw UsageError(
         "it has instruction and output, as Alpaca writes them; write messages instead, one of the user with instruction and input and one "
-        "of "
-        "the assistant with output, and take --chat alpaca, or write prompt and completion");
+        "of the assistant with output, and take --chat alpaca, or write prompt and completion");
   std::string keys;
   for (const auto& [key, value] : json.items()) keys += fmt::format("{}{}", keys.empty() ? "" : ", ", printable(key));
-  throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; call the key of what is to be learned \"text\"",
+  throw UsageError("it has {}, but neither text, nor prompt and completion, nor messages; give the text to learn under the key \"text\"",
                    keys.empty() ? "no keys" : keys);
 }
 
@@ -74,18 +72,18 @@ Message message_of(const Json& json, size_t number) {
 std::vector<Segment> segments_of(const Json& json, const TokenizeOptions& options) {
   if (json.contains("text")) return {{text_of(json, "text"), true}};
   if (json.contains("prompt") && json["prompt"].is_array())
-    throw UsageError("its prompt is a list of messages; write one list, messages, that has prompt and completion");
+    throw UsageError("its prompt is a list of messages; write prompt and completion as one list under the key messages");
   if (json.contains("prompt") && json.contains("completion"))
     return {{text_of(json, "prompt"), false}, {text_of(json, "completion"), true}};
   if (!json.contains("messages")) refuse_line(json);
   if (!options.chat) throw UsageError("it has messages, so it needs a chat template: --chat chatml, llama3 or alpaca");
   std::vector<Message> messages;
-  if (!json["messages"].is_array()) throw UsageError("messages is no list");
+  if (!json["messages"].is_array()) throw UsageError("messages is not a list");
   for (const auto& message : json["messages"]) messages.push_back(message_of(message, messages.size() + 1));
   return render(*options.chat, messages);
 }
 
-/// Whether a file is one document, and no lines of JSON.
+/// Whether a file is one document instead of lines of JSON.
 bool is_text(const fs::path& path) {
   return path.extension() == ".txt" || path.extension() == ".md";
 }
@@ -102,7 +100,7 @@ std::vector<int32_t> tokens_of(std::span<const Segment> segments, const data::To
   return tokens;
 }
 
-/// A range of bytes in a file of lines, and the lines that begin in it. A text is one part.
+/// A range of bytes in a file of lines, which stands for the lines that begin in it. A text file is one part.
 struct Part {
   size_t file = 0;
   uint64_t begin = 0, end = 0;
@@ -156,7 +154,7 @@ struct Documents {
 
 Documents document_of(const InputFile& file, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   const Segment text[] = {{.text = file.read_all(), .trained = true}};
-  if (data::invalid_utf8(text->text)) throw IoError("{}: it is no UTF-8", file.path());
+  if (data::invalid_utf8(text->text)) throw IoError("{}: it is not UTF-8", file.path());
   auto tokens = tokens_of(text, tokenizer, data::Ends::Added, options.end);
   const auto end = std::ssize(tokens);
   return {.tokens = std::move(tokens), .ends = {end}};
@@ -183,7 +181,7 @@ Documents documents_of(const InputFile& file, const Part& part, const data::Toke
   return result;
 }
 
-/// Writes documents that are done to a file.
+/// Writes the documents of a finished part to a file.
 void keep(const Documents& documents, const fs::path& path) {
   const int64_t counts[] = {std::ssize(documents.ends), std::ssize(documents.tokens)};
   NewFile file(path);
@@ -206,7 +204,7 @@ Documents kept(const fs::path& path) {
   return documents;
 }
 
-/// All that must be unchanged for the finished parts of an earlier call to be of use.
+/// Returns a text of all settings and files that must be unchanged if finished parts of an earlier call are to be used.
 std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   Json plan = {{"files", Json::array()},
                {"version", kVersion},
@@ -222,34 +220,35 @@ std::string plan_of(std::span<const fs::path> inputs, const data::Tokenizer& tok
   return plan.dump(2) + "\n";
 }
 
-/// Throws UsageError if the output would replace an input, or a file that is not one of tokens.
+/// Throws UsageError if the output would replace an input, or a file that is not a file of tokens.
 void expect_place(const fs::path& out, std::span<const fs::path> inputs) {
   if (!is_there(out)) return;
   for (const auto& input : inputs) {
-    if (fs::equivalent(input, out)) throw UsageError("{} is a file to read, and would be replaced; write elsewhere", out);
+    if (fs::equivalent(input, out)) throw UsageError("{} is an input, which the output would replace; write elsewhere", out);
   }
   try {
     TokenFile{out};
   } catch (const IoError&) {
-    throw UsageError("{} is there already, and no file of tokens; write elsewhere, or remove it", out);
+    throw UsageError("{} is there already, and is not a file of tokens; write elsewhere, or remove it", out);
   }
 }
 
 /// Throws ConfigError unless each mark of the template is one token.
 void expect_marks(ChatTemplate chat, const data::Tokenizer& tokenizer) {
   for (const auto mark : marks_of(chat)) {
-    if (!tokenizer.find(mark)) throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another one", mark);
+    if (!tokenizer.find(mark))
+      throw ConfigError("the tokenizer has no token {}, which the chat template writes; choose another template", mark);
   }
 }
 
-/// The folder of finished parts. It is emptied if they are of other files.
+/// Returns the folder of finished parts. Removes the parts if they were made of other files or with other settings.
 fs::path folder_of_parts(const fs::path& out, const std::string& plan) {
   auto folder = out;
   folder += ".parts";
   const auto file = folder / kPlan;
   if (is_there(file) && InputFile(file).read_all() == plan) return folder;
   if (is_there(folder)) {
-    if (!is_there(file)) throw UsageError("{} is there, and has nothing of what was begun; remove it", folder);
+    if (!is_there(file)) throw UsageError("{} is there, but has no finished parts of an earlier call; remove it", folder);
     remove_tree(folder);
   }
   make_folder(folder);
@@ -266,7 +265,7 @@ std::vector<Part> parts_of(const std::vector<InputFile>& files) {
   return parts;
 }
 
-/// Runs act(0), ..., act(count - 1) on several threads. The error of the first that fails is thrown when all have ended.
+/// Runs act(0), ..., act(count - 1) on several threads. When all have ended, throws the error of the failed call with the lowest number.
 void on_threads(int threads, size_t count, const std::function<void(size_t)>& act) {
   std::atomic<size_t> next = 0;
   std::mutex mutex;
@@ -303,7 +302,7 @@ Tokenized join(const fs::path& folder, size_t parts, const fs::path& out, int64_
     result.tokens += std::ssize(documents.tokens);
     result.trained += std::ranges::count_if(documents.tokens, [](int32_t token) { return !is_only_read(token); });
   }
-  if (result.documents == 0) throw IoError("there is no document to make {} of", out);
+  if (result.documents == 0) throw IoError("there are no documents to write to {}; give files that are not empty", out);
   checkpoint::SafetensorsWriter writer(
       out,
       {{.name = "ends", .dtype = at::kLong, .sizes = {result.documents}}, {.name = "tokens", .dtype = at::kInt, .sizes = {result.tokens}}},
@@ -334,9 +333,10 @@ checkpoint::SafetensorsFile opened(const fs::path& path) {
 std::vector<int32_t> tokens_of_line(std::string_view line, const data::Tokenizer& tokenizer, const TokenizeOptions& options) {
   const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object())
-    throw UsageError(data::invalid_utf8(line)
-                         ? "it is no UTF-8"
-                         : "it is no JSON object, such as {\"text\": \"...\"}; a file that is one text is called .txt or .md");
+    throw UsageError(
+        data::invalid_utf8(line)
+            ? "it is not UTF-8"
+            : "it is not a JSON object, such as {\"text\": \"...\"}; a file that is one text must have the extension .txt or .md");
   const auto segments = segments_of(json, options);
   // Templates with marks write the beginning themselves, and those with an end of turn write the end.
   const bool chats = json.contains("messages");
@@ -367,7 +367,7 @@ Tokenized tokenize(std::span<const fs::path> inputs, const fs::path& out, const 
     }
     const std::lock_guard lock(mutex);
     done += parts[i].end - parts[i].begin;
-    if (options.progress && !options.progress(done, all)) throw Error("it was stopped; the same call goes on from here");
+    if (options.progress && !options.progress(done, all)) throw Error("it was stopped; the same call resumes from here");
   });
   auto result = join(folder, parts.size(), out, tokenizer.size());
   result.found = found;
@@ -392,12 +392,12 @@ TokenFile::TokenFile(const fs::path& path) : path_(path) {
   const auto file = opened(path);
   const auto format = file.metadata().find("format"), vocabulary = file.metadata().find("vocabulary");
   const auto unlike = [&](const std::string& why) {
-    return IoError("{} is damaged, or another program has made it otherwise than tessera data tokenize does: {}", path, why);
+    return IoError("{} is damaged, or was not made by tessera data tokenize: {}", path, why);
   };
   if (format == file.metadata().end() || format->second != kFormat || !file.contains("tokens") || !file.contains("ends"))
-    throw IoError("{} is no file of tokens; tessera data tokenize makes one", path);
+    throw IoError("{} is not a file of tokens; tessera data tokenize makes one", path);
   if (file.info("tokens").dtype != at::kInt || file.info("ends").dtype != at::kLong) {
-    throw unlike(fmt::format("'tokens' are {} and 'ends' {}, in place of Int and Long", c10::toString(file.info("tokens").dtype),
+    throw unlike(fmt::format("'tokens' are {} and 'ends' are {}, but must be Int and Long", c10::toString(file.info("tokens").dtype),
                              c10::toString(file.info("ends").dtype)));
   }
   if (vocabulary == file.metadata().end()) throw unlike("its metadata have no 'vocabulary', which is one more than the largest token");

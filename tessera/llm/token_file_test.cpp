@@ -1,4 +1,4 @@
-// Lines of JSON become files of tokens, by any number of threads and in several goes, and these become rows for training.
+// Lines of JSON become files of tokens, on any number of threads and in several calls, and these files become rows for training.
 #include "tessera/llm/token_file.h"
 
 #include <gmock/gmock.h>
@@ -57,10 +57,10 @@ TEST(Lines, BecomeTokensOfWhichSomeAreOnlyRead) {
   }
   EXPECT_EQ(learned, "yo<|im_end|>");
   const std::pair<const char*, const char*> wrong[] = {
-      {"[1]", "it is no JSON object"},
-      {"{", "it is no JSON object"},
+      {"[1]", "it is not a JSON object"},
+      {"{", "it is not a JSON object"},
       {R"({"texts": "a"})", "it has texts, but neither text, nor prompt and completion, nor messages"},
-      {R"({"text": 1})", "text is no text"},
+      {R"({"text": 1})", "text is not a text"},
       {R"({"conversations": [{"from": "human", "value": "a"}]})", "as ShareGPT writes"},
       {R"({"instruction": "a", "input": "", "output": "b"})", "as Alpaca writes them"},
       {R"({"prompt": [], "completion": []})", "its prompt is a list of messages"},
@@ -105,7 +105,7 @@ TEST(Chat, IsWrittenByItsTemplate) {
               HasSubstr("there is no chat template 'jinja'; choose one of chatml, llama3, alpaca"));
 }
 
-/// Lines of drawn lengths, some empty, and the last one without an end.
+/// Returns lines of varying lengths, some of them empty, and the last one without a newline.
 std::string drawn_lines(int count, size_t longest) {
   std::string lines;
   for (int i = 0; i < count; i++) {
@@ -119,7 +119,7 @@ std::string drawn_lines(int count, size_t longest) {
 
 TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   const Folder folder;
-  write_file(folder / "a.jsonl", drawn_lines(700, 30'000));  // several parts, and lines across their borders
+  write_file(folder / "a.jsonl", drawn_lines(700, 30'000));  // several parts, with lines that cross their borders
   write_file(folder / "b.jsonl", drawn_lines(3, 10));
   write_file(folder / "c.jsonl", nlohmann::json{{"text", std::string(9'000'000, 'x')}}.dump());  // a line of several parts
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl", folder / "b.jsonl", folder / "c.jsonl"};
@@ -143,14 +143,14 @@ TEST(TokenFiles, AreTheSameWithAnyNumberOfThreads) {
   int calls = 0;
   const TokenizeOptions stops{.end = kEnd, .threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
   EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }),
-              HasSubstr("goes on from here"));
+              HasSubstr("resumes from here"));
   EXPECT_FALSE(is_there(folder / "late.tokens"));
   EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {.end = kEnd, .threads = 2}).found, 2);
   EXPECT_EQ(read_file(folder / "late.tokens"), read_file(folder / "one.tokens"));
   EXPECT_FALSE(is_there(folder / "late.tokens.parts"));
-  // Of what was begun with other options nothing is used.
+  // Parts that were made with other options are not used.
   calls = 0;
-  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }), HasSubstr("goes on"));
+  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "late.tokens", tokenizer(), stops); }), HasSubstr("resumes"));
   EXPECT_EQ(llm::tokenize(inputs, folder / "late.tokens", tokenizer(), {}).found, 0);
 }
 
@@ -159,17 +159,17 @@ TEST(TokenFiles, LoseNothing) {
   write_file(folder / "a.jsonl", drawn_lines(200, 60'000));
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
   EXPECT_THAT(message_of<UsageError>([&] { llm::tokenize(inputs, folder / "a.jsonl", tokenizer()); }),
-              HasSubstr("is a file to read, and would be replaced"));
+              HasSubstr("is an input, which the output would replace"));
   write_file(folder / "notes", "mine");
   EXPECT_THAT(message_of<UsageError>([&] { llm::tokenize(inputs, folder / "notes", tokenizer()); }),
-              HasSubstr("notes is there already, and no file of tokens"));
+              HasSubstr("notes is there already, and is not a file of tokens"));
   EXPECT_EQ(read_file(folder / "notes"), "mine");
   EXPECT_THAT(message_of<ConfigError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.chat = llm::ChatTemplate::Llama3}); }),
               HasSubstr("the tokenizer has no token <|begin_of_text|>"));
-  // With another tokenizer nothing of what was begun is used.
+  // Parts that were made with another tokenizer are not used.
   int calls = 0;
   const TokenizeOptions stops{.threads = 1, .progress = [&](uint64_t, uint64_t) { return ++calls < 2; }};
-  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "y", tokenizer(), stops); }), HasSubstr("goes on from here"));
+  EXPECT_THAT(message_of<Error>([&] { llm::tokenize(inputs, folder / "y", tokenizer(), stops); }), HasSubstr("resumes from here"));
   data::BpeVocabulary other = tokenizer().vocabulary();
   other.pre = "smollm";
   EXPECT_EQ(llm::tokenize(inputs, folder / "y", data::Tokenizer(other)).found, 0);
@@ -210,11 +210,11 @@ TEST(TokenFiles, OfOtherProgramsAreRefusedForWhatTheyLack) {
   using Metadata = std::map<std::string, std::string>;
   const auto tokens = at::tensor({5, 6, 7}, at::kInt);
   const auto ends = at::tensor({2, 3}, at::kLong);
-  EXPECT_THAT(refusal(tokens, ends, Metadata()), HasSubstr("x is no file of tokens"));
+  EXPECT_THAT(refusal(tokens, ends, Metadata()), HasSubstr("x is not a file of tokens"));
   EXPECT_THAT(refusal(tokens, ends, Metadata{{"format", "tessera tokens"}}), HasSubstr("its metadata have no 'vocabulary'"));
   const Metadata whole = {{"format", "tessera tokens"}, {"vocabulary", "8"}};
-  EXPECT_THAT(refusal(tokens.to(at::kLong), ends, whole), HasSubstr("'tokens' are Long and 'ends' Long, in place of Int and Long"));
-  EXPECT_THAT(refusal(tokens, at::tensor({2, 2, 3}, at::kLong), whole), HasSubstr("another program has made it otherwise"));
+  EXPECT_THAT(refusal(tokens.to(at::kLong), ends, whole), HasSubstr("'tokens' are Long and 'ends' are Long, but must be Int and Long"));
+  EXPECT_THAT(refusal(tokens, at::tensor({2, 2, 3}, at::kLong), whole), HasSubstr("was not made by tessera data tokenize"));
   EXPECT_THAT(refusal(tokens, at::tensor({2}, at::kLong), whole), HasSubstr("its last document ends at token 2 of 3"));
   write(tokens, ends, whole);
   EXPECT_THAT(llm::TokenFile(path).tokens(), ElementsAre(5, 6, 7));
@@ -225,10 +225,10 @@ TEST(TokenFiles, NameTheLineThatIsWrong) {
   write_file(folder / "a.jsonl", drawn_lines(600, 30'000) + "\nnonsense\n" + drawn_lines(5, 10));
   const std::vector<std::filesystem::path> inputs = {folder / "a.jsonl"};
   EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(inputs, folder / "x", tokenizer(), {.threads = 3}); }),
-              HasSubstr("a.jsonl:661: it is no JSON object"));
+              HasSubstr("a.jsonl:661: it is not a JSON object"));
   write_file(folder / "empty.jsonl", "\n\n");
   const std::vector<std::filesystem::path> empty = {folder / "empty.jsonl"};
-  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there is no document"));
+  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(empty, folder / "y", tokenizer()); }), HasSubstr("there are no documents"));
   write_file(folder / "z", "what");
   EXPECT_THAT(message_of<IoError>([&] { llm::TokenFile(folder / "z"); }), HasSubstr("z is not a safetensors file"));
 }

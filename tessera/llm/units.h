@@ -1,4 +1,4 @@
-// Which parts of a decoder are units, besides its layers.
+// Shards the parts of a decoder besides its layers: the embeddings, the final norm and the head.
 #pragma once
 
 #include <string_view>
@@ -9,11 +9,11 @@
 namespace tessera::llm {
 
 enum class Units {
-  Root,          // embeddings, norm and head are one unit with whatever else is left, as in FSDP2 when only layers are wrapped
-  Apart,         // each of the three is one
-  HeadWithNorm,  // the embeddings are one, and norm and head together another
+  Root,          // embeddings, norm and head belong to the outermost unit, as in FSDP2 when only layers are wrapped
+  Apart,         // each of the three is a unit
+  HeadWithNorm,  // the embeddings are a unit, and norm and head together are another
 };
-/// root, apart, head-with-norm. Throws ConfigError, with these names, for another one.
+/// Returns the choice with the name root, apart or head-with-norm. Throws ConfigError that lists these names for another name.
 Units units_named(std::string_view name);
 
 /// Makes units of embeddings, norm and head. The caller shards the layers, and the outermost fully_shard the rest. Embeddings that are also

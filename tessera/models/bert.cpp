@@ -30,7 +30,7 @@ torch::nn::LayerNorm make_norm(const BertConfig& config) {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({config.hidden_size}).eps(config.layer_norm_eps));
 }
 
-/// Adds pairs for TensorFlow's names of the parts of a norm.
+/// Adds replacements for TensorFlow's names of the parameters of a norm.
 Renames with_norms(Renames renames) {
   renames.insert(renames.end(), {{"LayerNorm\\.gamma$", "LayerNorm.weight"}, {"LayerNorm\\.beta$", "LayerNorm.bias"}});
   return renames;
@@ -99,7 +99,7 @@ at::Tensor BertIntermediateImpl::forward(const at::Tensor& states) {
     case BertActivation::Silu:
       return at::silu(x);
   }
-  throw UsageError("this activation of a BERT does not exist");
+  throw UsageError("BertConfig::hidden_act is not a BertActivation; give one of its values");
 }
 
 BertLayerImpl::BertLayerImpl(const BertConfig& config)
@@ -137,7 +137,7 @@ BertModelImpl::BertModelImpl(const BertConfig& config)
 std::pair<at::Tensor, at::Tensor> BertModelImpl::forward(const at::Tensor& tokens, const at::Tensor& mask, const at::Tensor& types) {
   const auto longest = embeddings->position_embeddings->options.num_embeddings();
   if (tokens.dim() != 2 || tokens.size(1) > longest) {
-    throw UsageError("BERT takes tokens of {{batch, length}}, of a length up to {}, not [{}]; truncate longer texts", longest,
+    throw UsageError("BERT takes tokens {{batch, length}} with a length up to {}, not [{}]; truncate longer texts", longest,
                      joined(tokens.sizes()));
   }
   // Without a mask, a faster kernel is possible.

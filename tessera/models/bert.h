@@ -1,5 +1,5 @@
 // BERT, an encoder of texts. Parameters have the names of transformers' BertModel and BertForSequenceClassification, so that weights can be
-// exchanged, and modules have the names of its classes, so that a list of classes to shard means the same.
+// exchanged, and modules have the names of its classes, so that a list of classes to shard fits both.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,7 +19,7 @@
 
 namespace tessera::models {
 
-/// Patterns and what to put in place of what they find, for checkpoint::WeightsOptions::renamed.
+/// Pairs of a pattern and its replacement, for checkpoint::WeightsOptions::renamed.
 using Renames = std::vector<std::pair<std::string, std::string>>;
 
 // Below, states are {batch, length, hidden_size}, and a mask is of bool, {batch, 1, 1, length}, true where there is a token.
@@ -109,12 +109,13 @@ TORCH_MODULE(BertPooler);
 struct BertModelImpl : torch::nn::Module {
   explicit BertModelImpl(const BertConfig& config = {});
 
-  /// Takes integers {batch, length}: tokens; 1 for tokens and 0 for padding, without which all are tokens; and 0 for the first text and 1
-  /// for the second, without which all are of the first. Returns the hidden states of the last layer, {batch, length, hidden_size}, and
-  /// the pooled output, {batch, hidden_size}, which is made of the first token's.
+  /// Takes integers {batch, length}: the tokens; `mask`, 1 for tokens and 0 for padding (no padding unless given); and `types`, 0 for the
+  /// first text and 1 for the second (all 0 unless given). Returns the hidden states of the last layer, {batch, length, hidden_size}, and
+  /// the pooled output, {batch, hidden_size}, which is computed from the state of the first token.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
 
-  /// From the names in files to those of this model: files of larger models have "bert." before them, and old ones names of TensorFlow.
+  /// Returns the replacements from names in files to those of this model: files of larger models have "bert." before the names, and old
+  /// files have names of TensorFlow.
   static Renames renames();
 
   Called<BertEmbeddings> embeddings{nullptr};
@@ -126,10 +127,10 @@ TORCH_MODULE(BertModel);
 struct BertForSequenceClassificationImpl : torch::nn::Module {
   explicit BertForSequenceClassificationImpl(const BertConfig& config = {});
 
-  /// Takes what BertModel takes, and returns scores {batch, num_labels}.
+  /// Takes the inputs of BertModel, and returns scores {batch, num_labels}.
   at::Tensor forward(const at::Tensor& tokens, const at::Tensor& mask = {}, const at::Tensor& types = {});
 
-  /// From the names in files to those of this model: files of a BertModel lack "bert." before them.
+  /// Returns the replacements from names in files to those of this model: files of a BertModel lack "bert." before the names.
   static Renames renames();
 
   Called<BertModel> bert{nullptr};

@@ -10,7 +10,7 @@
 namespace tessera::models {
 namespace {
 
-// Several names of transformers mean one function.
+// transformers has several names for the same function.
 const std::map<std::string, BertActivation> kActivations = {
     {"gelu", BertActivation::Gelu},          {"gelu_python", BertActivation::Gelu},
     {"gelu_new", BertActivation::GeluTanh},  {"gelu_pytorch_tanh", BertActivation::GeluTanh},
@@ -19,7 +19,7 @@ const std::map<std::string, BertActivation> kActivations = {
     {"swish", BertActivation::Silu},
 };
 
-/// Calls visit(key, member) for all members that have the form of a number in the file.
+/// Calls visit(key, member) for all members that are numbers in the file.
 void each_number(auto& config, const auto& visit) {
   visit("vocab_size", config.vocab_size);
   visit("hidden_size", config.hidden_size);
@@ -76,7 +76,7 @@ void BertConfig::write(const std::filesystem::path& folder) const {
 
 const BertConfig& expect_sense(const BertConfig& config) {
   const auto expect = [](bool holds, const char* key, auto value, const char* rule) {
-    if (!holds) throw ConfigError("{} of {} makes no BERT: it must be {}", key, value, rule);
+    if (!holds) throw ConfigError("a BERT can't have {} {}: it must be {}", key, value, rule);
   };
   each_number(config, [&](const std::string_view key, auto value) {
     if (std::is_integral_v<decltype(value)>) expect(value >= 1, key.data(), value, "at least 1");

@@ -9,7 +9,7 @@ namespace tessera::models {
 
 enum class BertActivation {
   Gelu,
-  GeluTanh,  // the usual approximation of it
+  GeluTanh,  // the usual approximation of GELU
   Relu,
   Silu,
 };
@@ -32,8 +32,8 @@ struct BertConfig {
   std::optional<int64_t> pad_token_id = 0;  // the word whose embedding is zero at first and gets no gradient
   int64_t num_labels = 2;
 
-  /// Reads config.json of the folder. Throws IoError if that can't be read or lacks sense, and ConfigError if it describes a model that is
-  /// none of ours, such as a decoder.
+  /// Reads config.json of the folder. Throws IoError if the file can't be read or is damaged, and ConfigError if it describes a model
+  /// that Tessera does not have, such as a decoder.
   static BertConfig read(const std::filesystem::path& folder);
 
   /// Writes config.json, which transformers reads, too.
@@ -42,7 +42,7 @@ struct BertConfig {
   bool operator==(const BertConfig&) const = default;
 };
 
-/// Returns the configuration. Throws ConfigError, which names the key, for sizes and probabilities that make no model.
+/// Returns the configuration. Throws ConfigError, which names the key, for sizes and probabilities that no model can have.
 const BertConfig& expect_sense(const BertConfig& config);
 
 }  // namespace tessera::models

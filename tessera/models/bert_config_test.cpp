@@ -1,4 +1,4 @@
-// config.json of a BERT is read as it stands, and what is no BERT of ours is refused by the name of its key.
+// config.json of a BERT is read with all its keys; a model that Tessera's BERT can't be is refused, with the name of the key.
 #include "tessera/models/bert_config.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ TEST(BertConfig, RefusesWhatItDoesNotKnow) {
   const Folder folder;
   EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("config.json"));
   write_file(folder / "config.json", "{\"hidden_size\": ");
-  EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("it is no JSON object"));
+  EXPECT_THAT(message_of<IoError>([&] { BertConfig::read(folder.path()); }), HasSubstr("it is not a JSON object"));
   const auto refusal = [&](const std::string& text) {
     write_file(folder / "config.json", text);
     return message_of<ConfigError>([&] { BertConfig::read(folder.path()); });

@@ -1,4 +1,4 @@
-// BERT trains sharded as it does whole, and padding changes nothing.
+// A sharded BERT trains like one that is not sharded, and padding changes nothing.
 #include "tessera/models/bert.h"
 
 #include <ATen/ATen.h>

@@ -1,4 +1,4 @@
-// BERT with the weights of transformers' models has the same results as these.
+// BERT with the weights of transformers' models gives the same results as these models.
 #include <gtest/gtest.h>
 
 #include "tessera/checkpoint/formats/safetensors.h"
@@ -38,7 +38,7 @@ void expect_same_states(const std::filesystem::path& folder, const Communicator&
   checkpoint::load_weights(*encoder, folder,
                            {.may_be_unknown = {"cls\\..*", "classifier\\..*", ".*position_ids"}, .renamed = encoder->renames()});
   const auto [hidden, pooled] = encoder(tokens, mask, types);
-  expect_close(hidden * mask_of_states, expected.read("hidden") * mask_of_states, folder.string());  // what padding becomes does not matter
+  expect_close(hidden * mask_of_states, expected.read("hidden") * mask_of_states, folder.string());  // the states of padding do not matter
   expect_close(pooled, expected.read("pooled"), folder.string());
   expect_close(encoder(tokens).first, expected.read("bare"), folder.string());
 

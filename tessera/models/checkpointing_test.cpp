@@ -1,4 +1,4 @@
-// Every model computes its activations again if a configuration says so, whichever of its modules that names, and gets the same bits.
+// Every model recomputes its activations if a configuration says so, for any choice of modules, and gets the same bits.
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ struct Outcome {
   int operators = 0;  // of rank 0
 };
 
-/// Two steps of two ranks: losses, and whole values at the end.
+/// Takes two steps on two ranks. Returns the losses, and the whole values at the end.
 template <class Model>
 Outcome train(const std::function<Model()>& make, const Settings& settings, const at::Tensor& inputs) {
   torch::manual_seed(5);
@@ -81,7 +81,7 @@ Settings units_of(const std::string& classes) {
   return {{"fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP"}, {"fsdp_transformer_layer_cls_to_wrap", classes}};
 }
 
-/// Units of these classes, of all modules that are large enough, and of the whole model; and the first also in lower precision.
+/// Returns settings with units of these classes, of all large modules, and of the whole model; and the first again in lower precision.
 std::vector<Settings> policies(const std::string& classes) {
   auto narrow = units_of(classes);
   narrow["mixed_precision"] = "bf16";

@@ -1,4 +1,4 @@
-// A config.json of a Hugging Face folder that is being read, for errors that name the file and the key.
+// Reads and writes config.json of a Hugging Face folder, with errors that name the file and the key.
 #pragma once
 
 #include <ATen/core/ScalarType.h>
@@ -25,7 +25,7 @@ inline const char* name_in_config(at::ScalarType dtype) {
   return dtype == at::kBFloat16 ? "bfloat16" : dtype == at::kHalf ? "float16" : "float32";
 }
 
-/// The whole file, or an object in it, whose keys have the name of that object in front.
+/// The whole file, or an object in it. `prefix` names that object in errors.
 struct ConfigFile {
   std::filesystem::path path;
   Json json;
@@ -35,7 +35,7 @@ struct ConfigFile {
   static ConfigFile open(const std::filesystem::path& folder) {
     ConfigFile file{.path = folder / kConfigFile, .json = {}};
     file.json = Json::parse(InputFile(file.path).read_all(), nullptr, /*allow_exceptions=*/false);
-    if (!file.json.is_object()) throw IoError("{} is damaged: it is no JSON object", file.path);
+    if (!file.json.is_object()) throw IoError("{} is damaged: it is not a JSON object", file.path);
     return file;
   }
 
@@ -45,7 +45,7 @@ struct ConfigFile {
     throw ConfigError("{}: {}{}: {}: {}", path, prefix, key, value, why);
   }
 
-  /// The value of a key that is there and not null, or nullptr.
+  /// Returns the value of a key, or nullptr if it is missing or null.
   const Json* find(const std::string& key) const {
     const auto found = json.find(key);
     return found == json.end() || found->is_null() ? nullptr : &*found;
@@ -74,13 +74,13 @@ struct ConfigFile {
     if (!found->is_null()) read(key, member.emplace());
   }
 
-  /// Refuses a key whose value would make it another model.
+  /// Throws ConfigError if the file has another value for the key, which would make it another model.
   void expect(const std::string& key, const Json& value, const std::string& models) const {
     const auto found = json.find(key);
     if (found != json.end() && *found != value) refuse(key, fmt::format("{} knows only {}", models, value.dump()));
   }
 
-  /// Throws what expect_sense() throws, with the file in front.
+  /// Throws the error of expect_sense(), with the file's name before it.
   void expect_sensible(const auto& config) const try { expect_sense(config); } catch (const ConfigError& error) {
     throw ConfigError("{}: {}", path, error.what());
   }

@@ -11,7 +11,7 @@
 namespace tessera::models {
 namespace {
 
-/// Puts a model into evaluation mode, and back into its former mode in any case.
+/// Puts a model into evaluation mode, and its destructor back into the former mode.
 class Evaluation : NoCopy {
  public:
   explicit Evaluation(torch::nn::Module& model) : model_(model), training_(model.is_training()) { model_.eval(); }
@@ -22,12 +22,12 @@ class Evaluation : NoCopy {
   bool training_;
 };
 
-/// One token of each row of scores {batch, vocabulary}: {batch}.
+/// Chooses one token for each row of scores {batch, vocabulary}. Returns {batch}.
 at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::Generator& random) {
   if (options.vocabulary > 0) scores = scores.narrow(-1, 0, std::min(options.vocabulary, scores.size(-1)));
   if (options.temperature == 0) return scores.argmax(-1);
   auto [likely, tokens] = (scores.to(at::kFloat) / options.temperature).softmax(-1).sort(-1, /*descending=*/true);
-  // Leaves out tokens whose predecessors reach the sum already; the first one stays.
+  // Leaves out tokens if the likelier ones before them reach top_p already; the first token stays.
   likely = at::where(likely.cumsum(-1) - likely >= options.top_p, 0, likely);
   likely.select(-1, 0).clamp_min_(1e-30);
   return tokens.gather(-1, likely.multinomial(1, /*replacement=*/false, random)).squeeze(-1);
@@ -36,10 +36,10 @@ at::Tensor chosen(at::Tensor scores, const GenerateOptions& options, const at::G
 void expect_sense(const at::Tensor& tokens, const GenerateOptions& options, int64_t longest) {
   if (tokens.dim() != 2 || tokens.numel() == 0) throw UsageError("generate: tokens need the shape {batch, length} and at least one value");
   if (options.temperature < 0 || options.top_p <= 0 || options.top_p > 1)
-    throw UsageError("generate: a temperature of {} and a top_p of {} make no sense; the first must be at least 0, the second in (0, 1]",
+    throw UsageError("generate: the temperature is {} and top_p is {}; the temperature must be at least 0, and top_p in (0, 1]",
                      options.temperature, options.top_p);
   if (tokens.size(1) + options.most > longest)
-    throw UsageError("generate: {} tokens and {} more are longer than this model's max_position_embeddings, {}", tokens.size(1),
+    throw UsageError("generate: {} tokens and {} new ones are more than this model's max_position_embeddings, {}", tokens.size(1),
                      options.most, longest);
 }
 

@@ -26,13 +26,13 @@ nn::RmsNorm make_norm(int64_t size, const LlamaConfig& config) {
   return nn::RmsNorm(size, config.rms_norm_eps);
 }
 
-/// As in transformers, the embedding of padding gets no gradient from inputs; a head that shares it may give it one.
+/// As in transformers, the embedding of padding gets no gradient from inputs; a tied head may still give it one.
 torch::nn::EmbeddingOptions embedding_options(const LlamaConfig& config) {
   return torch::nn::EmbeddingOptions(config.vocab_size, config.hidden_size).padding_idx(config.pad_token_id);
 }
 
-/// Returns what is added to scores: 0 for the keys that the queries at these places see, -inf for others: {1 or batch, 1, queries, keys}.
-/// `documents`: the document of each token, or undefined.
+/// Returns the mask that is added to attention scores, {1 or batch, 1, queries, keys}: 0 for keys that the queries at these places see,
+/// -inf for others. `documents`: the document of each token, or undefined.
 at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t> window, const at::Tensor& documents,
                    at::ScalarType dtype) {
   const auto from = places.unsqueeze(1), to = at::arange(keys, places.options()).unsqueeze(0);
@@ -43,7 +43,7 @@ at::Tensor mask_of(const at::Tensor& places, int64_t keys, std::optional<int64_t
   return at::zeros(seen.sizes(), places.options().dtype(dtype)).masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
-/// The lengths of the documents in each row; empty if each row is one document.
+/// Returns the lengths of the documents in each row; empty if each row is one document.
 std::vector<std::vector<int64_t>> lengths_of(const at::Tensor& positions) {
   std::vector<std::vector<int64_t>> rows;
   bool several = false;
@@ -146,13 +146,15 @@ LlamaModelImpl::LlamaModelImpl(const LlamaConfig& config)
 
 at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& input) {
   const auto length = tokens.size(1), before = input.cache == nullptr ? 0 : input.cache->length_, all = before + length;
-  if (input.cache != nullptr && input.positions.defined()) throw UsageError("LlamaInput: several documents in a row have no cache");
+  if (input.cache != nullptr && input.positions.defined())
+    throw UsageError("LlamaInput: positions and cache exclude each other; give one of them");
   if (input.cache != nullptr && all > input.cache->longest_)
-    throw UsageError("a text of {} tokens does not fit a LlamaCache for {}", all, input.cache->longest_);
+    throw UsageError("a text of {} tokens does not fit a LlamaCache for {}; make a longer cache", all, input.cache->longest_);
   if (all > config.max_position_embeddings)
     throw UsageError("a text of {} tokens is longer than this model's max_position_embeddings, {}", all, config.max_position_embeddings);
   const auto pass = std::make_shared<LlamaPass>();
-  // On devices that compile steps, the whole cache is read and places come from the host, so that each further token is the same program.
+  // On devices that compile steps, the whole cache is read and places are inputs from the host, so each further token runs the same
+  // program.
   const bool reads_whole = input.cache != nullptr && !tokens.device().is_cpu() && !tokens.device().is_cuda();
   const auto host_or_device = reads_whole ? c10::Device(at::kCPU) : tokens.device();
   const auto places = at::arange(before, all, tokens.options().dtype(at::kLong).device(host_or_device)).to(tokens.device());
@@ -164,7 +166,7 @@ at::Tensor LlamaModelImpl::forward(const at::Tensor& tokens, const LlamaInput& i
   if (knows) pass->documents = lengths_of(input.positions);
   const bool has_documents = input.positions.defined() && (!knows || !pass->documents.empty());
   const auto documents = has_documents ? (input.positions == 0).cumsum(1) : at::Tensor();
-  // One text without a cache, and documents whose lengths are known, need no mask.
+  // Neither one text without a cache nor documents whose lengths are known need a mask.
   const bool several_after_others = before > 0 && length > 1;
   const auto keys = reads_whole ? input.cache->longest_ : all;
   const auto mask = [&](std::optional<int64_t> window) { return mask_of(places, keys, window, documents, states.scalar_type()); };

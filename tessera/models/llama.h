@@ -1,5 +1,5 @@
-// Decoders like Llama, with the parameters and the names of Hugging Face's: Llama, Mistral, Qwen 2 and 3, SmolLM. Their results are the
-// same numbers as transformers'.
+// Decoders like Llama: Llama, Mistral, Qwen 2 and 3, SmolLM. They have the parameters and names of Hugging Face's transformers, and compute
+// the same numbers.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,7 +19,7 @@
 
 namespace tessera::models {
 
-/// Keys and values of tokens that a model has seen, for those that follow. A pass with it appends its own.
+/// Keys and values of tokens that a model has seen, for the tokens that follow. A forward pass with the cache appends its own.
 class LlamaCache {
  public:
   /// For texts of up to `longest` tokens.
@@ -40,8 +40,8 @@ class LlamaCache {
 
 /// Optional inputs of a pass besides its tokens.
 struct LlamaInput {
-  /// Integers {batch, length}, for several documents in one row: the place of each token in its document, which begins at 0. Tokens see
-  /// only those of their own document.
+  /// Integers {batch, length}, for several documents in one row: the place of each token in its document, from 0 on. Tokens see
+  /// only tokens of their own document.
   at::Tensor positions = {};
   LlamaCache* cache = nullptr;  // not together with positions
 };
@@ -49,9 +49,9 @@ struct LlamaInput {
 /// Values that all layers of a pass share.
 struct LlamaPass {
   nn::RotaryTable table;
-  at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees those before it, or those of its document
-  at::Tensor places = {};                            // {length}, in the cache, where its whole length is read
-  std::vector<std::vector<int64_t>> documents = {};  // their lengths in each row, if a row has several and the host knows
+  at::Tensor mask = {}, sliding_mask = {};           // undefined: each token sees itself and those before it in its document
+  at::Tensor places = {};                            // {length}: this pass's tokens in the cache; undefined unless the whole cache is read
+  std::vector<std::vector<int64_t>> documents = {};  // their lengths in each row, if a row has several and positions are on the host
   LlamaCache* cache = nullptr;
 };
 
@@ -63,7 +63,7 @@ struct LlamaAttentionImpl : torch::nn::Module {
   bool rotates, slides;
   double dropout;
   torch::nn::Linear q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr}, o_proj{nullptr};
-  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // of some kinds only
+  nn::RmsNorm q_norm{nullptr}, k_norm{nullptr};  // of qwen3 only
 };
 TORCH_MODULE(LlamaAttention);
 
@@ -104,18 +104,18 @@ struct LlamaForCausalLMImpl : torch::nn::Module {
 
   /// Returns scores {batch, length, vocab_size}.
   at::Tensor forward(const at::Tensor& tokens, const LlamaInput& input = {});
-  /// The scores of states that the model has returned.
+  /// Returns the scores of states that `model` has returned.
   at::Tensor scores(const at::Tensor& states);
-  /// The mean cross entropy of `targets`, {batch, length}, which are the tokens that follow; -100 for those that do not count. The scores
+  /// Returns the mean cross entropy of `targets`, {batch, length}: the token that follows each token, or -100 where none counts. The scores
   /// are never in memory as a whole.
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets, const nn::LinearCrossEntropy& options = {},
                   const LlamaInput& input = {});
 
-  /// Names in other programs' files that have no place here, for WeightsOptions::may_be_unknown.
+  /// Returns names in other programs' files that this model lacks, for WeightsOptions::may_be_unknown.
   std::vector<std::string> surplus_names() const;
 
   LlamaModel model{nullptr};
-  torch::nn::Linear lm_head{nullptr};  // null if the embeddings are the head, too
+  torch::nn::Linear lm_head{nullptr};  // null if the embeddings are also the head
 };
 TORCH_MODULE(LlamaForCausalLM);
 

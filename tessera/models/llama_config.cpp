@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kMostLayers = 65'536;
 constexpr std::string_view kFull = "full_attention", kSliding = "sliding_attention";
 
-/// The defaults of a family for keys that a file lacks. All files have the sizes of their model.
+/// The defaults of a family for keys that a file lacks. Sizes need no defaults, because all files have them.
 struct Family {
   std::string_view model_type, architecture;
   double rope_theta = 10000;
@@ -64,7 +64,7 @@ void each_of_scaling(auto& scaling, const auto& visit) {
   visit("original_max_position_embeddings", scaling.original_max_position_embeddings);
 }
 
-/// The keys of rope_parameters, or of rope_scaling beside a rope_theta.
+/// Reads the keys of rope_parameters, or of rope_scaling, which older files have next to rope_theta.
 void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions& rope) {
   const auto* found = file.find(key);
   if (found == nullptr) return;
@@ -87,7 +87,7 @@ void read_rope(const ConfigFile& file, const std::string& key, nn::RotaryOptions
   }
 }
 
-/// Layers of SmolLM3 without rotary embeddings: those listed as 0, or every so many.
+/// Reads which layers of SmolLM3 have no rotary embeddings: those listed as 0, or every no_rope_layer_interval-th.
 void read_no_rope(const ConfigFile& file, LlamaConfig& config) {
   if (const auto* layers = file.find("no_rope_layers")) {
     if (!layers->is_array() || !std::ranges::all_of(*layers, &Json::is_number_integer))
@@ -110,7 +110,7 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
   file.read("sliding_window", config.sliding_window);
   if (!uses || family.model_type == "llama") config.sliding_window.reset();
   if (config.sliding_window) {
-    int64_t full = 0;  // as many layers come first, and see all tokens
+    int64_t full = 0;  // the first `full` layers see all tokens
     if (family.model_type.starts_with("qwen")) file.read("max_window_layers", full = 28);
     for (int64_t layer = 0; layer < config.num_hidden_layers; layer++)
       config.layer_types.emplace_back(layer < full || (family.model_type == "smollm3" && config.rotates(layer)) ? kFull : kSliding);
@@ -120,7 +120,7 @@ void read_layers(const ConfigFile& file, const Family& family, LlamaConfig& conf
     if (!known) file.refuse("layer_types", fmt::format("this must be a list of {} and {}", kFull, kSliding));
     config.layer_types = types->get<std::vector<std::string>>();
     if (!config.sliding_window && std::ranges::find(config.layer_types, kSliding) != config.layer_types.end())
-      file.refuse("layer_types", "there is no sliding_window");
+      file.refuse("layer_types", "sliding_attention needs a sliding_window");
     if (!config.sliding_window) config.layer_types.clear();
   }
 }
@@ -130,7 +130,7 @@ void read_tokens(const ConfigFile& file, LlamaConfig& config) {
   file.read("pad_token_id", config.pad_token_id);
   const auto* eos = file.find("eos_token_id");
   if (eos == nullptr) {
-    // a model that ends no text
+    // The model does not end texts.
   } else if (eos->is_number_integer()) {
     config.eos_token_ids = {eos->get<int64_t>()};
   } else if (eos->is_array() && std::ranges::all_of(*eos, &Json::is_number_integer)) {
@@ -138,7 +138,7 @@ void read_tokens(const ConfigFile& file, LlamaConfig& config) {
   } else {
     file.refuse("eos_token_id", "this must be an integer, or a list of them");
   }
-  // Some write -1 for none.
+  // Some files have -1 for no token.
   std::erase(config.eos_token_ids, -1);
   for (auto* token : {&config.bos_token_id, &config.pad_token_id}) {
     if (*token == -1) token->reset();
@@ -160,13 +160,13 @@ LlamaConfig LlamaConfig::read(const std::filesystem::path& folder) {
   if (family == nullptr) file.refuse("model_type", fmt::format("models::Llama... knows only {}", families()));
   file.expect("hidden_act", "silu", "models::Llama...");
   if (file.find("quantization_config") != nullptr)
-    file.refuse("quantization_config", "quantized weights can't be trained; give the folder of the model before");
+    file.refuse("quantization_config", "quantized weights can't be trained; give the folder of the model before quantization");
   config.tie_word_embeddings = family->tied;
   config.head_dim = family->head_dim;
   config.rope.theta = family->rope_theta;
   each_plain(config, [&](const char* key, auto& member) { file.read(key, member); });
   if (config.num_hidden_layers > kMostLayers) file.refuse("num_hidden_layers", fmt::format("this must be at most {}", kMostLayers));
-  // Other families have no such biases, whatever the file says.
+  // Other families have no such biases, even if the file says so.
   const auto is_one_of = [&](auto... types) { return ((family->model_type == types) || ...); };
   if (!is_one_of("llama", "smollm3")) config.mlp_bias = false;
   if (!is_one_of("llama", "qwen3", "smollm3")) config.attention_bias = false;
@@ -212,7 +212,7 @@ void LlamaConfig::write(const std::filesystem::path& folder, at::ScalarType dtyp
 
 const LlamaConfig& expect_sense(const LlamaConfig& config) {
   const auto expect = [](bool holds, const char* key, const auto& value, const std::string& rule) {
-    if (!holds) throw ConfigError("{} of {} makes no Llama: it must be {}", key, value, rule);
+    if (!holds) throw ConfigError("a Llama can't have {} {}: it must be {}", key, value, rule);
   };
   expect(family_of(config.model_type) != nullptr, "model_type", config.model_type, "one of " + families());
   each_plain(config, [&](const char* key, auto value) {
@@ -225,7 +225,7 @@ const LlamaConfig& expect_sense(const LlamaConfig& config) {
   expect(shared >= 1 && heads % shared == 0, "num_key_value_heads", shared, "a divisor of num_attention_heads");
   const auto turned = nn::rotary_size(config.rope, config.head_size());
   expect(turned >= 2 && turned % 2 == 0 && turned <= config.head_size(), "partial_rotary_factor", config.rope.partial_rotary_factor,
-         fmt::format("such that an even number of the {} values of a head are turned", config.head_size()));
+         fmt::format("such that an even number of the {} values of a head are rotated", config.head_size()));
   expect(config.rope.theta > 0, "rope_theta", config.rope.theta, "above 0");
   expect(config.rope.factor > 0, "factor", config.rope.factor, "above 0");
   if (const auto& scaling = config.rope.llama3) {

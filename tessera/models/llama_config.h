@@ -29,32 +29,32 @@ struct LlamaConfig {
   double initializer_range = 0.02;
   double attention_dropout = 0;
   bool attention_bias = false, mlp_bias = false;
-  bool tie_word_embeddings = false;          // whether the output head is the matrix of embeddings
+  bool tie_word_embeddings = false;          // whether the output head shares the matrix of embeddings
   nn::RotaryOptions rope = {};               // rope_parameters, or rope_theta and rope_scaling
   std::vector<int64_t> no_rope_layers = {};  // 0 for a layer without rotary embeddings, 1 for others; empty: all layers have them
-  /// How many tokens a token sees, itself included, in the layers whose entry is "sliding_attention".
+  /// How many tokens a token sees, itself included, in layers whose entry in layer_types is "sliding_attention".
   std::optional<int64_t> sliding_window = {};
-  std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: the first for all layers
+  std::vector<std::string> layer_types = {};  // "full_attention" or "sliding_attention"; empty: "full_attention" for all layers
   std::optional<int64_t> bos_token_id = {};
-  std::optional<int64_t> pad_token_id = {};  // whose embedding gets no gradient from what goes in, as in transformers
-  std::vector<int64_t> eos_token_ids = {};  // eos_token_id: after one of them a text ends
+  std::optional<int64_t> pad_token_id = {};  // its embedding gets no gradient from inputs, as in transformers
+  std::vector<int64_t> eos_token_ids = {};   // eos_token_id; a text ends after one of these tokens
 
   int64_t key_value_heads() const { return num_key_value_heads.value_or(num_attention_heads); }
   int64_t head_size() const { return head_dim.value_or(hidden_size / num_attention_heads); }
   bool slides(int64_t layer) const;
   bool rotates(int64_t layer) const { return no_rope_layers.empty() || no_rope_layers[static_cast<size_t>(layer)] != 0; }
 
-  /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if that can't be read or is damaged,
-  /// and ConfigError, which names the key, if it describes a model that Tessera does not have.
+  /// Reads config.json of the folder, as transformers 5 or earlier versions write it. Throws IoError if the file can't be read or is
+  /// damaged, and ConfigError, which names the key, if it describes a model that Tessera does not have.
   static LlamaConfig read(const std::filesystem::path& folder);
 
-  /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights beside it.
+  /// Writes config.json so that transformers reads it, before and after version 5. `dtype` is that of the weights in the folder.
   void write(const std::filesystem::path& folder, at::ScalarType dtype = at::kFloat) const;
 
   bool operator==(const LlamaConfig&) const = default;
 };
 
-/// Returns the configuration. Throws ConfigError, which names the key, for sizes that make no model.
+/// Returns the configuration. Throws ConfigError, which names the key, for sizes that no model can have.
 const LlamaConfig& expect_sense(const LlamaConfig& config);
 
 }  // namespace tessera::models

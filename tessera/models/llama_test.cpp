@@ -1,4 +1,4 @@
-// The results of a decoder do not depend on how texts come: one by one or packed into a row, at once or token by token, sharded or not.
+// The results of a decoder do not depend on how it gets texts: one by one or packed into a row, at once or token by token, sharded or not.
 #include "tessera/models/llama.h"
 
 #include <gmock/gmock.h>
@@ -57,7 +57,7 @@ TEST(Llama, SeesNothingOfOtherDocumentsInARow) {
     const auto packed = model(row, models::LlamaInput{.positions = positions});
     const auto apart = at::cat({model(first.unsqueeze(0)), model(second.unsqueeze(0)), model(third.unsqueeze(0))}, 1);
     EXPECT_TRUE(at::allclose(packed, apart, 1e-4, 1e-5)) << sliding;
-    // In a batch each row has documents of its own.
+    // In a batch, each row has its own documents.
     const auto two = model(at::cat({row, row}), models::LlamaInput{.positions = at::cat({positions, at::arange(16).unsqueeze(0)})});
     EXPECT_TRUE(at::allclose(two.narrow(0, 0, 1), packed, 1e-4, 1e-5));
     EXPECT_TRUE(at::allclose(two.narrow(0, 1, 1), model(row), 1e-4, 1e-5));
@@ -161,7 +161,7 @@ TEST(LlamaConfig, KnowsWhatTheFamilyHas) {
   };
   const auto smol = read(R"({"model_type": "smollm3", "num_hidden_layers": 4, "use_sliding_window": true, "sliding_window": 4})");
   EXPECT_EQ(smol.no_rope_layers, (std::vector<int64_t>{1, 1, 1, 0}));
-  for (int64_t layer = 0; layer < 4; layer++) EXPECT_EQ(smol.slides(layer), layer == 3);  // those without rotary embeddings
+  for (int64_t layer = 0; layer < 4; layer++) EXPECT_EQ(smol.slides(layer), layer == 3);  // only layers without rotary embeddings slide
   const auto mistral =
       read(R"({"model_type": "mistral", "attention_bias": true, "mlp_bias": true, "eos_token_id": -1, "bos_token_id": -1})");
   EXPECT_EQ(mistral.sliding_window, 4096);
@@ -187,19 +187,19 @@ TEST(LlamaConfig, NamesWhatItCantTake) {
       {R"({"model_type": "llama", "rope_scaling": {"type": "yarn"}})", "rope_scaling: type: \"yarn\": choose default, linear or llama3"},
       {R"({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}})", "rope_parameters: factor: missing: llama3 needs it"},
       {R"({"model_type": "llama", "num_key_value_heads": 3})",
-       "num_key_value_heads of 3 makes no Llama: it must be a divisor of num_attention_heads"},
+       "a Llama can't have num_key_value_heads 3: it must be a divisor of num_attention_heads"},
       {R"({"model_type": "llama", "partial_rotary_factor": 0.001})", "partial_rotary_factor of 0.001"},
       {R"({"model_type": "qwen2", "layer_types": ["local"]})",
        "layer_types: [\"local\"]: this must be a list of full_attention and sliding_attention"},
       {R"({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 4, "layer_types": ["full_attention"]})",
-       "layer_types of full_attention makes no Llama: it must be a list of 32 entries"},
+       "a Llama can't have layer_types full_attention: it must be a list of 32 entries"},
       {R"({"model_type": "llama", "eos_token_id": "2"})", "eos_token_id: \"2\": this must be an integer, or a list of them"},
       {R"({"model_type": "llama", "eos_token_id": [1, 99999]})",
-       "a special token of 99999 makes no Llama: it must be a token of the vocabulary"},
+       "a Llama can't have a special token 99999: it must be a token of the vocabulary"},
   };
   for (const auto& [json, why] : wrong) EXPECT_THAT(refusal(json), HasSubstr(why)) << json;
   write_file(folder / "config.json", "[");
-  EXPECT_THAT(message_of<IoError>([&] { LlamaConfig::read(folder.path()); }), HasSubstr("is damaged: it is no JSON object"));
+  EXPECT_THAT(message_of<IoError>([&] { LlamaConfig::read(folder.path()); }), HasSubstr("is damaged: it is not a JSON object"));
 }
 
 }  // namespace

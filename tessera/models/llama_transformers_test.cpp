@@ -1,4 +1,4 @@
-// Decoders with the weights of transformers' models have the same scores, losses, gradients and texts as these.
+// Decoders with the weights of transformers' models give the same scores, losses, gradients and texts as these models.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -19,7 +19,7 @@ struct BottleneckImpl : torch::nn::Module {
 
   Called<torch::nn::Conv2d> conv1{nullptr}, conv2{nullptr}, conv3{nullptr};
   Called<torch::nn::BatchNorm2d> bn1{nullptr}, bn2{nullptr}, bn3{nullptr};
-  Called<torch::nn::Sequential> shortcut{nullptr};  // only if the shape changes
+  Called<torch::nn::Sequential> shortcut{nullptr};  // null unless the shape changes
 };
 TORCH_MODULE(Bottleneck);
 

@@ -10,7 +10,7 @@ namespace tessera::models {
 namespace {
 
 constexpr double kEpsilon = 1e-6;
-constexpr double kDeviation = 0.02;  // of embeddings at first
+constexpr double kDeviation = 0.02;  // the standard deviation of initial embeddings
 
 int64_t patches_of(const VitOptions& options) {
   if (options.patch < 1 || options.image < options.patch || options.image % options.patch != 0) {

@@ -1,4 +1,5 @@
-// A vision transformer: an image is cut into patches, which an encoder reads like words; a token before them becomes the scores.
+// A vision transformer: an image is cut into patches, which an encoder reads like words; the scores are computed from an extra token before
+// them.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,7 +20,7 @@ struct VitOptions {
   int64_t heads = 12;
   int64_t classes = 1000;
 
-  /// 10 and 60 billion parameters.
+  /// Return shapes with 10 and 60 billion parameters.
   static VitOptions of_10b() { return {.patch = 14, .width = 5120, .layers = 32, .heads = 32}; }
   static VitOptions of_60b() { return {.patch = 14, .width = 10240, .layers = 48, .heads = 32}; }
 };

@@ -1,4 +1,4 @@
-// A ViT with the weights of transformers' has the same results as that, whole and sharded.
+// A ViT with the weights of transformers' ViT gives the same results, whole and sharded.
 #include "tessera/models/vit.h"
 
 #include <gmock/gmock.h>
@@ -51,7 +51,7 @@ TEST(Vit, HasTheScoresAndGradientsOfTransformers) {
 
 TEST(Vit, HasTheSizesOfItsNames) {
   const auto parameters_of = [](const models::VitOptions& options) {
-    const auto model = deferred_init([&] { return models::Vit(options); }, {.seed = 1});  // which draws nothing ahead
+    const auto model = deferred_init([&] { return models::Vit(options); }, {.seed = 1});  // draws no values before sharding
     int64_t sum = 0;
     for (const auto& parameter : model->parameters()) sum += parameter.numel();
     return static_cast<double>(sum);

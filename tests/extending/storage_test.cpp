@@ -106,7 +106,8 @@ TEST_F(OwnStorage, HasNoCheckpointUntilAllOfItIsThere) {
 TEST_F(OwnStorage, RefusesWhatNeedsAFileSystem) {
   with_ranks(2, [&](const Communicator& world) {
     EXPECT_THAT(message_of<UsageError>([&] { trained(world, 0, "memory://runs/a", {.format = checkpoint::Format::Dcp}); }),
-                HasSubstr("memory://runs/a is in a store, which takes Tessera's format and not a folder of torch.distributed.checkpoint"));
+                HasSubstr("memory://runs/a is in an object store, where Tessera's format can be written, but not a folder of "
+                          "torch.distributed.checkpoint"));
     trained(world, 0, "memory://runs/a");
     EXPECT_THAT(message_of<IoError>([&] { trained(world, 0, "memory://runs/a"); }), HasSubstr("there is a memory://runs/a already"));
     EXPECT_THAT(message_of<IoError>([&] { trained(world, 0, "memory://runs/a/rank-0-of-2.safetensors"); }), HasSubstr("already"));

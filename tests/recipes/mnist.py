@@ -114,7 +114,7 @@ class Training(Recipe, unittest.TestCase):
         self.assertIn("net-step-000030", said)
         (self.folder / "net-step-000060/rank-1-of-2.safetensors").unlink()
         said = self.run_recipe("--resume", "--num-epochs", 2, *flags, *prefix, "--no-ckpt-consolidation")
-        self.assertIn("passing over a checkpoint", said)
+        self.assertIn("skipping a checkpoint", said)
         self.assertIn("'rank-1-of-2.safetensors' is missing", said)
         self.assertIn("net-step-000030", said)
         self.assertTrue((self.folder / "net-step-000060.damaged").exists())
@@ -178,7 +178,7 @@ class Trouble(Recipe, unittest.TestCase):
 
     def test_what_could_not_be_saved_is_known_at_once(self):
         (self.folder / "file").write_text("")
-        for prefix, words in (("file/net", "can't create"), ("", "add what the names")):
+        for prefix, words in (("file/net", "can't create"), ("", "add the beginning of the names")):
             said = self.run_recipe("--ckpt-prefix", f"{self.folder}/{prefix}", status=1, ranks=1)
             self.assertIn(words, said)
             self.assertNotIn("epoch", said)

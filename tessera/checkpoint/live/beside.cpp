@@ -27,7 +27,7 @@ std::string stored_name(const std::string& name) {
 
 void expect_dense(const std::string& name, const at::Tensor& tensor) {
   if (tensor.layout() != at::kStrided || tensor.is_quantized())
-    throw UsageError("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under a name",
+    throw UsageError("the tensor '{}' is sparse or quantized; give its parts, such as indices and values, each under its own name",
                      printable(name));
   if (shard_info(tensor)) throw UsageError("the tensor '{}' is a sharded parameter, which is saved with its model", printable(name));
 }
@@ -43,7 +43,7 @@ std::string checksum_of_values(const at::Tensor& tensor) {
 
 [[noreturn]] void throw_different(const std::string& what) {
   throw DisagreementError(
-      "tensors beside the model must be the same on all ranks, but {}; what each rank has of its own goes into "
+      "extra tensors in Contents::tensors must be the same on all ranks, but {}; put tensors that differ by rank into "
       "Contents::tensors_by_rank. Nothing was saved",
       what);
 }
@@ -57,9 +57,10 @@ at::Tensor as_rows(const at::Tensor& tensor) {
 void expect_savable_beside(const Contents& contents) {
   for (const auto* tensors : {&contents.tensors, &contents.tensors_by_rank}) {
     for (const auto& [name, tensor] : *tensors) {
-      if (!is_utf8(name)) throw UsageError("the name '{}' of a tensor beside the model is no UTF-8", printable(name));
+      if (!is_utf8(name)) throw UsageError("the name '{}' of an extra tensor is not UTF-8", printable(name));
       if (!is_free_name(name)) {
-        throw UsageError("a tensor beside the model can't be called '{}', because that would be taken for another part", printable(name));
+        throw UsageError("an extra tensor can't be called '{}', which is the name of another part of a checkpoint; rename it",
+                         printable(name));
       }
       if (contents.notes.contains(name)) throw UsageError("a tensor and a note are both called '{}'", printable(name));
       expect_defined(name, tensor);
@@ -68,7 +69,7 @@ void expect_savable_beside(const Contents& contents) {
   }
   for (const auto& [name, tensor] : contents.tensors_by_rank) {
     if (contents.tensors.contains(name))
-      throw UsageError("'{}' is both a tensor of all ranks and one by rank; give it in one of these", printable(name));
+      throw UsageError("'{}' is in Contents::tensors and in Contents::tensors_by_rank; give it in one of them", printable(name));
   }
 }
 
@@ -79,7 +80,7 @@ void expect_loadable_beside(const Contents& contents) {
       if (!tensor.defined()) continue;
       expect_dense(name, tensor);
       if (at::has_internal_overlap(tensor) != at::MemOverlap::No)
-        throw UsageError("the tensor '{}' is a view in which values lie in the same memory; load into a clone()", name);
+        throw UsageError("the tensor '{}' is a view in which several values share memory; load into a clone()", name);
     }
   }
 }
@@ -87,10 +88,10 @@ void expect_loadable_beside(const Contents& contents) {
 void expect_same_beside(const Contents& contents, const Communicator& world) {
   std::string lines;
   for (const auto& [name, tensor] : contents.tensors) {
-    std::set<std::string> checksums;  // one, unless ranks of this process have values of their own
+    std::set<std::string> checksums;  // more than one if the ranks of this process have different values
     for (const auto& values : values_of_ranks(tensor, whole_records(tensor.sizes(), world), world))
       checksums.insert(checksum_of_values(values));
-    if (checksums.size() > 1) throw_different(fmt::format("'{}' has several values", name));
+    if (checksums.size() > 1) throw_different(fmt::format("'{}' has different values", name));
     lines += fmt::format("'{}'\t{} of [{}] with checksum {}\n", name, c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
                          *checksums.begin());
   }
@@ -112,7 +113,7 @@ RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world) {
     counts.push_back(as_rows(tensor).size(0));
   }
   if (const auto found = difference_on_ranks(world, lines, {.unit = "checkpoint"}); !found.empty())
-    throw DisagreementError("ranks load different tensors beside the model: {}. Nothing was changed", found);
+    throw DisagreementError("ranks load different extra tensors: {}. Nothing was changed", found);
   if (counts.empty()) return {};
   const auto own = at::tensor(counts, at::TensorOptions(world.traits().device).dtype(at::kLong));
   const auto whole = at::empty({own.numel() * world.size()}, own.options());
@@ -135,7 +136,7 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
   std::vector<std::string> troubles;
   const auto expect_fit = [&](const std::string& name, const at::Tensor& tensor, at::IntArrayRef sizes, std::string_view whose) {
     if (!manifest.beside.contains(stored_name(name))) {
-      if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not there", name));
+      if (!matches(name, options.may_be_missing)) troubles.push_back(fmt::format("'{}' is not in it", name));
       return;
     }
     const auto& there = manifest.catalog.tensors.at(stored_name(name));
@@ -151,12 +152,12 @@ void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Mani
   }
   if (!troubles.empty()) {
     const auto names = names_beside(manifest);
-    throw UsageError("tensors beside the model do not fit to the checkpoint {}: {}; it has {}", where, joined(troubles, "; "),
+    throw UsageError("extra tensors do not fit the checkpoint {}: {}; the extra tensors in it are {}", where, joined(troubles, "; "),
                      names.empty() ? "none" : some_of(names));
   }
   for (const auto& name : names_beside(manifest)) {
     if (contents.tensors.contains(name) || contents.tensors_by_rank.contains(name)) continue;
-    log(LogLevel::Info, "the tensor '{}' beside the model in {} is not loaded: the program does not ask for it", name, where);
+    log(LogLevel::Info, "the extra tensor '{}' in {} is not loaded: Contents does not have it", name, where);
   }
 }
 

@@ -1,4 +1,4 @@
-// Tensors that a program keeps in a checkpoint beside its model: Contents::tensors and Contents::tensors_by_rank.
+// Saves and loads extra tensors outside the model: Contents::tensors and Contents::tensors_by_rank.
 #pragma once
 
 #include <map>
@@ -18,15 +18,15 @@ void expect_loadable_beside(const Contents& contents);
 /// dtypes and row shapes. Collective.
 void expect_same_beside(const Contents& contents, const Communicator& world);
 
-/// A tensor by rank as rows: a number is one.
+/// Returns a tensor by rank with a dimension of rows: a scalar becomes one row.
 at::Tensor as_rows(const at::Tensor& tensor);
 
-/// For each tensor by rank, where each rank's rows begin here: rank r has those from the number at r to the number at r + 1.
+/// The rows of each rank, by the name of a tensor by rank: rank r has the rows from element r of the vector up to element r + 1.
 using RowsOfRanks = std::map<std::string, std::vector<int64_t>>;
-/// Throws DisagreementError on all ranks if they ask for different tensors. Collective.
+/// Returns the rows of all ranks. Throws DisagreementError on all ranks if they load different extra tensors. Collective.
 RowsOfRanks rows_of_ranks(const Contents& contents, const Communicator& world);
 
-/// Throws UsageError, which lists all that does not fit the checkpoint.
+/// Throws UsageError that lists all tensors that do not fit the checkpoint.
 void expect_beside(const Contents& contents, const RowsOfRanks& rows, const Manifest& manifest, const LoadOptions& options,
                    const std::string& where);
 /// Fills the tensors from a checkpoint that fits.

@@ -12,7 +12,7 @@
 
 namespace tessera::checkpoint {
 
-/// Made first by each function that reads or writes the values of models. Throws UsageError in the middle of a forward or backward pass.
+/// Functions that read or write the values of models create this first. Throws UsageError in the middle of a forward or backward pass.
 struct OuterCall {
   explicit OuterCall(std::string_view function) : calling(function), no_grad(false) { expect_idle(function); }
 
@@ -23,7 +23,7 @@ struct OuterCall {
 inline void expect_model(const Contents& contents) {
   if (contents.model == nullptr) throw UsageError("a checkpoint needs a model: give Contents::model");
   if (contents.average != nullptr && !contents.optimizer)
-    throw UsageError("a checkpoint holds an average beside the state of the optimizer: give Contents::optimizer");
+    throw UsageError("a checkpoint holds an average only with the state of its optimizer: give Contents::optimizer");
 }
 
 }  // namespace tessera::checkpoint

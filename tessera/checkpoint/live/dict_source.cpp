@@ -21,10 +21,10 @@ namespace {
 void expect_ordinary(const std::string& name, const at::Tensor& tensor) {
   const auto refuse = [&](std::string_view why) { throw UsageError("'{}' in the state dict is {}", name, why); };
   if (!tensor.defined()) refuse("undefined; leave it out");
-  if (tensor.layout() != at::kStrided) refuse("no dense tensor");
-  if (tensor.is_meta()) refuse("a tensor of the meta device, which has no values; call materialize for the module that it is from");
+  if (tensor.layout() != at::kStrided) refuse("not a dense tensor; convert it with to_dense()");
+  if (tensor.is_meta()) refuse("a tensor on the meta device, which has no values; call materialize for its module");
   if (tensor.key_set().has(kPagingKey))
-    refuse("a shard or a member of a sharded model; state dicts are made by full_state_dict and the like");
+    refuse("a shard or a member of a sharded model; make the state dict with full_state_dict or sharded_state_dict");
 }
 
 ShardedTensor checked(const std::string& name, const at::Tensor& tensor) {
@@ -71,7 +71,7 @@ std::string to_text(const ShardedStateDict& dict) {
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-/// The dict that another rank has described, without its values.
+/// Returns the dict that another rank has described with to_text(), without values.
 ShardedStateDict described(const std::string& text) {
   ShardedStateDict dict;
   for (const auto& item : nlohmann::json::parse(text)) {
@@ -89,12 +89,13 @@ ShardedStateDict agreed(const Communicator& world, std::string_view failure, con
   all_or_none(world, kStateDict, failure, [&] { boxes = checked(dict); });
   if (same_on_all(world, checksum_value(to_text(boxes)), kStateDict)) return boxes;
   throw DisagreementError(
-      "ranks load state dicts that have different names, dtypes or shapes, this one {} tensors; give all ranks the same, or "
-      "that of rank 0 to all of them (broadcast_from_rank0). Nothing was changed",
+      "ranks load state dicts that have different names, dtypes or shapes (this rank's has {} tensors); give all ranks the same "
+      "dict, or load that of rank 0 on all of them (broadcast_from_rank0). Nothing was changed",
       boxes.size());
 }
 
-/// Throws DisagreementError unless all ranks have the same values: each loads its part of its own dict, so they would mix in silence.
+/// Throws DisagreementError unless all ranks have the same values. Each rank loads its part from its own dict, so different dicts would be
+/// mixed without an error.
 void expect_same_values(const Communicator& world, const StateDict& dict, std::string_view failure) {
   std::string sums;  // in the order of names, which the ranks have in common by now
   all_or_none(world, kStateDict, failure, [&] {
@@ -115,7 +116,7 @@ void expect_same_values(const Communicator& world, const StateDict& dict, std::s
     at += Checksum::kDigits;
   }
   throw DisagreementError(
-      "ranks load state dicts with other values of '{}'{}; give all ranks the same, or that of rank 0 to all of them "
+      "ranks load state dicts with different values of '{}'{}; give all ranks the same dict, or load that of rank 0 on all of them "
       "(broadcast_from_rank0). Nothing was changed",
       names.front(), names.size() > 1 ? fmt::format(" and {} more", names.size() - 1) : "");
 }
@@ -152,7 +153,7 @@ class DictSource : public ValueSource {
         const auto missing = for_each_part(catalog_.tensors.at(name), slice, 0, [](const StoredBox&, const TensorSlice&) {});
         if (missing.empty()) continue;
         throw UsageError(
-            "{} lacks the values {} of '{}', which this rank has; load it on the ranks that it is from, sharded as they were, or load a "
+            "{} lacks the values {} of '{}', which this rank needs; load it on the same ranks with the same sharding, or load a "
             "full state dict",
             lacks_, to_string(missing.front()), name);
       }
@@ -161,7 +162,7 @@ class DictSource : public ValueSource {
 
   void open(const std::string& name) override {
     if (!from_first_) return;
-    opened_ = at::Tensor();  // before there is memory for the next
+    opened_ = at::Tensor();  // frees the previous tensor before the next is allocated
     const auto& tensor = dict_.at(name);
     const auto device = from_first_->traits().device;
     opened_ = from_first_->is_first() ? tensor.values.front().detach().to(device).contiguous()
@@ -191,7 +192,7 @@ template <class Dict>
 std::unique_ptr<ValueSource> source_of_parts(const Dict& dict, const LoadStateDictOptions& options, const Communicator& world,
                                              std::string_view failure, std::string_view lacks) {
   if (options.broadcast_from_rank0)
-    throw UsageError("broadcast_from_rank0 is for full state dicts; of this kind each rank has its own part");
+    throw UsageError("broadcast_from_rank0 is for full state dicts; in a sharded or local state dict each rank has its own part");
   return std::make_unique<DictSource>(agreed(world, failure, dict), lacks);
 }
 
@@ -207,10 +208,11 @@ Communicator world_for(const torch::nn::Module& model, const LoadStateDictOption
 }
 
 void expect_own_part(const Communicator& world, const StateDictOptions& options) {
-  if (options.rank0_only) throw UsageError("rank0_only is for full state dicts; of this kind each rank has its own part");
+  if (options.rank0_only)
+    throw UsageError("rank0_only is for full state dicts; in a sharded or local state dict each rank has its own part");
   if (world.local_ranks().size() == 1) return;
   throw UsageError(
-      "this process stands for {} ranks, which have no sharded or local state dict in common; use full_state_dict, or "
+      "this process represents {} ranks, but a sharded or local state dict is that of one rank; use full_state_dict, or "
       "checkpoint::save",
       world.local_ranks().size());
 }

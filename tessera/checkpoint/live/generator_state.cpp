@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 
 namespace {
 
-/// A state in this rank's file, or in that of an earlier rank; undefined if there is none.
+/// A state from this rank's file, or from that of an earlier rank if fewer ranks have saved; undefined if there is none.
 struct StoredState {
   at::Tensor state = {};
   size_t file = 0;
@@ -25,8 +25,7 @@ StoredState read_state(const CatalogReader& stored, const std::string& name, int
   if (name.empty()) return {};
   const auto& info = stored.info(name);
   if (info.boxes.empty()) return {};
-  const auto file =
-      info.boxes[static_cast<size_t>(rank) % info.boxes.size()].file;  // one box for each rank, whatever other files there are
+  const auto file = info.boxes[static_cast<size_t>(rank) % info.boxes.size()].file;  // each rank that saved has one box
   StoredState result{.state = at::empty(info.shape, at::TensorOptions(at::kCPU).dtype(info.dtype)), .file = file};
   stored.read(name, whole_slice(info.shape), result.state, file);
   return result;
@@ -57,7 +56,7 @@ std::optional<at::Generator> read_generator(const CatalogReader& stored, const M
 at::Tensor read_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank, c10::Device device) {
   if (manifest.device_generator.empty()) return {};
   if (device.is_cpu() || manifest.device_generator != generator_name(device)) {
-    log(LogLevel::Info, "the checkpoint has '{}', the state of a generator of other devices than {}, which is not loaded",
+    log(LogLevel::Info, "the generator state '{}' of the checkpoint is not loaded, because it is for other devices than {}",
         manifest.device_generator, device.str());
     return {};
   }

@@ -11,19 +11,20 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the generator that the rank had, or one that no other rank has if fewer ranks have saved; nothing if the checkpoint has none.
-/// Throws IoError for an invalid state, which libtorch would notice only when it is set.
+/// Returns the generator that the rank had when it saved. If fewer ranks have saved, returns one that no other rank has; nothing if the
+/// checkpoint has none. Throws IoError for an invalid state, which libtorch would notice only when it is set.
 std::optional<at::Generator> read_generator(const CatalogReader& stored, const Manifest& manifest, int rank);
-/// The same for the device that this rank trains on: a state for its default generator. Undefined, with a log message, if the checkpoint
-/// has a state of another kind of device.
+/// The same for the device that this rank trains on: returns a state for its default generator. Undefined, with a log message, if the
+/// checkpoint has a state of another kind of device.
 at::Tensor read_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank, c10::Device device);
 
-/// Returns the state of the device's generator as it is stored, whatever devices are here; undefined if the checkpoint has none.
+/// Returns the state of the device's generator as it is stored, even if this process has no such device; undefined if the checkpoint has
+/// none.
 at::Tensor stored_device_generator(const CatalogReader& stored, const Manifest& manifest, int rank);
 
 /// The device that the ranks train on, or the CPU if libtorch has no default generator for that device.
 c10::Device device_with_generator(const Communicator& world);
-/// The name in a run of the state of a device's generator.
+/// The name under which a checkpoint stores the state of a device's generator.
 std::string generator_name(c10::Device device);
 /// The state of the default generator of a device, in host memory.
 at::Tensor state_of_generator(c10::Device device);

@@ -18,7 +18,7 @@
 namespace tessera::checkpoint {
 namespace {
 
-/// The bytes of a safetensors file whose values are in tensors.
+/// A safetensors file in memory, whose values are read from tensors.
 class Memory {
  public:
   explicit Memory(std::string header) : head_(kLengthBytes, '\0') {
@@ -68,7 +68,7 @@ class Memory {
   std::map<uint64_t, at::Tensor> tensors_;  // by where they begin
 };
 
-/// The header that the file would have, but without checksums of the values, and how long the file would be.
+/// Returns the header of a rank's file, but without checksums of the values, and the size of the file in bytes.
 std::pair<std::string, int64_t> header_of(const RankContents& rank) {
   const auto entries = entries_of(rank);
   auto [text, place] = SafetensorsHeaderText(entries, to_metadata(rank.record));

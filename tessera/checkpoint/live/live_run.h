@@ -1,4 +1,4 @@
-// LiveRun: a run in memory, described like a stored one, so that it is written in other formats as stored runs are.
+// Describes a run in memory like a stored one, so that the writers of all formats can save it.
 #pragma once
 
 #include <string_view>

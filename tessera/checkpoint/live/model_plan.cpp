@@ -58,7 +58,7 @@ class StoredValues : public ValueSource {
   const CatalogReader& reader_;
 };
 
-/// Whether a stored tensor has the values of the weight itself instead of the form in which it is held.
+/// Whether a stored tensor has the plain values of a weight that the model holds in another form, such as a quantized one.
 bool has_weight(const StoredTensor& stored, const HeldForm* form) {
   return form != nullptr && stored.shape == form->sizes && converts(stored.dtype, form->dtype) && stored.dtype != at::kByte;
 }
@@ -95,7 +95,7 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
     try {
       return std::regex_match(name, std::regex(pattern));
     } catch (const std::regex_error& error) {
-      throw UsageError("'{}' in the options is no regular expression: {}", pattern, error.what());
+      throw UsageError("'{}' in the options is not a regular expression: {}", pattern, error.what());
     }
   });
 }
@@ -120,7 +120,7 @@ void ModelPlan::together(c10::function_ref<void()> act) const {
 }
 
 void ModelPlan::expect_finished(const AllOrNone& step) const {
-  step.expect_all(world_, subject_, fmt::format("could not finish loading {}; what is loaded is part of it", what_));
+  step.expect_all(world_, subject_, fmt::format("could not finish loading {}; only a part of it is loaded", what_));
 }
 
 void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& options, const std::string& where,
@@ -146,12 +146,12 @@ void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& opti
   const auto missing = taken_out(missing_, options.may_be_missing);
   const auto unused = taken_out(unused_, options.may_be_unknown);
   if (!missing.empty()) log(LogLevel::Info, "{} has no {}, which keep their values", where, joined(missing));
-  if (!unused.empty()) log(LogLevel::Info, "the model has no {}, which are left out of {}", joined(unused), where);
+  if (!unused.empty()) log(LogLevel::Info, "the model has no {}, which are not loaded from {}", joined(unused), where);
   std::vector<std::string> faults;
   if (!missing_.empty()) faults.push_back("it has no " + some_of(missing_));
   if (!unused_.empty()) faults.push_back("the model has no " + some_of({unused_.begin(), unused_.end()}));
   if (!missing_.empty() || !unused_.empty())
-    faults.emplace_back("what may differ can be named in may_be_missing and may_be_unknown of the options");
+    faults.emplace_back("names that may differ can be given in may_be_missing and may_be_unknown of the options");
   faults.insert(faults.end(), misfits_.begin(), misfits_.begin() + std::min<std::ptrdiff_t>(std::ssize(misfits_), 5));
   if (misfits_.size() > 5) faults.push_back(fmt::format("and {} more do not fit", misfits_.size() - 5));
   if (!faults.empty())
@@ -161,7 +161,7 @@ void ModelPlan::fit(std::unique_ptr<ValueSource> stored, const LoadOptions& opti
     const auto found = found_.find(name);
     if (found == found_.end()) return;
     const auto* const form = form_of(name);
-    const bool is_encoded = has_weight(stored_->catalog().tensors.at(found->second), form);  // here, from all of the weight
+    const bool is_encoded = has_weight(stored_->catalog().tensors.at(found->second), form);  // the whole weight is read and encoded
     stored_->expect_parts(found->second, is_encoded ? std::vector{whole_record(form->sizes)} : parts);
   });
   expect_writable(values_.units);

@@ -1,4 +1,4 @@
-// ModelPlan: how a model is loaded from files of a checkpoint or from a state dict, the same for all of them.
+// Loads a model from files of a checkpoint or from a state dict.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -21,11 +21,11 @@
 
 namespace tessera::checkpoint {
 
-/// Loads a model, whatever from: first all ranks agree that everything fits, and then each copies what it needs.
+/// Loads a model from a ValueSource: first all ranks agree that everything fits, and then each rank copies the values that it needs.
 class ModelPlan {
  public:
-  /// Finds the model's values, which must be unmerged, after `first`. `what` says in errors what is loaded. Collective: an error on one
-  /// rank is thrown on all.
+  /// Calls `first`, and then finds the model's values, in which no adapters may be merged. `what` names the source in errors. Collective:
+  /// an error on one rank is thrown on all.
   ModelPlan(
       const torch::nn::Module& model, const Communicator& world, Subject subject, std::string what,
       c10::function_ref<void()> first = [] {});
@@ -39,9 +39,9 @@ class ModelPlan {
   /// The names that only other ranks have.
   const std::set<std::string>& elsewhere() const { return elsewhere_; }
 
-  /// Throws UsageError, which lists all that does not fit, unless the stored tensors that are `of_model` are those of the model or the
-  /// options allow the difference. Throws if the source lacks values of them, or if the model's shards can't be written. `where` names the
-  /// source in messages. Parameters of the model that are `in_base` keep their values if the source lacks them.
+  /// Compares the stored tensors for which `of_model` is true with those of the model. Throws UsageError that lists all differences, unless
+  /// the options allow them. Also throws if the source lacks values of these tensors, or if the model's shards can't be written. `where`
+  /// names the source in messages. Parameters of the model that are `in_base` keep their values if the source lacks them.
   void fit(
       std::unique_ptr<ValueSource> stored, const LoadOptions& options, const std::string& where, const std::set<std::string>& in_base = {},
       c10::function_ref<bool(const std::string& name)> of_model = [](const std::string&) { return true; });
@@ -53,7 +53,7 @@ class ModelPlan {
   void find(const std::string& name, const std::vector<std::string>& other_names, const at::Tensor& here,
             const std::vector<PartRecord>& parts);
   const HeldForm* form_of(const std::string& name) const;
-  /// Loads a tensor of the model: that of a part, or a whole one.
+  /// Loads a tensor of the model. `part` is null for a tensor that is not sharded.
   void fill(const std::string& name, const at::Tensor& to, const std::vector<PartRecord>& records, const LocalPart* part) const;
   /// Reads the values of a weight, and returns them, flat, in the form in which the parameter holds them.
   at::Tensor read_held(const std::string& stored, const HeldForm& form) const;
@@ -72,10 +72,10 @@ class ModelPlan {
   std::vector<std::string> misfits_;
 };
 
-/// The files of a checkpoint, which must stay open. Values that they lack are an IoError.
+/// Makes a source of the files of a checkpoint. The reader must outlive it. The source throws IoError for values that the files lack.
 std::unique_ptr<ValueSource> source_of(const CatalogReader& reader);
 
-/// The model's names, by which a checkpoint is understood. Parameters that match the patterns may be missing in it.
+/// Returns the model's names, which readers of a checkpoint need. Parameters that match the patterns may be missing in the checkpoint.
 ModelNames names_of(const LocalValues& model, const std::vector<std::string>& may_be_missing);
 
 /// Whether one of these regular expressions matches the whole name. Throws UsageError for an invalid one.
@@ -84,8 +84,8 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns);
 /// The file from which a rank reads values that several files have: its own, if there is one.
 size_t first_file(const CatalogReader& stored, int rank);
 
-/// Throws IoError if bytes with a checksum are damaged. Each of `ranks`, which see the same files, checks a share of them: if there are
-/// enough files, those of its own file.
+/// Throws IoError if bytes with a checksum are damaged. Each of `ranks`, which see the same files, verifies a share of the checksums: those
+/// of its own file, if there is at least one file for each rank.
 void verify_share(const CatalogReader& stored, const Communicator& world, std::span<const int> ranks);
 
 /// Reads the part of a stored tensor that the record describes into flat values.

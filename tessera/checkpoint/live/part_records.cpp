@@ -17,8 +17,7 @@ int64_t blocks_of(int64_t numel) {
   return (numel + DynamicCode::kBlock - 1) / DynamicCode::kBlock;
 }
 
-/// Whether `like` is a shard with padding that the value lacks. A shard has all its values in its first dimension and its padding at the
-/// end.
+/// Whether `like` is a shard with padding that the value lacks. A shard has its padding at the end of the first dimension.
 bool is_padded(const at::Tensor& value, const at::Tensor& like, const PartRecord& part) {
   return value.dim() == like.dim() && value.numel() == part.numel() && value.numel() < like.numel();
 }

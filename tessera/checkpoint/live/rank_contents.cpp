@@ -34,8 +34,9 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   for (const auto& name : base) {
     const bool is_here = model.outside.contains(name) || std::ranges::find(model.parts, name, &LocalPart::name) != model.parts.end();
     if (is_here && !model.frozen.contains(name))
-      throw UsageError("'{}' trains, but the checkpoint refers to {} for it; call checkpoint::base_of again, before it changes", name,
-                       contents.base->name);
+      throw UsageError(
+          "'{}' trains, but Contents::base says that {} holds it; call checkpoint::base_of again, before the parameter changes", name,
+          contents.base->name);
   }
   expect_unchanged(*contents.model, *contents.base);
   for (auto& rank : ranks) rank.record.base = {contents.base->name, contents.base->checksum, contents.base->forms, base};
@@ -44,24 +45,24 @@ void leave_out_base(std::vector<RankContents>& ranks, LocalValues& model, const 
   std::erase_if(model.aliases, [&](const auto& alias) { return base.contains(alias.second); });
 }
 
-/// The contents of the ranks of this process, as they grow tensor by tensor.
+/// Collects the contents of this process's ranks, tensor by tensor.
 struct Gathered {
   const Contents& contents;
   const Communicator& world;
   std::vector<RankContents> ranks;
 
-  /// Adds what each rank has of a tensor.
+  /// Adds each rank's part of a tensor.
   void add(std::map<std::string, PartRecord> RankRecord::*where, const std::string& name, const at::Tensor& tensor,
            const std::vector<PartRecord>& parts) {
     const auto values = values_of_ranks(tensor, parts, world);
     for (size_t i = 0; i < ranks.size(); i++) {
       if (!(ranks[i].record.*where).emplace(name, parts[i]).second)
-        throw UsageError("two parameters in units of the model are called '{}'; shard the whole model last", name);
+        throw UsageError("two units of the model have a parameter called '{}'; call fully_shard for the whole model last", name);
       ranks[i].tensors.emplace_back(name, values[i]);
     }
   }
 
-  /// Adds a tensor that each rank has as a whole, and of which each saves its own, or rank 0 that of all.
+  /// Adds a tensor that each rank has as a whole. Each rank saves its own values if `by_all`, otherwise rank 0 saves them for all.
   void add(std::vector<std::string> RankRecord::*where, const std::string& name, const at::Tensor& tensor, bool by_all = true) {
     if (!by_all && !world.is_first()) return;
     const auto values = values_of_ranks(tensor, whole_records(tensor.sizes(), world), world);
@@ -152,9 +153,9 @@ void warn_of_lost_ties(const LocalValues& model, const Communicator& world) {
     const std::lock_guard lock(mutex);
     if (!warned.insert(part.name).second) continue;
     log(LogLevel::Warning,
-        fmt::format("'{0}' is saved with the values that it had first: its module's member is another tensor, perhaps that of '{1}', so "
-                    "nothing trains it. If the two should be tied, register one tensor under both names; programs that tie them would "
-                    "take either, and loading into a model in which they are tied needs first_of_tied",
+        fmt::format("'{0}' is saved with its initial values: its module's member is another tensor, perhaps that of '{1}', so nothing "
+                    "trains the registered one. If the two should be tied, register one tensor under both names; otherwise programs that "
+                    "tie them may take either value, and loading into a model in which they are tied needs first_of_tied",
                     part.name, other->name));
   }
 }
@@ -169,7 +170,8 @@ void expect_text(const Notes& notes) {
   };
   for (const auto& [name, note] : notes) {
     if (is_text(name) && is_text(note.text())) continue;
-    throw UsageError("the note '{}' holds bytes that are no UTF-8; notes are text, so write such bytes in digits", printable(name));
+    throw UsageError("the note '{}' holds bytes that are no UTF-8; notes are text, so encode such bytes, for example as hexadecimal digits",
+                     printable(name));
   }
 }
 

@@ -27,12 +27,12 @@ struct RankContents {
 /// The entries of the rank's tensors in its file.
 std::vector<SafetensorsEntry> entries_of(const RankContents& rank);
 
-/// The contents for every rank that this process represents. Tensors are those of the model and the optimizer themselves, not copies.
-/// Throws UsageError for what can't be saved. `save` is RankRecord::save.
+/// Returns the contents of every rank that this process represents. The tensors are the model's and the optimizer's own, not copies. Throws
+/// UsageError for contents that can't be saved. `save` is RankRecord::save.
 std::vector<RankContents> contents_of_ranks(uint64_t save, const Contents& contents, const Communicator& world);
 
 /// Warns once, on rank 0, of each parameter that looks tied in the program but is saved on its own: its member was set to a tensor of the
-/// same shape, while the name still stands for the values that it had first.
+/// same shape, while the name still refers to the tensor that was registered first.
 void warn_of_lost_ties(const LocalValues& model, const Communicator& world);
 
 /// Throws UsageError for notes that JSON can't hold: bytes that are not UTF-8.

@@ -26,11 +26,11 @@ namespace fs = std::filesystem;
 
 uint64_t draw_number(const Communicator& world) {
   std::random_device source;
-  const uint32_t drawn = source() | 1U << 31;                  // ten digits, so that two saves of one state have files of one size
+  const uint32_t drawn = source() | 1U << 31;                  // ten digits, so that two saves of one state have files of equal size
   return world.extremes(drawn, {.unit = "checkpoint"}).least;  // on hosts, because a device may have work queued for long
 }
 
-/// Whether a save has made the folder: it has nothing but the files of one.
+/// Whether the folder has no other files than those that a save writes.
 bool is_of_a_save(const fs::path& folder) {
   return std::ranges::all_of(names_in(folder).value_or(std::vector<std::string>()), [](std::string_view name) {
     if (name.ends_with(".part")) name.remove_suffix(std::string_view(".part").size());
@@ -50,12 +50,11 @@ void make_way(const fs::path& folder, bool in_place) {
     return;
   }
   if (!why || fs::is_symlink(folder, unknown) || !is_of_a_save(folder)) return;  // NewFolder refuses the name
-  if (in_place && !is_there(folder / kManifestFile)) {                           // left by a save that has not come to its end
+  if (in_place && !is_there(folder / kManifestFile)) {                           // left by an interrupted save
     remove_tree(folder);
     return;
   }
-  if (object_path(folder))
-    throw IoError("{} is no complete checkpoint ({}), and can't be set aside in such a store; remove it", folder, *why);
+  if (object_path(folder)) throw IoError("{} is not a complete checkpoint ({}), and a store can't rename it; remove it", folder, *why);
   set_aside(folder, *why);
 }
 
@@ -98,7 +97,7 @@ class Staging {
 void write_rank_file(const fs::path& folder, const RankContents& rank, c10::function_ref<void()> moved) {
   const auto& record = rank.record;
   if (!object_path(folder) && !is_there(folder)) {
-    throw IoError("the folder {} that rank 0 has made is not there for rank {}; save where all ranks see the same files", folder,
+    throw IoError("rank 0 has made the folder {}, but rank {} does not see it; save where all ranks see the same files", folder,
                   record.rank);
   }
   SafetensorsWriter writer(rank_file(folder, record.rank, record.ranks), entries_of(rank), to_metadata(record));
@@ -110,7 +109,7 @@ void write_rank_file(const fs::path& folder, const RankContents& rank, c10::func
   writer.close();
 }
 
-/// Throws UsageError for what can't be saved, or not in this way.
+/// Throws UsageError for contents that can't be saved, or not with these options.
 void expect_sound(const fs::path& folder, const Contents& contents, const SaveOptions& options) {
   expect_model(contents);
   if (folder.empty()) throw UsageError("a checkpoint needs a folder; this name is empty");
@@ -123,13 +122,13 @@ void expect_sound(const fs::path& folder, const Contents& contents, const SaveOp
     throw UsageError("SaveOptions::keep is for the folders of a run, PREFIX-step-N, and this one is {}", folder);
   }
   if (keep.best > 0 && !contents.notes.contains(keep.metric)) {
-    throw UsageError("Keep::best is by the note '{}', which this checkpoint has not", keep.metric);
+    throw UsageError("Keep::best compares the note '{}', which this checkpoint does not have; add it to Contents::notes", keep.metric);
   }
 }
 
 }  // namespace
 
-/// "run/net/" is "run/net".
+/// Removes a slash at the end, too: "run/net/" is "run/net".
 fs::path lasting_name(const fs::path& folder) {
   const auto named = folder.has_filename() ? folder : folder.parent_path();
   return named.empty() || object_path(named) ? named : fs::absolute(named);
@@ -191,7 +190,7 @@ void Save::commit() {
   made_.reset();
   const auto prefix = prefix_of(folder_);
   if (!prefix) return;
-  // The checkpoint is safe at this point: errors with other files are no reason to stop the run.
+  // The checkpoint is safe at this point: errors with other files do not stop the run.
   try {
     link_latest(folder_);
     if (options_.keep) prune(*prefix, *options_.keep, folder_);

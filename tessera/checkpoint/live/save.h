@@ -1,5 +1,5 @@
-// One save, from its beginning to its commit. save() does all steps in a row; AsyncSaver does all but the first in a thread, beside
-// training.
+// One save, from its beginning to its commit. checkpoint::save() runs all steps in a row; AsyncSaver runs all but the first in a background
+// thread.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -15,7 +15,7 @@
 
 namespace tessera::checkpoint {
 
-/// Throws for what can't be saved, on all ranks. Returns the number of this save (RankRecord::save). Collective.
+/// Throws on all ranks for contents that can't be saved. Returns the number of this save (RankRecord::save). Collective.
 uint64_t expect_savable(const std::filesystem::path& folder, const Contents& contents, const Communicator& world,
                         const SaveOptions& options, const std::string& failure);
 /// The name in a form that stays the same when the program changes its working directory.
@@ -27,20 +27,20 @@ class Save {
   Save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options);
 
   const std::filesystem::path& folder() const { return folder_; }
-  /// Drawn for this save; RankRecord::save.
+  /// The random number of this save, RankRecord::save.
   uint64_t number() const { return number_; }
 
-  /// Writes the files of this process's ranks. A file that has its name is complete and on disk. Calls `moved` after each tensor.
+  /// Writes the files of this process's ranks. A file under its final name is complete and on disk. Calls `moved` after each tensor.
   void write(const std::vector<RankContents>& ranks, c10::function_ref<void()> moved) const;
   /// The first file of a rank that is not there (yet).
   std::optional<std::filesystem::path> missing_file() const;
-  /// In the process of rank 0, checks the files of all ranks, writes the manifest, and gives the folder its name. Does nothing in others.
-  /// Unless it is called, the folder is removed in the end.
+  /// In the process of rank 0, checks the files of all ranks, writes the manifest, and gives the folder its name. Does nothing in
+  /// other processes. Without this call or abandon(), the destructor removes the folder.
   void commit();
   /// Leaves the folder where it is, because other ranks may still write into it.
   void abandon();
 
-  /// Error messages for other ranks: before the commit, and when the folder may have got its name.
+  /// Error messages for other ranks: before the commit, and when the folder may have its final name already.
   std::string failure() const;
   std::string commit_failure() const;
 

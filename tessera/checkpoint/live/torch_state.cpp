@@ -23,7 +23,7 @@ namespace {
 
 namespace to = torch::optim;
 
-/// Visits what libtorch keeps for one parameter, field by field. `needed` says whether the next step fails without the tensor.
+/// Visits the fields of the state that libtorch keeps for one parameter. `needed` says whether the next step fails without the tensor.
 struct FieldVisitor {
   c10::function_ref<void(const char* name, at::Tensor& value, bool needed)> tensor;
   c10::function_ref<void(const char* name, int64_t& value)> number;
@@ -86,8 +86,8 @@ const TorchRule& rule_of(const to::Optimizer& optimizer) {
   const auto found = std::ranges::find_if(rules, [&](const TorchRule& each) { return each.optimizer == type; });
   if (found != rules.end()) return *found;
   throw UsageError(
-      "checkpoints do not know the state of a {}; of torch::optim they know Adam, AdamW, SGD, Adagrad and RMSprop, and all of "
-      "tessera::optim. Leave Contents::optimizer out to save weights only",
+      "checkpoints can't hold the state of a {}; they hold that of Adam, AdamW, SGD, Adagrad and RMSprop of torch::optim, and of all "
+      "optimizers of tessera::optim. Leave Contents::optimizer out to save weights only",
       c10::demangle(type.name()));
 }
 
@@ -205,7 +205,7 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
       if (value == saved->second.end()) {
         if (needed) refuse_missing(key);
       } else if (value->second.sizes() != sizes) {
-        throw UsageError("the state '{}' of '{}' has the sizes [{}], its shard here has [{}]", key, saved->first,
+        throw UsageError("the state '{}' of '{}' has the sizes [{}], but the parameter's shard here has [{}]", key, saved->first,
                          joined(value->second.sizes()), joined(sizes));
       }
     };
@@ -223,7 +223,7 @@ void expect_torch_state(to::Optimizer& optimizer, const torch::nn::Module& model
     }
   }
   for (const auto& [name, saved] : state) {
-    if (!known.contains(name)) throw UsageError("the state is of a parameter '{}', which this optimizer has not", name);
+    if (!known.contains(name)) throw UsageError("the state is of a parameter '{}', which this optimizer does not have", name);
   }
 }
 

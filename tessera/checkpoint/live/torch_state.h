@@ -1,4 +1,4 @@
-// The state of optimizers of torch::optim by the names of parameters, as optim::Optimizer gives its own.
+// Reads and loads the state of optimizers of torch::optim by the names of parameters, as optim::Optimizer does for its own state.
 #pragma once
 
 #include <map>
@@ -20,10 +20,10 @@ struct PythonGroup {
   nlohmann::json settings;
   std::vector<at::Tensor> parameters;
 };
-/// The settings of a group of Adam, AdamW, SGD, Adagrad or RMSprop; of others only the learning rate.
+/// Returns the settings of a group of Adam, AdamW, SGD, Adagrad or RMSprop; of other classes only the learning rate.
 nlohmann::json torch_settings(const torch::optim::OptimizerOptions& options);
 
-/// Returns the optimizer's own tensors, not copies. Throws UsageError for a class of which nothing is known.
+/// Returns the optimizer's own tensors, not copies. Throws UsageError for other classes than these five.
 std::map<std::string, optim::ParameterState> torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model);
 /// Throws UsageError if load_torch_state would.
 void expect_torch_state(torch::optim::Optimizer& optimizer, const torch::nn::Module& model,

@@ -1,4 +1,4 @@
-// Runs with optimizers of torch::optim go on from a checkpoint to the bit.
+// Runs with optimizers of torch::optim resume from a checkpoint with the same bits.
 #include "tessera/checkpoint/live/torch_state.h"
 
 #include <gmock/gmock.h>
@@ -81,7 +81,7 @@ TEST_P(TorchState, LetsARunGoOn) {
       load(folder / "a", into, world);
       EXPECT_EQ(fresh.train(3, 6), expected) << "rank " << world.rank() << " of " << ranks;
       testing::expect_same(full_state(*fresh.picture.model), full_state(*run.picture.model));
-      load(folder / "a", into, world);  // over the state that it has by now
+      load(folder / "a", into, world);  // replaces the state that the optimizer has by now
       EXPECT_EQ(fresh.train(3, 6), expected);
     });
   }
@@ -97,7 +97,7 @@ TEST(StateOfTorch, IsRefusedByNameWhereItDoesNotFit) {
     const TorchRun adam(world, kAdam), amsgrad(world, kAmsgrad), momentum(world, kMomentum);
     const TorchRun lbfgs(world, make<torch::optim::LBFGS>(torch::optim::LBFGSOptions(1)));
     EXPECT_THAT(message_of<UsageError>([&] { save(folder / "none", lbfgs.contents(), world); }),
-                HasSubstr("do not know the state of a torch::optim::LBFGS"));
+                HasSubstr("can't hold the state of a torch::optim::LBFGS"));
     adam.train(0, 1);
     save(folder / "a", adam.contents(), world);
     const auto refusal = [&](const TorchRun& run) {

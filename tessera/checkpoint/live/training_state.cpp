@@ -31,7 +31,8 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
   if (contents.average == nullptr) return state;
   for (const auto& [name, average] : contents.average->state(*contents.model)) {
     if (state[name].emplace(kAverageKey, average).second) continue;
-    throw UsageError("the optimizer calls its own state '{}', as a checkpoint calls a moving average; give it another name", kAverageKey);
+    throw UsageError("the optimizer has state called '{}', which is the name of an average in checkpoints; give it another name",
+                     kAverageKey);
   }
   return state;
 }

@@ -1,4 +1,4 @@
-// The state of each parameter that a checkpoint holds beside its values: that of the optimizer, and the average.
+// The state that a checkpoint holds for each parameter besides its values: the optimizer's state, and the moving average.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the state by names of parameters. The average has a key of its own.
+/// Returns the state by names of parameters. The average has its own key.
 std::map<std::string, optim::ParameterState> training_state(const Contents& contents);
 
 /// The state in a checkpoint, with the keys of the optimizer that was saved. A tensor that can be read straight into the optimizer's memory
@@ -18,14 +18,14 @@ std::map<std::string, optim::ParameterState> training_state(const Contents& cont
 class SavedState {
  public:
   /// Leaves out parameters `elsewhere`, which only other ranks have, and those that may be unknown. Throws UsageError for state that can't
-  /// be divided as the model is, or does not fit the optimizer and the average. The arguments must outlive it.
+  /// be sharded as the model is, or does not fit the optimizer and the average. The arguments must outlive this object.
   SavedState(const Contents& contents, const Manifest& manifest, const CatalogReader& stored, const std::set<std::string>& elsewhere,
              const LoadOptions& options, const Communicator& world);
   void load() const;
 
  private:
   void expect_average() const;
-  /// The state that is the optimizer's, under its keys.
+  /// Returns the optimizer's state without the average, under the keys of the optimizer here.
   std::map<std::string, optim::ParameterState> of_optimizer() const;
   bool reads_in_place(const std::string& name, const at::Tensor& parameter) const;
   void read_in_place(const std::string& name, const at::Tensor& parameter, const at::Tensor& to) const;

@@ -18,9 +18,9 @@ class ValueSource {
   ValueSource& operator=(const ValueSource&) = delete;
   virtual ~ValueSource() = default;
 
-  /// The tensors, and aliases. The boxes of a dict are numbered in the place of files.
+  /// The tensors and aliases of the source. Where a dict is the source, numbers of boxes take the place of numbers of files.
   virtual const Catalog& catalog() const = 0;
-  /// Whether two names stand for the same values, as those of a tied parameter do. A source that has only parts compares the parts.
+  /// Whether two names have the same values, as the names of a tied parameter have. A source that has only parts compares the parts.
   virtual bool is_same(const std::string& one, const std::string& other, std::span<const PartRecord> parts) const = 0;
   /// Throws unless the source has all that the ranks of this process need of a tensor.
   virtual void expect_parts(const std::string& name, std::span<const PartRecord> parts) const = 0;

@@ -193,7 +193,8 @@ TEST_F(Ckpt, WritesNothingThatHidesARun) {
   for (const auto& out : {prefix, prefix + "/"}) {
     const auto ended = ckpt("merge", {prefix, out});
     EXPECT_EQ(ended.status, 2);
-    EXPECT_THAT(ended.output, HasSubstr(prefix + " is the name of a run, whose checkpoints " + prefix + "-step-N it would hide"));
+    EXPECT_THAT(ended.output, HasSubstr(prefix + " is the prefix of a run; a file or folder of this name would hide its checkpoints " +
+                                        prefix + "-step-N"));
   }
   EXPECT_EQ(ckpt("convert", {prefix, prefix, "--to", "tessera"}).status, 2);
   EXPECT_EQ(ckpt("merge", {prefix, prefix, "--unsafe-serialization"}).status, 2);
