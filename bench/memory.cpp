@@ -1,5 +1,5 @@
-// Trains a GPT with one technique, and reports its memory: by a formula, for each kind of memory, and as the kernel measures it. bench/memory
-// runs it for each technique of its table.
+// Trains a GPT with one technique, and reports its memory: by a formula, for each kind of memory, and as the kernel measures it.
+// bench/memory runs it for each technique of its table.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>

@@ -1,5 +1,5 @@
-// Trains one of the benchmarks' models on random data, and prints time and memory of a step as one line of JSON. bench/compare and bench/gpu
-// run it, and the same by other systems.
+// Trains one of the benchmarks' models on random data, and prints time and memory of a step as one line of JSON. bench/compare and
+// bench/gpu run it, and the same by other systems.
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>

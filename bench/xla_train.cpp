@@ -1,5 +1,5 @@
-// Trains a model of the benchmarks and prints the cost of a step as one line of JSON. Trains on XLA devices (sharded if there are several), or
-// by eager libtorch in one process or on one of several ranks that shard the model. bench/xla runs it.
+// Trains a model of the benchmarks and prints the cost of a step as one line of JSON. Trains on XLA devices (sharded if there are
+// several), or by eager libtorch in one process or on one of several ranks that shard the model. bench/xla runs it.
 #include <fmt/format.h>
 #include <tessera/base/env.h>
 #include <tessera/models/mlp.h>

@@ -1,4 +1,4 @@
-// One rank prepares a file that all ranks read, each answers a part of its rows, and all gather the answers: tessera launch -n 3 among_ranks
+// One rank writes a file for all, each answers a part of it, and all gather the answers: tessera launch -n 3 among_ranks
 // Also writes a trace with the time that each part took.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>

@@ -43,8 +43,8 @@ BertConfig make_config(const Flags& flags, const data::WordPiece& tokenizer) {
                                   config.max_position_embeddings));
   }
   if (tokenizer.size() > config.vocab_size) {
-    throw ConfigError(fmt::format("{}: vocab.txt has {} tokens, but the model only {}; give a folder in which both belong together", flags.model.string(),
-                                  tokenizer.size(), config.vocab_size));
+    throw ConfigError(fmt::format("{}: vocab.txt has {} tokens, but the model only {}; give a folder in which both belong together",
+                                  flags.model.string(), tokenizer.size(), config.vocab_size));
   }
   return config;
 }

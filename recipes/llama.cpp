@@ -85,7 +85,8 @@ bool has_adapters(const Model& model) {
 void expect_use(const Flags& flags, const models::LlamaConfig& config, const Model& model) {
   if (!has_adapters(model)) {
     if (!flags.adapter.empty())
-      throw ConfigError("--adapter FOLDER: neither --method nor the configuration makes adapters; give --method lora, or write the model by --output");
+      throw ConfigError(
+          "--adapter FOLDER: neither --method nor the configuration makes adapters; give --method lora, or write the model by --output");
     for (const auto& module : model->modules()) {
       const auto* const linear = module->as<torch::nn::LinearImpl>();
       if (linear != nullptr && held_form(linear->weight) != nullptr)
@@ -95,7 +96,8 @@ void expect_use(const Flags& flags, const models::LlamaConfig& config, const Mod
   }
   if (flags.model.empty()) throw ConfigError("adapters need a model that has been trained; give --model PATH");
   if (flags.output.empty()) return;
-  if (flags.adapter.empty()) throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER, too, where the adapters are saved");
+  if (flags.adapter.empty())
+    throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER, too, where the adapters are saved");
   for (const auto& layer : lora::layers_of(model)) {
     if (config.tie_word_embeddings && layer.name.ends_with("embed_tokens"))
       throw ConfigError(fmt::format(

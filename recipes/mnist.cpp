@@ -1,5 +1,5 @@
-// Trains the network of PyTorch/XLA's MNIST example on sharded ranks, saves the part of each rank, consolidates the parts into one file, and
-// evaluates a plain, unsharded model with it.
+// Trains the network of PyTorch/XLA's MNIST example on sharded ranks, saves the part of each rank, consolidates the parts into one file,
+// and evaluates a plain, unsharded model with it.
 #include <fmt/format.h>
 #include <tessera/models/mnist.h>
 #include <tessera/tessera.h>

@@ -23,7 +23,8 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--fake-data", flags.fake_data, "Train on generated images instead of files");
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--momentum", flags.momentum, "Momentum of SGD")->capture_default_str()->check(tessera::cli::from_to(0.0, 1.0));
-  app.add_flag("--drop-last", flags.drop_last, "Drop the last samples of an epoch if they do not fill a batch, instead of filling it with other samples");
+  app.add_flag("--drop-last", flags.drop_last,
+               "Drop the last samples of an epoch if they do not fill a batch, instead of filling it with other samples");
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Do not shard: whole parameters on every rank, gradients averaged");
   app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");

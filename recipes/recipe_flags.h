@@ -21,7 +21,8 @@ struct RecipeFlags {
 
 /// For recipes that measure an accuracy.
 inline void add_target_flag(CLI::App& app, RecipeFlags& flags) {
-  app.add_option("--target-accuracy", flags.target, "In percent; if the accuracy is lower, the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
+  app.add_option("--target-accuracy", flags.target, "In percent; if the accuracy is lower, the exit status is 21")
+      ->check(tessera::cli::from_to(0.0, 100.0));
 }
 
 /// Returns the exit status for an accuracy in percent.

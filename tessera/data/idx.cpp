@@ -103,7 +103,8 @@ at::Tensor read_idx(const std::filesystem::path& file) {
                   fmt::format("{:02x}", fmt::join(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size()), ", ")));
   }
   if (dimensions > kMostDimensions) {
-    throw IoError("{} is not an IDX file of a data set: it has {} dimensions, but at most {} are supported", file, dimensions, kMostDimensions);
+    throw IoError("{} is not an IDX file of a data set: it has {} dimensions, but at most {} are supported", file, dimensions,
+                  kMostDimensions);
   }
   const auto length = kMagic + dimensions * kDimension;
   unpacked.read(header, length - kMagic);

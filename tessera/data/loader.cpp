@@ -117,7 +117,8 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
     throw UsageError("loader: dispatch has rank 0 fetch for all ranks, and join has each rank fetch from a source of its own; choose one");
   for (const auto& group : {options.dispatch, options.join}) {
     if (group && group->local_ranks().size() > 1)
-      throw UsageError("loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave these options out");
+      throw UsageError(
+          "loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave these options out");
     const int ranks = group ? (options.dispatch ? group->size() : 1) : source_->ranks();
     if (source_->ranks() != ranks) {
       throw UsageError("loader: {} needs a source of {}, but this one divides batches among {}; {}", options.dispatch ? "dispatch" : "join",
@@ -400,7 +401,8 @@ Loader::Result Loader::make(const Position& position, const Attempt& attempt, co
       if (drawn.batches && position.batch > *drawn.batches && !options_.join) throw no_such_place(position, *drawn.batches);
       return {};
     }
-    if (drawn.shares.empty()) throw UsageError("the source has returned a batch without shares; Drawn::shares must have one for each local rank");
+    if (drawn.shares.empty())
+      throw UsageError("the source has returned a batch without shares; Drawn::shares must have one for each local rank");
     Result result{.batch = drawn.make(), .shares = drawn.shares, .is_placed = place && !options_.dispatch};
     result.batch->repeats = repeats_of(drawn.shares);
     result.batch->weight = drawn.shares.front().weight;

@@ -50,7 +50,7 @@ struct LoaderOptions {
   std::string data = {};
 };
 
-/// The number of a loop over a loader. The loop is open as long as somebody holds this pointer: until its end, or until a program leaves it.
+/// The number of a loop over a loader. The loop is open as long as somebody holds this pointer: until it ends or is left.
 using Loop = std::shared_ptr<const uint64_t>;
 
 /// Iterates over a source of batches: for (auto& batch : loader). The source has next(), which returns nothing at the end, and loop(),

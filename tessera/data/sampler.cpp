@@ -14,7 +14,7 @@ namespace {
 /// A uniformly distributed number from 0 to limit - 1. std::uniform_int_distribution is not used, because its results differ between
 /// standard libraries.
 uint64_t draw(std::mt19937_64& source, uint64_t limit) {
-  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // how many of the highest values are rejected, because they would favor small results
+  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // the number of highest values to reject: they would favor small results
   uint64_t value = source();
   while (value > UINT64_MAX - unfair) value = source();
   return value % limit;

@@ -27,8 +27,8 @@ struct SamplerOptions {
   /// Returns the numbers of the samples of an epoch, in place of `order`. A sample may come several times or not at all, for example to
   /// balance classes. The function must return the same on every rank.
   std::function<std::vector<int64_t>(int64_t epoch)> sampler = {};
-  /// Returns the batches of an epoch, in place of `order` and `global_batch`. A batch has the samples of one step on all ranks together, and
-  /// may have any size, for example to put texts of similar length together. The function must return the same on every rank.
+  /// Returns the batches of an epoch, in place of `order` and `global_batch`. A batch has the samples of one step on all ranks together,
+  /// and may have any size, for example to put texts of similar length together. The function must return the same on every rank.
   std::function<std::vector<std::vector<int64_t>>(int64_t epoch)> batch_sampler = {};
 };
 

@@ -65,8 +65,8 @@ size_t column(const Lines& header, std::string_view name) {
   const auto names = header.fields();
   const auto found = std::ranges::find(names, name);
   if (found != names.end()) return static_cast<size_t>(found - names.begin());
-  header.refuse(fmt::format("the header has no column '{}', but '{}'; it must have the columns '{}', '{}' and '{}', separated by tabs", name,
-                            fmt::join(names, "', '"), kLabel, kFirst, kSecond));
+  header.refuse(fmt::format("the header has no column '{}', but '{}'; it must have the columns '{}', '{}' and '{}', separated by tabs",
+                            name, fmt::join(names, "', '"), kLabel, kFirst, kSecond));
 }
 
 }  // namespace

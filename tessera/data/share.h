@@ -35,8 +35,8 @@ class Division {
   /// The number of batches that so many samples make.
   int64_t batches(int64_t samples) const;
   /// The part of each local rank in a batch of so many samples. With Tail::Keep, or if batches have any size, a rank for which no sample is
-  /// left gets the first sample with weight 0, so that all ranks run the model together. Throws UsageError if the ranks of one process would
-  /// have parts of different sizes.
+  /// left gets the first sample with weight 0, so that all ranks run the model together. Throws UsageError if the ranks of one process
+  /// would have parts of different sizes.
   std::vector<Share> shares(int64_t samples) const;
   /// Makes shares() return the parts of all ranks from now on.
   void take_all_ranks();

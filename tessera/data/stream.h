@@ -19,8 +19,8 @@ struct StreamOptions {
   /// Begins an epoch. If a run resumes in the middle of an epoch, the samples before that position are pulled and dropped; each evaluation
   /// opens the stream again. A Loader waits for a pull that has begun, even when it is destroyed.
   std::function<Pull(int64_t epoch)> open = {};
-  /// Makes a blocked pull return, for example by shutdown() of its socket. Another thread calls it if the Loader is destroyed during a pull.
-  /// Without it, the destructor of the Loader waits for a pull that never returns, and logs that every ten seconds.
+  /// Makes a blocked pull return, for example by shutdown() of its socket. Another thread calls it if the Loader is destroyed during a
+  /// pull. Without it, the destructor of the Loader waits for a pull that never returns, and logs that every ten seconds.
   std::function<void()> interrupt = {};
   int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all of them, and keeps its part
   std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()

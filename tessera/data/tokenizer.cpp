@@ -104,7 +104,8 @@ void TokenizerCore::complete(const std::string& where) {
   pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
   for (const auto* ends : {&first, &last}) {
     for (const auto id : *ends) {
-      if (static_cast<size_t>(id) >= tokens.size()) throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
+      if (static_cast<size_t>(id) >= tokens.size())
+        throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
     }
   }
   std::vector<AddedToken> before, in;

@@ -12,8 +12,8 @@
 namespace tessera::nn {
 namespace {
 
-/// Computes attention with each head of keys and values as a batch entry of its own, so that the query heads of its group share it without a
-/// copy. Sizes are those of grouped_attention().
+/// Computes attention with each head of keys and values as a batch entry of its own, so that the query heads of its group share it without
+/// a copy. Sizes are those of grouped_attention().
 at::Tensor unmasked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, bool causal, double dropout) {
   const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
   const auto shared = keys.size(1), groups = heads / shared;

@@ -14,9 +14,10 @@ struct LinearCrossEntropy {
   at::Tensor divisor = {};      // divides the sum of losses, in place of the number of rows that count
 };
 
-/// The mean of cross_entropy(x @ weight.T, targets) over the rows that count; 0 if no row does. x: {..., inputs}, weight: {classes, inputs},
-/// targets: integers {...}. Losses are computed in float32, whatever the dtype of x and weight. Gradients are made in forward, chunk by
-/// chunk of rows, so that backward reads neither x nor weight; scores take the memory of one chunk. Second derivatives are refused.
+/// The mean of cross_entropy(x @ weight.T, targets) over the rows that count; 0 if no row does. x: {..., inputs}, weight: {classes,
+/// inputs}, targets: integers {...}. Losses are computed in float32, whatever the dtype of x and weight. Gradients are made in forward,
+/// chunk by chunk of rows, so that backward reads neither x nor weight; scores take the memory of one chunk. Second derivatives are
+/// refused.
 at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets,
                                 const LinearCrossEntropy& options = {});
 

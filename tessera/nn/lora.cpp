@@ -134,10 +134,11 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
       return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other) || is_changed);
     });
     if (same != layers.end())
-      throw UsageError("lora: '{}' and '{}' share a weight, so one of them can't have an adapter; leave it out of target_modules", layer.name,
-                       same->name);
+      throw UsageError("lora: '{}' and '{}' share a weight, so one of them can't have an adapter; leave it out of target_modules",
+                       layer.name, same->name);
     if (has_stand_in(layer.weight) && held_form(layer.weight) == nullptr && !adapted_of(*layer.module))
-      throw UsageError("lora: the operator of '{}', or of a layer with the same weight, is replaced already; leave this layer out", layer.name);
+      throw UsageError("lora: the operator of '{}', or of a layer with the same weight, is replaced already; leave this layer out",
+                       layer.name);
     if (shard_info(held_values(layer.weight)))
       throw UsageError("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name);
   }
@@ -234,8 +235,8 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   }
 }
 
-/// Sets requires_grad. For a sharded parameter, reading requires_grad makes the shard and the module's member agree, so this reads it before
-/// and after setting it.
+/// Sets requires_grad. For a sharded parameter, reading requires_grad makes the shard and the module's member agree, so this reads it
+/// before and after setting it.
 void set_training(at::Tensor tensor, bool trains) {
   if (tensor.requires_grad() == trains) return;
   tensor.set_requires_grad(trains);
@@ -299,7 +300,8 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   for (const auto& item : model.named_parameters()) {
     const auto* const form = is_within(item.key(), modules) ? held_form(item.value()) : nullptr;
     if (form != nullptr)
-      throw UsageError("lora: modules_to_save: '{}' is quantised to {} and frozen; leave it out of QuantizeOptions::layers", item.key(), form->name);
+      throw UsageError("lora: modules_to_save: '{}' is quantised to {} and frozen; leave it out of QuantizeOptions::layers", item.key(),
+                       form->name);
   }
 }
 
@@ -449,8 +451,7 @@ void merge(ModuleRef model) {
     const auto same = std::ranges::find_if(
         all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
     if (same != all_layers.end())
-      throw UsageError("lora: '{}' can't be merged: '{}' has the same weight, and must not get the adapter", layer.name,
-                       same->name);
+      throw UsageError("lora: '{}' can't be merged: '{}' has the same weight, and must not get the adapter", layer.name, same->name);
     if (const auto* form = held_form(layer.weight))
       throw UsageError("lora: the weight of '{}' is quantised to {}, so no adapter can be merged into it; merge into the original model",
                        layer.name, form->name);

@@ -54,11 +54,11 @@ struct Options {
   Init init_lora_weights = Init::Kaiming;
 };
 
-/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d can have one. Afterwards only adapters train, and the modules
-/// and biases that the options name. Call it before fully_shard, or within deferred_init. Weights may be loaded before or after it; after
-/// it, DoRA needs reset_magnitudes. A model may have several adapters; the first one is active. Modules and biases that train as a whole
-/// have one value for all adapters, so only one adapter can train them. If a name matches no layer, throws UsageError, which lists the names
-/// of layers, and changes nothing.
+/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d can have one. Afterwards only adapters train, and the
+/// modules and biases that the options name. Call it before fully_shard, or within deferred_init. Weights may be loaded before or after
+/// this call; if after, DoRA needs reset_magnitudes. A model may have several adapters; the first one is active. Modules and biases that
+/// train as a whole have one value for all adapters, so only one adapter can train them. If a name matches no layer, throws UsageError,
+/// which lists the names of layers, and changes nothing.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
 /// The adapters of a model, and those that are active.

@@ -92,7 +92,8 @@ void expect_fit(const at::Tensor& x, const RotaryTable& table) {
                     cos.size(1) == x.size(1) && 2 * cos.size(2) <= x.size(3);
   if (!fits) {
     throw UsageError(
-        "rotary embeddings: a table of [{}] and [{}] does not fit values of [{}]; for values of {{batch, length, heads, size}} it must have "
+        "rotary embeddings: a table of [{}] and [{}] does not fit values of [{}]; for values of {{batch, length, heads, size}} it must "
+        "have "
         "{{1 or batch, length, pairs}}, with at most size / 2 pairs",
         joined(cos.sizes()), joined(sin.sizes()), joined(x.sizes()));
   }
