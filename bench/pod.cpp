@@ -95,6 +95,7 @@ int main(int argc, char** argv) {
   app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3));
   app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a block again in backward");
-  app.add_flag("--barriers,!--no-barriers", flags.barriers, "Tie gathers and sums of gradients to the computation by barriers; without them, the compiler chooses their time");
+  app.add_flag("--barriers,!--no-barriers", flags.barriers,
+               "Tie gathers and sums of gradients to the computation by barriers; without them, the compiler chooses their time");
   return bench::run(app, argc, argv, [&] { run(flags); });
 }

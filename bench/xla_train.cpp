@@ -118,7 +118,8 @@ int main(int argc, char** argv) {
   app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager", "ranks"}))->capture_default_str();
   flags.steps = 8, flags.warmup = 3;
   flags.add_to(app, {"gpt", "mlp"});
-  app.add_option("--devices", flags.devices, "Number of XLA devices, which shard the model; for --system ranks, tessera launch sets the number")->check(CLI::Range(1, 1024));
+  app.add_option("--devices", flags.devices, "Number of XLA devices, which shard the model; for --system ranks, tessera launch sets the number")
+      ->check(CLI::Range(1, 1024));
   return bench::run(app, argc, argv, [&] {
     const auto row = run(flags);
     if (env("RANK").value_or("0") == "0") fmt::print("{}\n", row.dump());

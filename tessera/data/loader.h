@@ -86,7 +86,7 @@ class Loader {
   explicit Loader(Stream stream, const LoaderOptions& options = {});
   explicit Loader(std::unique_ptr<Source> source, const LoaderOptions& options = {});
   Loader(Loader&&) = delete;
-  ~Loader();  // waits until the workers have finished their present batches, and logs every ten seconds for what it waits
+  ~Loader();  // waits until the workers have finished their present batches, and logs every ten seconds what it waits for
 
   /// The next batch of the epoch, or nothing at its end; the call after that begins the next epoch. If fetch throws, next() throws the same
   /// exception with the position in front of its message. It then stays at that batch, so another call throws again.
