@@ -52,7 +52,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(from_to(0.0, 1.0));
   app.add_option("--weight-decay", flags.weight_decay, "Decay of all parameters but norms and biases")->capture_default_str()->check(from_to(0.0, 1000.0));
-  app.add_option("--clip", flags.clip, "Greatest norm of the gradient, to which it is scaled down; 0: no limit")->capture_default_str()->check(from_to(0.0, 1e9));
+  app.add_option("--clip", flags.clip, "Greatest norm of the gradient, to which it is scaled down; 0: no limit")
+      ->capture_default_str()
+      ->check(from_to(0.0, 1e9));
   app.add_option("--z-loss", flags.z_loss, "Weight of a loss that keeps scores from drifting away")->capture_default_str()->check(from_to(0.0, 1.0));
   app.add_option("--loss-rows", flags.rows_at_once,
                  "Tokens whose scores are in memory at once; 0: as many as take 32 MB, or an eighth of the head's gradient")
@@ -84,7 +86,9 @@ inline void declare(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(tessera::cli::one_of({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
   app.add_option("--prompt", flags.prompt, "A text that the model continues, before training and after it");
-  app.add_option("--max-new-tokens", flags.new_tokens, "Greatest number of tokens that continue the prompt")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_option("--max-new-tokens", flags.new_tokens, "Greatest number of tokens that continue the prompt")
+      ->capture_default_str()
+      ->check(from_to(1, 1'000'000));
   app.add_option("--temperature", flags.temperature, "0: always the likeliest token")->capture_default_str()->check(from_to(0.0, 100.0));
   app.add_option("--top-p", flags.top_p, "Draws from the likeliest tokens that together have this probability")
       ->capture_default_str()
