@@ -1,4 +1,4 @@
-// Helpers of all benchmarks: clocks, memory, models with their batches, and the end of their main functions.
+// Helpers of all benchmarks: clocks, memory, models with their batches, and run(), which main functions end with.
 #pragma once
 
 #include <fmt/format.h>
@@ -53,7 +53,7 @@ inline double seconds_of_slowest(const tessera::Communicator& world, const auto&
   return over_ranks(world, seconds_of(act), tessera::Reduce::Max);
 }
 
-/// This process's memory in MB, with its part of shared memory.
+/// This process's memory in MB, with its share of shared memory (PSS).
 inline double own_megabytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -62,7 +62,7 @@ inline double own_megabytes() {
   return 0;
 }
 
-/// The flags of a benchmark that trains. A size of 0 is the benchmark's own.
+/// The flags of a benchmark that trains. A size of 0 stands for the model's default.
 struct TrainingFlags {
   std::string model = "mlp", dtype = "fp32";
   int steps = 12, warmup = 4;
@@ -73,13 +73,13 @@ struct TrainingFlags {
     app.add_option("--dtype", dtype)->check(CLI::IsMember({"fp32", "bf16"}))->capture_default_str();
     app.add_option("--steps", steps)->check(CLI::Range(1, 100'000))->capture_default_str();
     app.add_option("--warmup", warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
-    app.add_option("--batch", batch, "Samples per rank and step; the model's own unless given")->check(CLI::Range(1, 1'000'000));
+    app.add_option("--batch", batch, "Samples per rank and step; by default the model's own number")->check(CLI::Range(1, 1'000'000));
     app.add_option("--width", width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
     app.add_option("--layers", layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
   }
 };
 
-/// A number if it is given, or else another.
+/// Returns `given` unless it is 0, the default of a flag.
 inline int64_t or_else(int64_t given, int64_t otherwise) {
   return given > 0 ? given : otherwise;
 }
@@ -88,7 +88,7 @@ struct Batch {
   at::Tensor inputs, targets;
 };
 
-/// A model of a benchmark: what becomes a unit, how many samples a rank takes, what these are, and their loss.
+/// A model of a benchmark: the modules that become units, the number of samples per rank, and functions for batches and their loss.
 struct Subject {
   std::shared_ptr<torch::nn::Module> module;
   std::vector<std::shared_ptr<torch::nn::Module>> units = {};
@@ -114,7 +114,7 @@ Subject classifier(Model model, std::vector<std::shared_ptr<torch::nn::Module>> 
       .loss = [=](const Batch& drawn) mutable { return torch::cross_entropy_loss(model(drawn.inputs).to(torch::kFloat), drawn.targets); }};
 }
 
-/// Tokens, and those that follow.
+/// Random tokens, with the next token of each as its target.
 inline Batch draw_tokens(int64_t vocabulary, int64_t count, int64_t length) {
   const auto tokens = torch::randint(vocabulary, {count, length + 1}, torch::kLong);
   return {tokens.narrow(1, 0, length).contiguous(), tokens.narrow(1, 1, length).contiguous()};

@@ -1,4 +1,4 @@
-// Costs of reading and writing files of tensors: opening one with many tensors, and checksums beside copying.
+// Measures reading and writing of files of tensors: opening a file with many tensors, and checksums compared with copying.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-// How fast checkpoints are saved and loaded: one line of JSON for each operation. bench/checkpoint runs it beside PyTorch's.
+// Measures saves and loads of checkpoints: one line of JSON for each operation. bench/checkpoint runs it, and the same by PyTorch.
 #include <ATen/ATen.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ namespace {
 using namespace tessera;
 using bench::seconds_of_slowest;
 
-/// Writes this rank's bytes from memory to disk: no checkpoint can be faster.
+/// Writes this rank's bytes from memory to disk, as a lower bound: no checkpoint can be faster.
 void write_plainly(const std::filesystem::path& path, const at::Tensor& bytes) {
   constexpr int64_t kBlock = 8 << 20;
   const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644));
@@ -33,7 +33,7 @@ void write_plainly(const std::filesystem::path& path, const at::Tensor& bytes) {
   TORCH_CHECK(::fsync(file.get()) == 0, "can't write ", path);
 }
 
-/// Seconds of the fastest of three runs. Removes and syncs the files before each, so that only the first run waits for the machine to
+/// Seconds of the fastest of three runs. Removes the files and syncs before each run, so that only the first run waits for the machine to
 /// provide memory.
 double fastest(const Communicator& world, const std::filesystem::path& target, const std::function<void()>& act) {
   double least = std::numeric_limits<double>::infinity();

@@ -1,4 +1,4 @@
-// How fast ranks move and add bytes: one line of JSON for each operation and size. bench/collectives runs it over each transport.
+// Measures how fast ranks move and add bytes: one line of JSON for each operation and size. bench/collectives runs it over each transport.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <tessera/shard/memory/gradient_slots.h>
@@ -13,7 +13,7 @@
 namespace {
 
 using namespace tessera;
-/// Seconds that the slowest rank takes for `act`, the median of several rounds.
+/// Seconds that the slowest rank takes for `act`: the median of several rounds.
 double seconds(const Communicator& world, const std::function<void()>& act) {
   constexpr int kRounds = 9;
   std::vector<double> times;
@@ -25,7 +25,7 @@ double seconds(const Communicator& world, const std::function<void()>& act) {
 }
 
 void report(const Communicator& world, const std::string& system, const std::string& operation, int64_t bytes, double took) {
-  // The least traffic of memory: a copy reads and writes each byte, a sum reads what all ranks have and writes its part.
+  // The least memory traffic: a copy reads and writes each byte, a sum reads the values of all ranks and writes this rank's part.
   const auto ranks = static_cast<double>(world.size()), size = static_cast<double>(bytes);
   const double moved = operation == "reduce_scatter" ? size + size / ranks : 2 * size;
   if (world.rank() != 0) return;

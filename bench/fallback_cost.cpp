@@ -1,5 +1,5 @@
-// The extra cost of an operator with an unsharded parameter among its operands, and the cost of a step of torch's AdamW on a unit of many
-// small parameters.
+// Measures the extra cost of an operator with an unsharded parameter among its operands, and the cost of a step of torch's AdamW on a unit
+// of many small parameters.
 //   build/bin/bench_fallback_cost
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-/// Nanoseconds of one call, the median of several rounds.
+/// Nanoseconds of one call: the median of several rounds.
 template <class Call>
 double nanoseconds(const Call& call) {
   constexpr int kCalls = 20'000;
@@ -35,7 +35,7 @@ struct Many : torch::nn::Module {
   }
 };
 
-/// Seconds of a forward and backward pass and a step, the best of several.
+/// Seconds of a forward and backward pass and a step: the fastest of several.
 double step_of(Many& model) {
   torch::optim::AdamW optimizer(model.parameters(), torch::optim::AdamWOptions(1e-3));
   return bench::best_of(5, [&] {

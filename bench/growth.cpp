@@ -1,5 +1,5 @@
-// How the cost of a rank grows: one rank's step of many small units among more and more simulated peers, and the time to make more and more
-// units.
+// Measures how the cost of a rank grows: one rank's step of many small units with a growing number of simulated peers, and the time to make
+// a growing number of units.
 //   build/bin/bench_growth [steps|units]
 #include <fmt/format.h>
 #include <tessera/tessera.h>

@@ -1,5 +1,5 @@
-// Trains a GPT by one technique, and reports its memory: by formula, by kind, and as the kernel counts it. bench/memory runs it for a table
-// of techniques.
+// Trains a GPT with one technique, and reports its memory: by a formula, for each kind of memory, and as the kernel measures it.
+// bench/memory runs it for each technique of its table.
 #include <fmt/format.h>
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
@@ -24,7 +24,7 @@ struct Flags {
   bool unsynced = false, bf16 = false, checkpointing = false, state_on_disk = false, parameters_on_disk = false;
 };
 
-/// Records the most memory that this rank takes while the object lives.
+/// Records the peak memory of this rank while the object lives.
 class Peak : NoCopy {
  public:
   Peak()
@@ -97,7 +97,7 @@ class Training {
   optim::SGD optimizer_;
 };
 
-/// The memory of all ranks together by formula, by kind, in MB.
+/// The memory of all ranks together by the formula, in MB, for each kind of memory.
 nlohmann::json formula(const Flags& flags, int ranks) {
   const auto width = static_cast<double>(flags.width), layers = static_cast<double>(flags.layers);
   const auto block = 4 * (12 * width * width + 13 * width) / 1e6;
@@ -117,7 +117,7 @@ nlohmann::json formula(const Flags& flags, int ranks) {
 void run(const Flags& flags) {
   const auto world = init();
   {
-    // Makes libraries and thread pools take their memory first, which does not count.
+    // Makes libraries and thread pools allocate their memory before the measurement.
     Flags small = flags;
     small.width = 128, small.layers = 1, small.weights.clear();
     Training(small, world).step();
@@ -159,7 +159,7 @@ void run(const Flags& flags) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Trains a GPT by one technique on the ranks that tessera launch has started, and prints what it takes of memory.",
+  CLI::App app("Trains a GPT with one technique on the ranks that tessera launch has started, and prints the memory that it takes.",
                "bench_memory");
   Flags flags;
   app.add_option("--width", flags.width)->check(CLI::Range(128, 100'000))->capture_default_str();
@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
   app.add_option("--steps", flags.steps)->check(CLI::Range(1, 1000))->capture_default_str();
   app.add_option("--strategy", flags.strategy)->check(CLI::IsMember({"NO_SHARD", "SHARD_GRAD_OP", "FULL_SHARD"}))->capture_default_str();
   app.add_option("--weights", flags.weights, "A file of weights to load in place of random ones")->check(CLI::ExistingPath);
-  app.add_flag("--unsynced-pass", flags.unsynced, "A pass of no_sync before each step, whose gradients are not divided");
+  app.add_flag("--unsynced-pass", flags.unsynced, "A pass in no_sync before each step, whose gradients stay whole on each rank");
   app.add_flag("--bf16", flags.bf16, "Compute in bfloat16");
   app.add_flag("--activation-checkpointing", flags.checkpointing);
   app.add_flag("--state-on-disk", flags.state_on_disk);

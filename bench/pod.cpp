@@ -1,5 +1,5 @@
-// A step of a model that no host here could hold, for a pod's compiler: tessera xla compile --topology NAME -- bench_pod vit-10b.
-// bench/pods runs it.
+// Traces steps of a model that is too large for this host, to be compiled but not run: tessera xla compile --topology NAME -- bench_pod
+// vit-10b. bench/pods runs it.
 #include <fmt/format.h>
 #include <tessera/models/llama.h>
 #include <tessera/models/vit.h>
@@ -14,8 +14,8 @@ namespace {
 
 using namespace tessera;
 
-const DeferredInitOptions kWithoutDraws = {.seed = 1};  // the generator draws nothing ahead
-constexpr int kSteps = 3;  // the first makes moments, and the compiler takes the program that comes twice
+const DeferredInitOptions kWithoutDraws = {.seed = 1};  // with a seed, making the model draws no random numbers
+constexpr int kSteps = 3;  // the first step makes moments; the compiler takes the program that comes twice
 
 struct Flags {
   std::string model = "vit-10b", dtype = "fp32";
@@ -91,10 +91,11 @@ int main(int argc, char** argv) {
   CLI::App app("A step of a large model, for the compiler of XLA devices", "bench_pod");
   Flags flags;
   app.add_option("MODEL", flags.model)->check(CLI::IsMember({"vit-10b", "vit-60b", "gpt-8b", "gpt-small", "llama-8b", "llama-70b"}));
-  app.add_option("--dtype", flags.dtype, "In which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--dtype", flags.dtype, "The dtype in which parameters are gathered")->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--zero", flags.zero, "2 keeps gathered parameters from forward to backward")->check(CLI::Range(2, 3));
   app.add_option("--batch", flags.batch, "Samples of a device")->check(CLI::PositiveNumber);
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a block again in backward");
-  app.add_flag("--barriers,!--no-barriers", flags.barriers, "Tie gathers and sums of gradients to what is computed; else the compiler places them as it likes");
+  app.add_flag("--barriers,!--no-barriers", flags.barriers,
+               "Tie gathers and sums of gradients to the computation by barriers; without them, the compiler chooses their time");
   return bench::run(app, argc, argv, [&] { run(flags); });
 }

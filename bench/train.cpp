@@ -1,5 +1,5 @@
-// Trains one of the benchmarks' models on random data and says what a step takes: one line of JSON. bench/compare and bench/gpu run it
-// beside the peers.
+// Trains one of the benchmarks' models on random data, and prints time and memory of a step as one line of JSON. bench/compare and
+// bench/gpu run it, and the same by other systems.
 #include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/CachingDeviceAllocator.h>
@@ -82,7 +82,7 @@ Subject make_subject(const Flags& flags) {
   }
   const models::GptOptions options{
       .width = or_else(flags.width, 512), .layers = or_else(flags.layers, 8), .heads = flags.heads, .longest = flags.length};
-  // Without its usual start values, which take the host longer than all steps: set_start_values() comes later.
+  // Skips the usual start values, which take the host longer than all steps; set_start_values() draws others later.
   auto model = deferred_init([&] {
     models::Gpt made(options);
     made->to(flags.stored());
@@ -92,7 +92,7 @@ Subject make_subject(const Flags& flags) {
   return bench::gpt(model, options, 4);
 }
 
-/// Draws a GPT's start values on its device, so that all systems begin alike.
+/// Draws a GPT's start values on its device, the same for all systems that are compared.
 void set_start_values(const torch::nn::Module& gpt) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(0);
@@ -153,12 +153,12 @@ AnyOptimizer make_optimizer(const Flags& flags, const torch::nn::Module& module)
   return any(std::move(optimizer));
 }
 
-/// Waits until the device has done all that it was told.
+/// Waits until the device has finished all queued work.
 void synchronize(c10::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
-/// Counts the operators that are called, but not those that these call.
+/// Counts the operators that the program calls, but not the operators that these call in turn.
 class OperatorCount {
  public:
   OperatorCount() {
@@ -227,7 +227,7 @@ void run(const Flags& flags) {
   auto optimizer = make_optimizer(flags, *subject.module);
   const auto batch_size = or_else(flags.batch, subject.batch);
   torch::manual_seed(1 + world.rank());
-  // Autocast is what a user of plain libtorch takes for lower precision.
+  // Users of plain libtorch take autocast for lower precision.
   const bool autocast = flags.whole && flags.is_narrow() && !flags.narrow_parameters;
   at::autocast::set_autocast_enabled(kind, autocast);
   const auto draw = [&] {
@@ -282,7 +282,7 @@ void run(const Flags& flags) {
                         {"bytes_per_step", bytes_sent(world) / static_cast<uint64_t>(std::max(1, flags.steps))},
                         {"operators", operators}};
   if (kind != c10::kCPU) {
-    // As in training, where nobody waits for the device between steps.
+    // Measures steps as in training, where the host does not wait for the device between steps.
     std::vector<Batch> batches;
     for (int step = 0; step < flags.steps; step++) batches.push_back(draw());
     synchronize(device);
@@ -318,8 +318,8 @@ int main(int argc, char** argv) {
   app.add_option("--length", flags.length, "Of gpt and llama, in tokens")->check(CLI::Range(1, 1'000'000))->capture_default_str();
   app.add_flag("--whole", flags.whole, "One process, not sharded");
   app.add_flag("--checkpointing", flags.checkpointing, "Compute the activations of a unit again in backward")->excludes("--whole");
-  app.add_flag("--lora", flags.lora, "Adapters of rank 8 in all linear layers train, and nothing else");
-  app.add_flag("--qlora", flags.qlora, "The same, beside weights in NF4");
+  app.add_flag("--lora", flags.lora, "Train only adapters of rank 8 in all linear layers");
+  app.add_flag("--qlora", flags.qlora, "As --lora, with frozen weights in NF4");
   app.add_flag("--adamw8bit", flags.adamw8bit, "The optimizer's moments in eight bits");
   app.add_flag("--whole-scores", flags.whole_scores, "Of llama: the scores of all tokens at once");
   app.add_flag("--state-on-disk", flags.state_on_disk, "The optimizer's state in files of the working folder")->excludes("--whole");
@@ -327,8 +327,8 @@ int main(int argc, char** argv) {
   return bench::run(app, argc, argv, [&] {
     const bool is_ours = flags.optimizer == "tessera";
     if (!is_ours && (flags.state_on_disk || flags.in_backward || flags.adamw8bit))
-      throw ConfigError("--optimizer torch and fused know no --state-on-disk, no --step-in-backward and no --adamw8bit");
-    if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores is of llama");
+      throw ConfigError("--state-on-disk, --step-in-backward and --adamw8bit need --optimizer tessera");
+    if (flags.whole_scores && flags.model != "llama") throw ConfigError("--whole-scores needs --model llama");
     run(flags);
   });
 }

@@ -1,5 +1,5 @@
-// Trains a model of the benchmarks on XLA devices, sharded if there are several, or by eager libtorch, in one process or on one of several
-// ranks that shard it, and prints what a step takes as one line of JSON. bench/xla runs it.
+// Trains a model of the benchmarks and prints the cost of a step as one line of JSON. Trains on XLA devices (sharded if there are
+// several), or by eager libtorch in one process or on one of several ranks that shard the model. bench/xla runs it.
 #include <fmt/format.h>
 #include <tessera/base/env.h>
 #include <tessera/models/mlp.h>
@@ -41,8 +41,8 @@ bench::Subject make_subject(const Flags& flags, at::ScalarType dtype) {
 /// Milliseconds of a step.
 struct Times {
   double all = 0, processor = 0;
-  double tracing = 0;   // until all operators of the step are noted
-  double program = 0;   // from its start until its results are there
+  double tracing = 0;   // until all operators of the step are recorded
+  double program = 0;   // from the start of the program until its results are ready
 };
 
 double now() {
@@ -118,7 +118,8 @@ int main(int argc, char** argv) {
   app.add_option("--system", flags.system)->check(CLI::IsMember({"xla", "eager", "ranks"}))->capture_default_str();
   flags.steps = 8, flags.warmup = 3;
   flags.add_to(app, {"gpt", "mlp"});
-  app.add_option("--devices", flags.devices, "XLA devices, which shard the model; ranks of the CPU are as many as launch starts")->check(CLI::Range(1, 1024));
+  app.add_option("--devices", flags.devices, "Number of XLA devices, which shard the model; for --system ranks, tessera launch sets the number")
+      ->check(CLI::Range(1, 1024));
   return bench::run(app, argc, argv, [&] {
     const auto row = run(flags);
     if (env("RANK").value_or("0") == "0") fmt::print("{}\n", row.dump());

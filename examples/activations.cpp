@@ -10,7 +10,7 @@
 using namespace tessera;
 using How = std::optional<activation::Options>;
 
-/// What models::Gpt computes, with each block as a segment.
+/// Computes the same as models::Gpt, with each block as a segment.
 torch::Tensor scores_of(models::Gpt& model, const torch::Tensor& ids, const How& how) {
   auto x = model->tokens(ids) + model->positions(torch::arange(ids.size(1)));
   for (const auto& each : *model->blocks) {

@@ -1,4 +1,4 @@
-// Every rank gathers the parts of all, while it does something else: tessera launch -n 2 all_gather
+// Every rank gathers the parts of all ranks, while it does other work: tessera launch -n 2 all_gather
 #include <ATen/ATen.h>
 #include <tessera/tessera.h>
 

@@ -1,5 +1,5 @@
-// One rank prepares what all read, each takes a part, and the answers come together: tessera launch -n 3 among_ranks
-// Also leaves a trace that shows what took how long.
+// One rank writes a file for all, each answers a part of it, and all gather the answers: tessera launch -n 3 among_ranks
+// Also writes a trace with the time that each part took.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>

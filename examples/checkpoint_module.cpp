@@ -1,4 +1,4 @@
-// A model of one's own that computes its activations again: tessera launch -n 2 checkpoint_module
+// Your own model, which computes its activations again in backward: tessera launch -n 2 checkpoint_module
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 

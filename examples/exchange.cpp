@@ -16,7 +16,7 @@ struct Encoder : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return torch::nn::functional::normalize(head(torch::relu(norm(body(x))))); }
 };
 
-/// Each row and the one after it are a pair; all others are no pairs of theirs.
+/// A loss that makes rows 2i and 2i + 1, which form a pair, similar to each other and different from all other rows.
 at::Tensor pair_loss(const at::Tensor& features) {
   const auto scores = features.mm(features.t()).fill_diagonal_(-1e9) * 5;
   return torch::cross_entropy_loss(scores, torch::arange(features.size(0)).bitwise_xor(1));

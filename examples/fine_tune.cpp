@@ -1,4 +1,4 @@
-// Trains the head of a model from one file, and writes one: tessera launch -n 2 fine_tune WEIGHTS.safetensors RESULT.safetensors
+// Loads a file, trains the head of the model, writes a file: tessera launch -n 2 fine_tune WEIGHTS.safetensors RESULT.safetensors
 // The optimizer is one of torch's own.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>

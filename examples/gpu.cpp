@@ -1,4 +1,4 @@
-// Trains on the GPU of the rank's number, or without one on the CPU: tessera launch -n 2 gpu
+// Trains on the GPU with the rank's number, or on the CPU if there is none: tessera launch -n 2 gpu
 // Several ranks can share a GPU: their data then goes through host memory.
 #include <tessera/models/mlp.h>
 #include <tessera/tessera.h>

@@ -1,4 +1,4 @@
-// Trains on what each rank simulates by itself, as long as any rank has samples: tessera launch -n 2 join
+// Trains on samples that each rank simulates by itself, as long as any rank has samples: tessera launch -n 2 join
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
@@ -8,7 +8,7 @@
 
 using namespace tessera;
 
-/// A swing that loses its energy, at its own time on each rank: gives its angle and the sine of that.
+/// A swing that loses its energy, sooner on some ranks than on others. Returns its angle, and the sine of the angle as target.
 struct Swing {
   float angle, decay, amplitude = 1;
   std::optional<data::Samples> operator()() {

@@ -1,4 +1,4 @@
-// What four ways to divide a Llama into units cost a rank in one training step: llama_units
+// The cost of one training step for four ways to divide a Llama into units: llama_units
 #include <tessera/llm/units.h>
 #include <tessera/models/llama.h>
 #include <tessera/tessera.h>
@@ -16,7 +16,7 @@ const models::LlamaConfig kConfig = {.vocab_size = 2000,
                                      .num_attention_heads = 4,
                                      .num_key_value_heads = 2};
 
-/// Trains, and prints what the last step cost rank 0.
+/// Trains, and prints the cost of the last step on rank 0.
 void measure(const char* name, llm::Units units, bool last_stays, const Communicator& world) {
   Model model(kConfig);
   const ShardOptions options{.mesh = world, .start = Start::FromRank0, .residence = Residence::Gathered};

@@ -1,4 +1,4 @@
-// Trains adapters beside weights in 4 bits: tessera launch -n 2 qlora WEIGHTS ADAPTER
+// Trains adapters on top of frozen weights in 4 bits: tessera launch -n 2 qlora WEIGHTS ADAPTER
 // WEIGHTS is a file or folder of any format, ADAPTER a new folder that Python's peft reads.
 #include <tessera/models.h>
 #include <tessera/tessera.h>

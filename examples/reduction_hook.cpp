@@ -17,7 +17,7 @@ void compress(const PackedGradient& gradient) {
   gradient.mesh.replicate().all_reduce(gradient.shard, {.op = Reduce::Mean}, {.unit = gradient.unit}).wait();
 }
 
-/// On this rank.
+/// Returns the last loss of this rank.
 double loss_after_training(models::Mlp& model) {
   optim::AdamW optimizer(parameters(*model), {.lr = 3e-3});
   double last = 0;

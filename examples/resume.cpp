@@ -1,4 +1,4 @@
-// Saves what a later run needs, and resumes from there when started again: tessera launch -n 2 resume [PREFIX [EPOCHS]]
+// Saves everything that a later run needs, and resumes from there when started again: tessera launch -n 2 resume [PREFIX [EPOCHS]]
 #include <tessera/models/mnist.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
       saver.poll();                 // throws if the last save has failed
       if (stop.requested()) break;  // Ctrl-C, SIGTERM or SIGUSR1, on any rank
     }
-    if (step == before) continue;  // the run has gone on at the end of an epoch: there is nothing new
+    if (step == before) continue;  // the run has resumed at the end of an epoch, so there is nothing new to save
     contents.notes["step"] = step;
     contents.notes["position"] = loader.position();
     const auto folder = checkpoint::step_folder(prefix, step);

@@ -19,7 +19,7 @@ at::Tensor characters_of(const char* path) {
   return torch::tensor(text).to(torch::kLong);
 }
 
-/// All ranks draw the same batch, and each learns its part of it.
+/// Draws the same batches on all ranks, and trains on this rank's part of each.
 template <class Optimizer>
 void train_model(models::Gpt& model, Optimizer& optimizer, const Communicator& world, const at::Tensor& characters) {
   for (int64_t step = 0; step < kSteps; step++) {

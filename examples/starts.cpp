@@ -1,5 +1,5 @@
 // Other ways in which parameters get their first values: tessera launch -n 2 starts
-// Rank 0 alone has them, or a function fills them one after the other.
+// Only rank 0 has the values, or a function fills one parameter after the other.
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@ torch::nn::Sequential make() {
   return torch::nn::Sequential(torch::nn::Linear(64, 32), torch::nn::BatchNorm1d(32), torch::nn::Linear(32, 8));
 }
 
-struct Table : torch::nn::Module {  // whose values are nowhere yet
+struct Table : torch::nn::Module {  // its parameters are on the meta device, without values
   at::Tensor rows = register_parameter("rows", torch::empty({64, 32}, torch::kMeta));
 };
 

@@ -9,7 +9,7 @@
 
 using namespace tessera;
 
-/// Each line has an angle and its sine.
+/// Reads lines with an angle and its sine.
 data::Pull lines_of(const std::string& path) {
   const auto file = std::make_shared<std::ifstream>(path);
   return [file]() -> std::optional<data::Samples> {

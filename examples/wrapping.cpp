@@ -1,4 +1,4 @@
-// What four ways to divide a transformer into units cost a rank in one training step: wrapping
+// The cost of one training step for four ways to divide a transformer into units: wrapping
 #include <tessera/models/gpt.h>
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -28,7 +28,7 @@ void lists(models::Gpt& model, const ShardOptions& options) {
   blocks_and_the_rest(model, options);
 }
 
-/// Trains, and prints what the last step cost rank 0.
+/// Trains, and prints the cost of the last step on rank 0.
 void measure(const char* name, void (*divide)(models::Gpt&, const ShardOptions&), const ShardOptions& options, int rank) {
   models::Gpt model(models::GptOptions{.vocabulary = 2000, .width = 64, .layers = 4, .heads = 4, .longest = 32});
   divide(model, options);

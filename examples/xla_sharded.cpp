@@ -1,4 +1,4 @@
-// A module of which each of four XLA devices holds a quarter: xla_sharded
+// A module that is sharded over four XLA devices, a quarter on each: xla_sharded
 // Parameters, gradients and optimizer state; one program a step gathers, trains and frees.
 #include <tessera/tessera.h>
 #include <tessera/xla/init.h>

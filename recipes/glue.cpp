@@ -19,7 +19,7 @@ data::SentencePairs read(const Flags& flags, data::Split split) {
   return data::fake_sentence_pairs({.count = split == data::Split::Train ? 4000 : 400, .split = split});
 }
 
-/// The model's own, or one for the words of the data.
+/// The model's own tokenizer, or one for the words of the data.
 data::WordPiece make_tokenizer(const Flags& flags, const data::SentencePairs& train) {
   if (!flags.model.empty()) return data::WordPiece::read(flags.model);
   std::vector<std::string> sentences;
@@ -43,8 +43,8 @@ BertConfig make_config(const Flags& flags, const data::WordPiece& tokenizer) {
                                   config.max_position_embeddings));
   }
   if (tokenizer.size() > config.vocab_size) {
-    throw ConfigError(fmt::format("{}: vocab.txt has {} tokens, but the model only {}; they are of different models", flags.model.string(),
-                                  tokenizer.size(), config.vocab_size));
+    throw ConfigError(fmt::format("{}: vocab.txt has {} tokens, but the model only {}; give a folder in which both belong together",
+                                  flags.model.string(), tokenizer.size(), config.vocab_size));
   }
   return config;
 }

@@ -17,18 +17,18 @@ struct Flags : RecipeFlags {
 
 inline void declare(CLI::App& app, Flags& flags) {
   app.add_option("--model", flags.model,
-                 "Hugging Face folder of a BERT: config.json, weights and vocab.txt. Without it a small one is trained from nothing")
+                 "Hugging Face folder of a BERT: config.json, weights and vocab.txt. Without it, a small new BERT is trained")
       ->type_name("FOLDER");
-  app.add_option("--data", flags.data, "Folder with train.tsv and dev.tsv, as MRPC in GLUE")->type_name("FOLDER");
-  app.add_flag("--fake-data", flags.fake_data, "Generated pairs instead of files");
-  app.add_option("--lr", flags.lr, "Highest learning rate; unless given 2e-5, or 2e-3 without --model")
+  app.add_option("--data", flags.data, "Folder with the train.tsv and dev.tsv of MRPC in GLUE, or files like them")->type_name("FOLDER");
+  app.add_flag("--fake-data", flags.fake_data, "Train on generated pairs instead of files");
+  app.add_option("--lr", flags.lr, "Highest learning rate; by default 2e-5, or 2e-3 without --model")
       ->check(tessera::cli::from_to(0.0, 1000.0));
-  app.add_option("--max-length", flags.max_length, "Tokens of a pair; longer ones lose their ends")
+  app.add_option("--max-length", flags.max_length, "Greatest number of tokens in a pair of sentences; longer pairs are cut")
       ->capture_default_str()
       ->check(tessera::cli::from_to(3, 1'000'000));
   app.add_option("--output", flags.output, "Where to write the trained model, as a Hugging Face folder")->type_name("FOLDER");
   add_target_flag(app, flags);
-  add_recipe_flags(app, flags, "Pairs per rank and step", "Of new weights, of dropout and of the order of pairs");
+  add_recipe_flags(app, flags, "Pairs per rank and step", "Seed of new weights, of dropout and of the order of pairs");
   app.callback([&flags] {
     if (flags.fake_data == !flags.data.empty())
       throw tessera::ConfigError("give either --data FOLDER, with train.tsv and dev.tsv, or --fake-data");

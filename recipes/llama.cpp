@@ -28,7 +28,7 @@ struct Batch {
 };
 
 struct Source {
-  std::filesystem::path path;  // of a model, or of what describes one
+  std::filesystem::path path;  // of a model, or of the folder that describes a new one
   models::LlamaConfig config;
   data::Tokenizer tokenizer;
   int64_t length;  // of rows
@@ -52,7 +52,7 @@ llm::PackedRows rows_of(const std::filesystem::path& file, const Flags& flags, c
 
 using Settings = std::map<std::string, std::string>;
 
-/// Keys of the configuration over which flags win.
+/// The settings that flags make. They win over the configuration.
 Settings settings_of(const Flags& flags) {
   Settings settings;
   if (!flags.method.empty()) settings["tessera_lora_dora"] = flags.method == "dora" ? "true" : "false";
@@ -69,7 +69,7 @@ Settings settings_of(const Flags& flags) {
   return settings;
 }
 
-/// Values of keys that neither flags nor the configuration set.
+/// Defaults of --method, for keys that neither flags nor the configuration set.
 Settings defaults_of(const Flags& flags) {
   if (flags.method == "qlora") return {{"tessera_quantisation", "nf4"}, {"tessera_lora_r", "8"}};
   if (flags.method == "lora" || flags.method == "dora") return {{"tessera_lora_r", "8"}};
@@ -81,38 +81,40 @@ bool has_adapters(const Model& model) {
   return !lora::adapters(model).empty();
 }
 
-/// Throws ConfigError for flags that need adapters, or go without them.
+/// Throws ConfigError if flags, configuration and model do not fit together: --adapter without adapters, or adapters that can't be merged.
 void expect_use(const Flags& flags, const models::LlamaConfig& config, const Model& model) {
   if (!has_adapters(model)) {
     if (!flags.adapter.empty())
-      throw ConfigError("--adapter FOLDER: nothing makes adapters, neither --method nor the configuration; write the model by --output");
+      throw ConfigError(
+          "--adapter FOLDER: neither --method nor the configuration makes adapters; give --method lora, or write the model by --output");
     for (const auto& module : model->modules()) {
       const auto* const linear = module->as<torch::nn::LinearImpl>();
       if (linear != nullptr && held_form(linear->weight) != nullptr)
-        throw ConfigError("tessera_quantisation: weights in few bits don't train; give tessera_lora_r, for adapters that do");
+        throw ConfigError("tessera_quantisation: quantised weights don't train; set tessera_lora_r, for adapters that train");
     }
     return;
   }
-  if (flags.model.empty()) throw ConfigError("adapters are for a model that has been trained; give --model PATH");
+  if (flags.model.empty()) throw ConfigError("adapters need a model that has been trained; give --model PATH");
   if (flags.output.empty()) return;
-  if (flags.adapter.empty()) throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER for these, too");
+  if (flags.adapter.empty())
+    throw ConfigError("--output merges the adapters into the model; give --adapter FOLDER, too, where the adapters are saved");
   for (const auto& layer : lora::layers_of(model)) {
     if (config.tie_word_embeddings && layer.name.ends_with("embed_tokens"))
       throw ConfigError(fmt::format(
-          "--output: '{}' is the output layer, too, where its adapter does nothing, so it can't become a part of the weight; leave "
-          "--output out, and use the adapter beside the model",
+          "--output: '{}' shares its weight with the output layer, in which its adapter does nothing, so the adapter can't be merged; "
+          "leave --output out, and use the adapter with the unmerged model",
           layer.name));
   }
 }
 
-/// Sets the sharding options of a model. Its weights are loaded after sharding, or drawn, the same on all ranks.
+/// Sets the sharding options of a model: loads its weights after sharding, or draws the same weights on all ranks.
 void prepare_units(const Flags& flags, const Trainer& trainer, Model& model, ShardOptions& options) {
   options.start = flags.model.empty() ? Start::Equal : Start::Loaded;
   const auto units = llm::units_named(flags.units);
   if (units != llm::Units::Root && trainer.settings().text("distributed_type") == "FSDP") llm::shard_ends(model, options, units);
 }
 
-/// Each rank reads its own part of the weights, and never has all of them.
+/// Loads the model. Each rank reads only its own part of the weights.
 void load(Model& model, const Flags& flags, Trainer& trainer) {
   checkpoint::load_weights(model, flags.model, {.may_be_missing = {".*\\.lora_.*"}, .may_be_unknown = model->surplus_names()});
   if (!has_adapters(model)) return;
@@ -136,7 +138,7 @@ double loss_over(Model& model, const llm::PackedRows& rows, const Flags& flags, 
   return (sums[0] / sums[1]).item<double>();
 }
 
-/// Tries to write the files of the output, before there is anything to lose.
+/// Checks before training that the files of the output can be written.
 void expect_places(const Flags& flags) {
   const auto expect_other = [](const char* flag, const std::filesystem::path& folder, const std::filesystem::path& used, const char* what) {
     if (!used.empty() && std::filesystem::weakly_canonical(used) == std::filesystem::weakly_canonical(folder))
@@ -162,11 +164,11 @@ void expect_places(const Flags& flags) {
   if (flags.gguf.empty()) return;
   if (flags.gguf.has_parent_path()) make_folder(flags.gguf.parent_path());
   if (flags.gguf.extension() != ".gguf")
-    throw ConfigError(fmt::format("--gguf {}: the name of such a file ends in .gguf", flags.gguf.string()));
+    throw ConfigError(fmt::format("--gguf {}: the name of a GGUF file must end in .gguf", flags.gguf.string()));
   const NewFile other(flags.gguf);
 }
 
-/// Encodes the prompt as {1, tokens}, and refuses a long one before there is anything to lose.
+/// Encodes the prompt as {1, tokens}, and refuses one that is too long before training begins.
 at::Tensor prompt_of(const Flags& flags, const Source& source) {
   const auto prompt = source.tokenizer.encode(flags.prompt);
   const auto longest = source.config.max_position_embeddings;
@@ -207,7 +209,7 @@ void write(Model& model, const Flags& flags, const Source& source, Trainer& trai
   run.say(fmt::format("wrote the model to {}{}", flags.output.string(), flags.gguf.empty() ? "" : " and " + flags.gguf.string()));
 }
 
-/// Norms and biases do not decay, as in Hugging Face's Trainer.
+/// Groups parameters so that norms and biases do not decay, as in Hugging Face's Trainer.
 std::vector<optim::ParameterGroup> groups_of(const Model& model) {
   static const std::regex kept("bias|layernorm|rmsnorm|(^|\\.)norm($|\\.)|_norm($|\\.)");
   std::vector<optim::ParameterGroup> groups = {{}, {.parameters = {}, .weight_decay = 0}};
@@ -254,10 +256,10 @@ int train_model(const Flags& flags) {
   trainer.prepare(optimizer, loader, rate);
 
   const auto passes = trainer.settings().integer("gradient_accumulation_steps");
-  auto learned = torch::zeros({}, trainer.world().traits().device);  // tokens of a step's passes so far, the mean over the ranks
+  auto learned = torch::zeros({}, trainer.world().traits().device);  // learned tokens of this step so far, the mean over the ranks
   train::Run run(trainer, loader, flags.run);
   if (!flags.model.empty()) show_text("before", model, flags, source, prompt, trainer, run);
-  bool is_kept = false;  // whether the adapters are saved as they are
+  bool is_kept = false;  // whether the present adapters are saved
   while (run.next_epoch()) {
     for (const auto& samples : run.batches()) {
       const auto accumulation = trainer.accumulate();
@@ -289,7 +291,7 @@ int train_model(const Flags& flags) {
   }
   if (run.stopped()) return 0;
   if (!flags.adapter.empty()) {
-    if (!is_kept) save_adapter(model, flags, trainer);  // of a run that is resumed at its end
+    if (!is_kept) save_adapter(model, flags, trainer);  // not saved yet if the run has resumed at its end
     run.say(fmt::format("wrote the adapters to {}", flags.adapter.string()));
   }
   if (!flags.output.empty()) write(model, flags, source, trainer, run);

@@ -1,5 +1,5 @@
-// Trains the network of PyTorch/XLA's MNIST example on sharded ranks, saves what each rank has, puts it together into one file, and shows
-// that a plain, unsharded model can use it.
+// Trains the network of PyTorch/XLA's MNIST example on sharded ranks, saves the part of each rank, consolidates the parts into one file,
+// and evaluates a plain, unsharded model with it.
 #include <fmt/format.h>
 #include <tessera/models/mnist.h>
 #include <tessera/tessera.h>
@@ -14,7 +14,7 @@ using models::MnistNet;
 
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
 
-/// Converts flags to settings. `tessera launch` may set what they leave open.
+/// Converts flags to settings. `tessera launch` may set keys that the flags do not set.
 TrainerOptions options_of(const Flags& flags) {
   TrainerOptions options{.log_with = flags.metrics};
   auto& settings = options.settings;
@@ -31,7 +31,7 @@ data::Samples read(const Flags& flags, data::Split split) {
   return data::read_idx_folder(flags.datadir, split);
 }
 
-/// The images of a batch as the network wants them.
+/// Returns a function that makes batches in the form that the network needs.
 data::Fetch fetch_from(const data::Samples& all) {
   return [all](std::span<const int64_t> numbers) {
     auto batch = data::pick(all, numbers);

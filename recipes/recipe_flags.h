@@ -1,4 +1,4 @@
-// The flags that all recipes have.
+// The flags common to all recipes.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,8 @@ struct RecipeFlags {
 
 /// For recipes that measure an accuracy.
 inline void add_target_flag(CLI::App& app, RecipeFlags& flags) {
-  app.add_option("--target-accuracy", flags.target, "In percent; below it the exit status is 21")->check(tessera::cli::from_to(0.0, 100.0));
+  app.add_option("--target-accuracy", flags.target, "In percent; if the accuracy is lower, the exit status is 21")
+      ->check(tessera::cli::from_to(0.0, 100.0));
 }
 
 /// Returns the exit status for an accuracy in percent.
@@ -31,7 +32,7 @@ inline int status_of(double accuracy, const RecipeFlags& flags, tessera::train::
   return 21;
 }
 
-/// `batch` tells what --batch-size counts, and `seeded` what follows from the seed.
+/// `batch` and `seeded` are the help texts of --batch-size and --seed.
 inline void add_recipe_flags(CLI::App& app, RecipeFlags& flags, const std::string& batch, const std::string& seeded) {
   using tessera::cli::from_to;
   app.add_option("--batch-size", flags.batch_size, batch)->capture_default_str()->check(from_to(1, 1'000'000));

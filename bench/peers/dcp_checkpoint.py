@@ -1,4 +1,4 @@
-"""Saves and loads by torch.distributed.checkpoint what bench/checkpoint_ranks.cpp saves and loads. Started by torchrun."""
+"""Saves and loads the checkpoint of bench/checkpoint_ranks.cpp by torch.distributed.checkpoint. torchrun starts it."""
 import argparse
 import json
 import os

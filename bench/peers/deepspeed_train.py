@@ -1,4 +1,4 @@
-"""Training steps by DeepSpeed, ZeRO stage 3 over gloo. Started by torchrun."""
+"""Measures training steps of DeepSpeed's ZeRO stage 3 over gloo. torchrun starts it."""
 import contextlib
 import io
 import os

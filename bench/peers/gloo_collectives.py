@@ -1,4 +1,4 @@
-"""The same collectives by torch.distributed over gloo. Started by torchrun."""
+"""Measures the collectives of bench/collectives_ranks.cpp by torch.distributed over gloo. torchrun starts it."""
 import json
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""Training steps by PyTorch: one process (single), or ranks over gloo or NCCL (fsdp2, fsdp1, ddp). Started by torchrun."""
+"""Measures training steps of PyTorch: in one process (single), or on ranks over gloo or NCCL (fsdp2, fsdp1, ddp). torchrun starts it."""
 import contextlib
 import os
 import statistics
@@ -105,7 +105,7 @@ for step in range(options.warmup + options.steps):
         print("first step done", file=sys.stderr, flush=True)
 more = {"pass_ms": 1e3 * min(passes), "queued_ms": 1e3 * statistics.median(queued)}
 if on_device:
-    # As in training, where nobody waits for the device between steps.
+    # Measures steps as in training, where the host does not wait for the device between steps.
     batches = [draw() for _ in range(options.steps)]
     wait_for_all()
     begin = time.perf_counter()

@@ -43,7 +43,7 @@ class Gpt(nn.Module):
 
     @torch.no_grad()
     def set_start_values(self):
-        """Those that bench/train.cpp draws, on whatever device the parameters are."""
+        """Draws the start values of bench/train.cpp on the device of the parameters."""
         torch.manual_seed(0)
         for name, value in self.named_parameters():
             if value.dim() > 1:
@@ -139,7 +139,7 @@ class ResNet50(nn.Module):
 
 
 class Llama(nn.Module):
-    """transformers' own, as its users have it."""
+    """The unmodified Llama of transformers."""
 
     def __init__(self, width=0, layers=0, length=256):
         super().__init__()

@@ -1,4 +1,4 @@
-// Tokens that stand for a text as a whole, such as <|im_end|>: they are looked for before a text is cut into words.
+// Added tokens, such as <|im_end|>: a tokenizer finds them in a text before it cuts the rest into words.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -14,10 +14,10 @@ namespace tessera::data {
 struct AddedToken {
   std::string content;
   int32_t id = 0;
-  bool special = false;                 // left out of texts for people
-  bool lstrip = false, rstrip = false;  // whether it takes the spaces before it, and behind it
-  bool single_word = false;             // not within a word
-  bool normalized = false;              // looked for in the text that is normalized already
+  bool special = false;                 // whether decode() can leave the token out
+  bool lstrip = false, rstrip = false;  // whether the token includes the spaces before it, and those after it
+  bool single_word = false;             // whether the token is not found within a word
+  bool normalized = false;              // whether the token is searched for in the normalized text
 };
 
 class AddedTokens {
@@ -25,8 +25,8 @@ class AddedTokens {
   AddedTokens() = default;
   explicit AddedTokens(std::vector<AddedToken> tokens);
 
-  /// Cuts the text: `take` gets the tokens with their ids, and the text between tokens with -1. Of several tokens at one place the longest
-  /// counts.
+  /// Calls `take` for each token in the text with its id, and for each piece between tokens with -1. If several tokens begin at one place,
+  /// the longest is taken.
   void cut(std::string_view text, c10::function_ref<void(std::string_view piece, int32_t id)> take) const;
 
  private:

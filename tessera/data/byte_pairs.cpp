@@ -9,7 +9,7 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kShort = 48;  // bytes: up to here looking at all pairs costs less than keeping them in order
+constexpr size_t kShort = 48;  // bytes: in words up to this length a scan of all pairs is faster than a queue
 constexpr uint32_t kNoRank = std::numeric_limits<uint32_t>::max();
 
 }  // namespace
@@ -51,7 +51,7 @@ void BytePairs::encode(std::string_view word, std::vector<int32_t>& tokens) cons
 
 void BytePairs::encode_short(std::string_view word, std::vector<int32_t>& tokens) const {
   int32_t parts[kShort], merged[kShort];
-  uint32_t ranks[kShort];  // of the pair that begins at a part
+  uint32_t ranks[kShort];  // ranks[i] is that of the pair of parts i and i + 1
   auto count = word.size();
   for (size_t i = 0; i < count; i++) parts[i] = of_bytes_[static_cast<uint8_t>(word[i])];
   const auto look = [&](size_t i) {
@@ -87,8 +87,8 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
   struct Candidate {
     uint32_t rank;
     int32_t at;
-    int32_t left, right, merged;  // as they were when it was found
-    bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }  // the first is on top
+    int32_t left, right, merged;  // tokens when the pair was found; later merges may have changed them
+    bool operator<(const Candidate& other) const { return rank != other.rank ? rank > other.rank : at > other.at; }  // lowest rank on top
   };
   std::vector<Part> parts(word.size());
   for (size_t i = 0; i < word.size(); i++) {
@@ -111,7 +111,7 @@ void BytePairs::encode_long(std::string_view word, std::vector<int32_t>& tokens)
     const auto best = queue.top();
     queue.pop();
     auto& part = parts[static_cast<size_t>(best.at)];
-    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right) continue;  // is outdated
+    if (part.token != best.left || part.next < 0 || parts[static_cast<size_t>(part.next)].token != best.right) continue;  // outdated
     auto& next = parts[static_cast<size_t>(part.next)];
     part.token = best.merged;
     part.next = next.next;

@@ -1,4 +1,4 @@
-// Byte pair encoding of single words: merges pairs of their bytes into tokens, the pair that was learned first before others.
+// Byte pair encoding of single words: merges neighbouring tokens, beginning with single bytes, in the order in which merges were learned.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class BytePairs {
   struct Merge {
     int32_t left, right, merged;
   };
-  static constexpr int32_t kLeftOut = -1;  // the token of bytes that have none
+  static constexpr int32_t kLeftOut = -1;  // in place of the token of a byte that has none; encode() drops such bytes
   /// `of_bytes`: the token of each byte. `merges`: in the order in which they were learned; of several merges of one pair the last counts.
   BytePairs(std::span<const int32_t, 256> of_bytes, std::span<const Merge> merges);
 

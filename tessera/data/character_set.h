@@ -39,12 +39,12 @@ class CharacterSet {
 /// spaces, - and _ in the name do not matter. Nothing for an unknown name.
 std::optional<CharacterSet> characters_named(std::string_view name);
 
-/// Unicode characters with a name in lower case: that of a category ("lu"), of a script ("latin"), or of a property ("alphabetic"), which
-/// has those of other categories than letters. What is in no category ("cn") is not listed.
+/// The characters of a category ("lu"), a script ("latin") or a property ("alphabetic"), by its name in lower case. A property lists only
+/// the characters that its categories lack. There is no entry for unassigned characters ("cn").
 struct NamedCharacters {
   std::string_view name;
-  /// From 0 on, how many characters in a row are not in it, are in it, are not, and so on. A letter is a length from 1 (a) to 26 (z) and
-  /// 52 (Z); others are decimal, with a space between two of them. a*57 stands for 57 more lengths like it.
+  /// Lengths of runs of characters from 0 on: the first run is outside of the set, the second inside, and so on. A letter is a length from
+  /// 1 (a) to 26 (z) and 52 (Z); other lengths are decimal, with a space between two of them. a*57 stands for 57 more lengths like a.
   std::string_view lengths;
 };
 extern const std::span<const NamedCharacters> kNamedCharacters;

@@ -26,14 +26,15 @@ constexpr size_t kDimension = 4;  // bytes of a size, big-endian
 constexpr size_t kMostDimensions = 16;
 constexpr size_t kBlock = 1 << 20;
 
-/// A file that is decompressed while it is read. zlib reads a file that is not compressed unchanged.
+/// Reads a file, and decompresses it if it is compressed by gzip: zlib returns the bytes of other files unchanged.
 class Unpacked {
  public:
   explicit Unpacked(const std::filesystem::path& file) : file_(file), opened_((errno = 0, ::gzopen(file.c_str(), "rb")), &::gzclose) {
     if (!opened_) throw IoError("can't open {}: {}", file, errno == 0 ? "no memory" : why_not_opened(file, errno));
   }
 
-  /// Appends up to `count` bytes; fewer only at the end of the file. Memory grows with what is there, not with what is asked for.
+  /// Appends up to `count` bytes; fewer only at the end of the file. Reads in blocks, so that the wrong size in a damaged header allocates
+  /// no more memory than the file has bytes.
   void read(std::string& to, size_t count) {
     while (count > 0) {
       const auto before = to.size();
@@ -69,7 +70,7 @@ std::vector<int64_t> sizes_in(const std::string& header, size_t dimensions) {
   return sizes;
 }
 
-/// The path of the file, under whichever of the usual names exists.
+/// Returns the path of the first of the usual names that is in the folder.
 std::filesystem::path find(const std::filesystem::path& folder, const std::string& part, int dimensions) {
   std::vector<std::string> names;
   for (const auto* separator : {"-", "."}) {
@@ -98,11 +99,12 @@ at::Tensor read_idx(const std::filesystem::path& file) {
   unpacked.read(header, kMagic);
   const auto dimensions = header.size() < kMagic ? 0 : static_cast<size_t>(static_cast<uint8_t>(header[3]));
   if (dimensions == 0 || header[0] != 0 || header[1] != 0 || header[2] != kBytes) {
-    throw IoError("{} is no IDX file of bytes: it begins with [{}] instead of [00, 00, 08, number of dimensions]", file,
+    throw IoError("{} is not an IDX file of bytes: it begins with [{}] instead of [00, 00, 08, number of dimensions]", file,
                   fmt::format("{:02x}", fmt::join(std::span(reinterpret_cast<const uint8_t*>(header.data()), header.size()), ", ")));
   }
   if (dimensions > kMostDimensions) {
-    throw IoError("{} is no IDX file of a data set: it has {} dimensions, and at most {} are read", file, dimensions, kMostDimensions);
+    throw IoError("{} is not an IDX file of a data set: it has {} dimensions, but at most {} are supported", file, dimensions,
+                  kMostDimensions);
   }
   const auto length = kMagic + dimensions * kDimension;
   unpacked.read(header, length - kMagic);
@@ -111,9 +113,9 @@ at::Tensor read_idx(const std::filesystem::path& file) {
   }
   const auto sizes = sizes_in(header, dimensions);
   const auto promised = checked_numel(sizes);
-  if (!promised) throw IoError("{} promises {} bytes, which is no size of a tensor", file, joined(sizes, " x "));
+  if (!promised) throw IoError("{} promises {} bytes, which no tensor can hold", file, joined(sizes, " x "));
   const auto data = std::make_shared<std::string>();
-  unpacked.read(*data, static_cast<size_t>(*promised) + 1);  // one more, to see whether there is more
+  unpacked.read(*data, static_cast<size_t>(*promised) + 1);  // one byte more, to notice a file that is too long
   if (static_cast<int64_t>(data->size()) != *promised) {
     throw IoError("{} promises {} = {} bytes, but has {}", file, joined(sizes, " x "), *promised,
                   static_cast<int64_t>(data->size()) < *promised ? std::to_string(data->size()) : "more");

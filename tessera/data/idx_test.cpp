@@ -86,7 +86,7 @@ TEST_F(Idx, SaysWhatIsWrongWithAFile) {
   EXPECT_THAT(refusal_of_file(""), HasSubstr("begins with []"));
   EXPECT_THAT(refusal_of_file("\0\0\x08\x03"s + std::string(12, '\xff') + "x"), HasSubstr("4294967295 x 4294967295 x 4294967295 bytes"));
   EXPECT_THAT(refusal_of_file("\0\0\x08\xff"s + std::string(1020, '\1') + "x"), HasSubstr("it has 255 dimensions"));
-  EXPECT_THAT(refusal_of_file("\0\0\x08\x04"s + std::string(4, '\0') + std::string(12, '\xff')), HasSubstr("no size of a tensor"));
+  EXPECT_THAT(refusal_of_file("\0\0\x08\x04"s + std::string(4, '\0') + std::string(12, '\xff')), HasSubstr("which no tensor can hold"));
 }
 
 TEST_F(Idx, SaysWhenAPackedFileIsDamaged) {

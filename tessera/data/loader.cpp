@@ -70,7 +70,7 @@ int64_t repeats_of(const std::vector<Share>& shares) {
   return all;
 }
 
-/// Rows of several ranks follow each other.
+/// Sets the targets of samples that only fill the batch to `target`. The rows of several ranks follow each other.
 void mark_repeats(Samples& samples, const std::vector<Share>& shares, const std::optional<int64_t>& target) {
   if (!target || !samples.targets.defined() || repeats_of(shares) == 0) return;
   expect_rows_of(shares, samples);
@@ -110,13 +110,15 @@ Loader::Loader(std::unique_ptr<Source> source, const LoaderOptions& options)
     : source_(std::move(source)), options_(options), position_(options.start), to_draw_(options.start) {
   if (!source_) throw UsageError("loader: there is no source of batches");
   if (options.workers < 0 || options.ahead < 1) {
-    throw UsageError("loader: {} workers and {} batches ahead make no sense; from 0 workers, from 1 batch", options.workers, options.ahead);
+    throw UsageError("loader: {} workers and {} batches ahead make no sense; set workers to at least 0 and ahead to at least 1",
+                     options.workers, options.ahead);
   }
   if (options.dispatch && options.join)
     throw UsageError("loader: dispatch has rank 0 fetch for all ranks, and join has each rank fetch from a source of its own; choose one");
   for (const auto& group : {options.dispatch, options.join}) {
     if (group && group->local_ranks().size() > 1)
-      throw UsageError("loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave that out");
+      throw UsageError(
+          "loader: this process stands for all ranks, so it fetches for all of them without dispatch or join; leave these options out");
     const int ranks = group ? (options.dispatch ? group->size() : 1) : source_->ranks();
     if (source_->ranks() != ranks) {
       throw UsageError("loader: {} needs a source of {}, but this one divides batches among {}; {}", options.dispatch ? "dispatch" : "join",
@@ -166,8 +168,9 @@ void Loader::expect_place(const Position& position) {
     throw no_such_place(position, batches().value_or(0));
   if (options_.join && position.first > 0)
     throw UsageError(
-        "loader: with join, ranks have sources of their own, which can't go on there in batches of another size; take the same");
-  if (options_.join) return;  // others may have more batches
+        "loader: with join, each rank has its own source, which can't resume at this position with batches of another size; take the "
+        "size of the saved run");
+  if (options_.join) return;  // other ranks may have more batches
   const auto count = count_batches(position);
   if (count && position.batch > *count) throw no_such_place(position, *count);
 }
@@ -179,7 +182,7 @@ Position Loader::place_of(const Position& position, int64_t global_batch) {
   Position place{.epoch = position.epoch};
   if (position.batch == 0 && position.first == 0) return place;
   if (own == 0 || global_batch == 0) {
-    throw UsageError("loader: the position is that of batches of {}, and this loader has batches of {}, so it can't go on there",
+    throw UsageError("loader: the position counts batches of {}, but this loader has batches of {}, so it can't resume there",
                      global_batch == 0 ? "any size" : std::to_string(global_batch), own == 0 ? "any size" : std::to_string(own));
   }
   if (position.first == 0 && samples % own == 0) {
@@ -211,7 +214,7 @@ uint64_t Loader::open_loop() const {
 }
 
 void Loader::seek(const Position& position, const Taken& taken) {
-  const bool is_there = position == position_ && !(peeked_ && peeked_->error);  // what was fetched stays good
+  const bool is_there = position == position_ && !(peeked_ && peeked_->error);  // batches that were fetched stay valid
   if (!is_there) restart(position);
   taken_ = taken;
 }
@@ -223,7 +226,7 @@ void Loader::restart(const Position& position) {
   {
     const std::lock_guard lock(mutex_);
     position_ = to_draw_ = position;
-    delivered_ = begun_;  // so that workers drop what they are about to bring
+    delivered_ = begun_;  // so that workers drop the batches that they are fetching
     ready_.clear();
     has_failed_ = false;
   }
@@ -237,7 +240,7 @@ void Loader::place(Place place) {
   lock.unlock();
   if (is_first && !peeked_) return;  // batches that were fetched before are placed when they are taken
   spare_ = {};
-  restart(position_);  // batches in the other place are fetched anew
+  restart(position_);  // fetches again the batches that the earlier function has placed
 }
 
 Loader::~Loader() {
@@ -253,16 +256,16 @@ Loader::~Loader() {
   }
   lock.lock();
   while (!news_.wait_for(lock, kPatience, [this] { return working_ == 0; })) {
-    log(LogLevel::Warning, "a Loader that goes waits for {}, which has not come back since; {}",
+    log(LogLevel::Warning, "the destructor of a Loader waits for {}, which has not returned yet; {}",
         is_drawing_ ? fmt::format("its source ({})", source_->order()) : "the function that fetches a batch",
-        is_drawing_ ? "StreamOptions::interrupt makes a pull return that waits for others" : "nothing can end it from outside");
+        is_drawing_ ? "set StreamOptions::interrupt, which makes a blocked pull return" : "nothing can end that function from outside");
   }
   lock.unlock();
   for (auto& worker : workers_) worker.join();
 }
 
 bool Loader::at_end() {
-  // With dispatch only rank 0 might know it, and the others would wait.
+  // With dispatch only rank 0 may know the count. If it did not call peek() then, the other ranks would wait for it.
   const auto count = options_.dispatch ? std::nullopt : batches();
   return count ? position_.batch == *count : !peek().batch && !peek().error;
 }
@@ -308,7 +311,7 @@ Loader::Result Loader::take_own() {
   return taken;
 }
 
-/// Rank 0 sends an error, too, so that all ranks stay at that batch.
+/// Rank 0 sends its errors, too, so that all ranks stay at the batch that has failed.
 Loader::Result Loader::receive() {
   const auto& world = *options_.dispatch;
   Result whole;
@@ -343,7 +346,7 @@ Loader::Result Loader::join() {
     has_run_out_ = false;
     return {};
   }
-  // Copies, because programs change their batches.
+  // Copies, because a program may change the batches that it gets.
   if (!own.batch) {
     own.batch = copy_of(spare_);
     own.batch->repeats = spare_.size();
@@ -355,7 +358,7 @@ Loader::Result Loader::join() {
   return own;
 }
 
-/// For a rank that resumes in an epoch in which it has run out already.
+/// Returns the first batch of the epoch, for a rank that resumes after the end of its own source and has no batch to repeat.
 Samples Loader::first_of_epoch() {
   const Position first = {.epoch = position_.epoch};
   std::unique_lock lock(mutex_);
@@ -363,7 +366,7 @@ Samples Loader::first_of_epoch() {
   lock.unlock();
   auto result = make(first, attempt, place_);
   if (result.error) std::rethrow_exception(result.error);
-  if (!result.batch) throw UsageError("loader: the source of a rank that is joined has no samples at all");
+  if (!result.batch) throw UsageError("loader: with join, the source of each rank must have samples, but this rank's has none");
   return std::move(*result.batch);
 }
 
@@ -398,7 +401,8 @@ Loader::Result Loader::make(const Position& position, const Attempt& attempt, co
       if (drawn.batches && position.batch > *drawn.batches && !options_.join) throw no_such_place(position, *drawn.batches);
       return {};
     }
-    if (drawn.shares.empty()) throw UsageError("the source has given a batch without the share of any rank");
+    if (drawn.shares.empty())
+      throw UsageError("the source has returned a batch without shares; Drawn::shares must have one for each local rank");
     Result result{.batch = drawn.make(), .shares = drawn.shares, .is_placed = place && !options_.dispatch};
     result.batch->repeats = repeats_of(drawn.shares);
     result.batch->weight = drawn.shares.front().weight;
@@ -410,7 +414,7 @@ Loader::Result Loader::make(const Position& position, const Attempt& attempt, co
   }
 }
 
-/// One thread at a time uses the source, and waits for it without the lock.
+/// Calls `act` without the lock, as soon as no other thread uses the source.
 void Loader::with_source(std::unique_lock<std::mutex>& lock, c10::function_ref<void()> act) {
   news_.wait(lock, [this] { return !is_drawing_; });
   is_drawing_ = true;

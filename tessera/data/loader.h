@@ -26,8 +26,8 @@ namespace tessera::data {
 
 /// Makes a batch of the samples with these numbers. It is called by several threads at once, with gradients disabled.
 using Fetch = std::function<Samples(std::span<const int64_t> numbers)>;
-/// The same for batches that are augmented at random: whatever is drawn for sample i comes from seeds[i], which is another one in every
-/// epoch. Then a run has the same batches with any number of ranks and workers, and after a resume.
+/// Makes a batch with random augmentation. seeds[i] is the seed of sample i, and differs in every epoch. If a program draws all random
+/// numbers of sample i from seeds[i], a run has the same batches with any number of ranks and workers, and after a resume.
 using SeededFetch = std::function<Samples(std::span<const int64_t> numbers, std::span<const uint64_t> seeds)>;
 
 /// Places a tensor of a batch, such as on a device.
@@ -37,20 +37,20 @@ struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
   int ahead = 4;        // how many batches are fetched in advance
   Position start = {};  // where to resume: the position() of an earlier loader
-  /// The target of samples that only fill a batch, such as the ignore_index of the loss: they don't count there, on whatever rank they are.
+  /// The target given to samples that only fill a batch, such as the ignore_index of the loss, which then does not count them on any rank.
   std::optional<int64_t> target_of_repeats = {};
-  /// Rank 0 of these fetches whole batches, and sends all ranks theirs, as dispatch_batches of Accelerate: for data that only one rank can
-  /// read. next() is collective then, and the other ranks draw and fetch nothing. The source is the same on all ranks, made for all of
-  /// them.
+  /// Rank 0 of this group fetches whole batches, and sends each rank its part, as with dispatch_batches of Accelerate: for data that only
+  /// one rank can read. next() is collective then, and the other ranks fetch nothing. All ranks pass the same source, which divides batches
+  /// among the ranks of the group.
   std::optional<Communicator> dispatch = {};
-  /// Each rank has a source of its own, which knows of no other ranks, and these may differ in length: a rank that runs out gets an earlier
-  /// batch again, with weight 0, until all have run out, as with PyTorch's Join. next() is collective then.
+  /// Each rank of this group has its own source, made for one rank. Sources may differ in length: a rank whose source has ended gets an
+  /// earlier batch again, with weight 0, until the sources of all ranks have ended, as with PyTorch's Join. next() is collective then.
   std::optional<Communicator> join = {};
-  /// Distinguishes the samples from others of as many rows, such as fingerprint(samples): a run does not resume with other data.
+  /// Identifies the data, for example fingerprint(samples): a run does not resume with other data, even of as many samples.
   std::string data = {};
 };
 
-/// A loop over a loader, by its number. It is open as long as somebody holds it: until its end, or where it is left.
+/// The number of a loop over a loader. The loop is open as long as somebody holds this pointer: until it ends or is left.
 using Loop = std::shared_ptr<const uint64_t>;
 
 /// Iterates over a source of batches: for (auto& batch : loader). The source has next(), which returns nothing at the end, and loop(),
@@ -76,7 +76,7 @@ class BatchIterator {
 struct Taken {
   uint64_t number = 0;  // grows with each batch that is taken from any loader, and with each loop that is opened; 0 if there is no batch
   double weight = 1;    // Samples::weight
-  uint64_t loop = 0;    // the number of the loop in which it was taken; 0 if it was outside of any
+  uint64_t loop = 0;    // the number of the loop in which it was taken; 0 outside of a loop
 };
 
 class Loader {
@@ -86,21 +86,22 @@ class Loader {
   explicit Loader(Stream stream, const LoaderOptions& options = {});
   explicit Loader(std::unique_ptr<Source> source, const LoaderOptions& options = {});
   Loader(Loader&&) = delete;
-  ~Loader();  // waits until the workers have finished their present batches, and says so every ten seconds
+  ~Loader();  // waits until the workers have finished their present batches, and logs every ten seconds what it waits for
 
   /// The next batch of the epoch, or nothing at its end; the call after that begins the next epoch. If fetch throws, next() throws the same
   /// exception with the position in front of its message. It then stays at that batch, so another call throws again.
   std::optional<Samples> next();
-  /// Whether the batch that was taken last ends the epoch. Waits for the next one where only that can tell. Collective if next() is.
+  /// Whether the batch that was taken last ends the epoch. Waits for the next batch if the number of batches is unknown. Collective if
+  /// next() is.
   bool at_end();
 
-  /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError for one that an epoch does not have.
-  /// Opens a stream again. `taken` is the earlier taken() if the caller comes back from a detour.
+  /// Goes to another position, before the first batch or in the middle of an epoch. Throws UsageError if an epoch has no such position.
+  /// Opens a stream again. `taken`: the earlier taken(), if the caller returns to a position that it has left for a while.
   void seek(const Position& position, const Taken& taken = {});
-  /// Translates a position that counts batches of `global_batch` samples from position.first on into one of this loader: the same samples
-  /// are left. Throws UsageError if no batch of this loader can begin there.
+  /// Translates a position that counts batches of `global_batch` samples into a position of this loader with the same samples left in the
+  /// epoch. Throws UsageError if no batch of this loader can begin there.
   Position place_of(const Position& position, int64_t global_batch);
-  /// From the next batch on, the worker that has fetched a batch calls `place` for its tensors. To be called between two calls of next().
+  /// From the next batch on, the worker that has fetched a batch calls `place` for its tensors. Call this between two calls of next().
   void place(Place place);
   /// The position of the batch that next() will return.
   Position position() const { return position_; }
@@ -110,9 +111,10 @@ class Loader {
   static uint64_t newest();
   /// Opens a loop: `for` does so by begin().
   Loop loop();
-  /// The number of the innermost loop over it that is open, 0 if none is.
+  /// The number of the innermost open loop over this loader; 0 if none is open.
   uint64_t open_loop() const;
-  /// The number of batches in this epoch, behind position().first; of a stream, and with `join`, only at_end() can know it.
+  /// The number of batches in this epoch after its first position().first samples; nothing if it is unknown before the end, as for a stream
+  /// or with `join`.
   std::optional<int64_t> batches();
   /// The number of batches in a whole epoch.
   std::optional<int64_t> batches_of_epoch(int64_t epoch);
@@ -159,11 +161,11 @@ class Loader {
   const LoaderOptions options_;
   Position position_;
   Taken taken_;
-  std::vector<std::weak_ptr<const uint64_t>> loops_;  // that were opened
+  std::vector<std::weak_ptr<const uint64_t>> loops_;
   std::optional<Result> peeked_;
   std::optional<std::pair<Position, std::optional<int64_t>>> known_batches_;  // of the epoch in which the position is
-  bool has_run_out_ = false;                                                  // before others, in this epoch
-  Samples spare_;                                                             // the batch for a rank that has run out
+  bool has_run_out_ = false;                                                  // with `join`: the source of this rank has ended its epoch
+  Samples spare_;                                                             // the batch that this rank repeats then
 
   std::mutex mutex_;  // protects all members below
   std::condition_variable news_;

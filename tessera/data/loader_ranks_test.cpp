@@ -121,7 +121,7 @@ TEST(LoaderOfRanks, GivesAJoinedRankUnchangedSamples) {
   });
 }
 
-/// Batches of one number, as many as it is made for.
+/// A source of a given number of batches, each of one number.
 class CountingSource : public Source {
  public:
   CountingSource(int64_t count, std::vector<Share> shares) : count_(count), shares_(std::move(shares)) {}
@@ -147,9 +147,9 @@ TEST(LoaderOfRanks, TakesASourceOfTheProgram) {
     while (loader.next()) batches++;
     EXPECT_EQ(batches, 3);
   }
-  EXPECT_THAT(message_of<UsageError>([&] { loader.seek({.first = 2}); }), HasSubstr("this source of batches can't begin behind samples"));
+  EXPECT_THAT(message_of<UsageError>([&] { loader.seek({.first = 2}); }), HasSubstr("this source can't resume after samples"));
   Loader wrong(std::make_unique<CountingSource>(3, std::vector<Share>()));
-  EXPECT_THAT(message_of<UsageError>([&] { wrong.next(); }), HasSubstr("without the share of any rank"));
+  EXPECT_THAT(message_of<UsageError>([&] { wrong.next(); }), HasSubstr("a batch without shares"));
 }
 
 TEST(LoaderOfRanks, KnowsForHowManyRanksASourceIs) {
@@ -167,7 +167,7 @@ TEST(LoaderOfRanks, KnowsForHowManyRanksASourceIs) {
 TEST(LoaderOfRanks, RefusesARankWithoutAnySample) {
   testing::with_ranks(2, [](const Communicator& world) {
     Loader loader(Stream(counting(4 * world.rank())), {.join = world});
-    EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }), HasSubstr("has no samples at all"));
+    EXPECT_THAT(message_of<UsageError>([&] { loader.next(); }), HasSubstr("but this rank's has none"));
     EXPECT_THAT(message_of<UsageError>([&] { Loader(Stream(counting(4)), {.dispatch = world, .join = world}); }), HasSubstr("choose one"));
   });
 }

@@ -59,7 +59,7 @@ TEST_P(WithWorkers, PutsBatchesWhereTheyAreWanted) {
   Loader loader{Sampler(kSamples), as_tensor, {.workers = GetParam()}};
   const auto batches = by_sampler(0);
   EXPECT_EQ(numbers_in(*loader.next()), batches[0]);
-  loader.place([](const at::Tensor& rows) { return rows + 1000; });  // others have been fetched meanwhile
+  loader.place([](const at::Tensor& rows) { return rows + 1000; });  // batches have been fetched before this call
   for (size_t i = 1; i < batches.size(); i++) {
     const auto batch = *loader.next();
     EXPECT_EQ(numbers_in({.inputs = batch.inputs - 1000, .targets = {}}), batches[i]);
@@ -239,7 +239,7 @@ TEST_P(WithWorkers, AugmentsEachSampleInTheSameWay) {
   for (const auto& batch : expected) {
     for (int64_t i = 0; i < batch.size(1); i++) drawn.insert(batch[1][i].item<double>());
   }
-  EXPECT_EQ(drawn.size(), 2U * 43);  // another one for every sample and epoch; what only fills a batch is drawn as the first time
+  EXPECT_EQ(drawn.size(), 2U * 43);  // another draw for every sample and epoch; a repeated sample has the draw of its first time
   for (const int ranks : {1, 2, 4}) {
     expect_same_batches(augmented_batches(ranks, GetParam()), expected);
     expect_same_batches(augmented_batches(ranks, GetParam(), {.epoch = 0, .batch = 5}), std::span(expected).subspan(5));
@@ -256,7 +256,7 @@ TEST(Loader, FetchesAheadButNotFurtherThanAsked) {
     return as_tensor(numbers);
   };
   Loader loader{Sampler(kSamples), fetch, {.workers = 3, .ahead = 5}};
-  for (int now = fetched; now < 5; now = fetched) fetched.wait(now);  // without being asked for
+  for (int now = fetched; now < 5; now = fetched) fetched.wait(now);  // before next() asks for them
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(fetched, 5);
 }
@@ -282,7 +282,7 @@ TEST(Loader, InterruptsAPullThatWaitsWhenItGoes) {
     return [&]() -> std::optional<Samples> {
       is_pulled = true;
       is_pulled.notify_all();
-      is_over.wait(false);  // as at a socket on which nothing comes
+      is_over.wait(false);  // as when reading from a socket to which nobody writes
       return std::nullopt;
     };
   };
@@ -301,7 +301,7 @@ TEST(Loader, FetchesInSeveralThreads) {
   std::mutex mutex;
   std::set<std::thread::id> threads;
   std::atomic<int> inside = 0;
-  // Each waits for the other: one worker alone would never get on.
+  // Each of two fetches waits for the other, so one worker alone would never finish.
   const auto fetch = [&](std::span<const int64_t> numbers) {
     inside++;
     inside.notify_all();

@@ -17,7 +17,7 @@ bool begins_character(char byte) {
   return (static_cast<uint8_t>(byte) & 0xC0) != 0x80;
 }
 
-/// Tries to match at one place of a text after the other.
+/// Matches a compiled pattern with backtracking.
 class PatternMatcher {
  public:
   PatternMatcher(const std::string& pattern, const PatternSteps& program, const CharacterTable& words, std::string_view text,
@@ -29,7 +29,7 @@ class PatternMatcher {
   void begin_tries() { tries_ = 0; }
 
  private:
-  /// Goes back to the last place where the match can continue otherwise: false if there is none.
+  /// Backtracks to the last alternative that was not tried yet; false if there is none.
   bool turn_back(size_t base, uint32_t& step, const char*& at);
   bool is_at(Anchor place, const char* at) const;
   bool is_word_at(const char* at) const { return at != end_ && words_.length_at(at) != 0; }

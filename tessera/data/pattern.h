@@ -13,7 +13,7 @@ namespace tessera::data {
 /// several threads.
 class Pattern {
  public:
-  /// Throws ConfigError if it is not a regular expression, or has something that is not read here (backreferences, for example).
+  /// Throws ConfigError if it is not a regular expression, or has something that is not supported, such as backreferences.
   explicit Pattern(const std::string& text);
   ~Pattern();
   Pattern(Pattern&&) noexcept;
@@ -24,15 +24,15 @@ class Pattern {
   struct Match {
     size_t begin = 0, end = 0;
   };
-  /// A place where a match could continue otherwise. Scratch is memory for the matches of one thread, with any pattern.
+  /// An alternative to which a match can backtrack. Scratch is memory for the matches of one thread, with any pattern.
   struct Turn {
     uint32_t step = 0;
     const char* at = nullptr;
     uint64_t left = 0;
   };
   using Scratch = std::vector<Turn>;
-  /// The first match that begins at `from` or behind it. False if there is none. `text` is UTF-8. Throws Error for a text that takes too
-  /// many tries.
+  /// Finds the first match that begins at `from` or after it; false if there is none. `text` is UTF-8. Throws Error for a text that takes
+  /// too many tries.
   bool find(std::string_view text, size_t from, Scratch& scratch, Match& match) const;
 
  private:

@@ -17,8 +17,8 @@ using Anchor = PatternNode::Place;
 
 constexpr size_t kLongest = 8192;      // characters
 constexpr size_t kDeepest = 100;       // groups in groups
-constexpr size_t kMostTimes = 1000;    // that a part repeats, if there is a limit
-constexpr char32_t kEnd = 0xFFFFFFFF;  // what stands behind the last character
+constexpr size_t kMostTimes = 1000;    // the largest number in {n,m}
+constexpr char32_t kEnd = 0xFFFFFFFF;  // returned after the last character
 
 bool is_letter(char32_t character) {
   return (character >= U'a' && character <= U'z') || (character >= U'A' && character <= U'Z');
@@ -72,7 +72,7 @@ class PatternParser {
   PatternNode sequence(Options options) {
     PatternNode result{.kind = Kind::Sequence};
     while (peek() != kEnd && peek() != U'|' && peek() != U')') {
-      // Options for the rest of a group end with it, and reach over its alternatives.
+      // Options such as (?i) hold for the rest of the group, with all its further alternatives.
       if (auto changed = options; isolated_options(changed)) {
         result.parts.push_back(choice(changed));
         break;
@@ -149,7 +149,7 @@ class PatternParser {
     return set_of(set);
   }
 
-  /// Oniguruma takes one character for two of these if case does not matter, such as ß for ss.
+  /// Refuses pairs of letters for which Oniguruma also accepts one character if case does not matter, such as ß for ss.
   void expect_no_ligature(char32_t first, char32_t second) const {
     const bool is_one =
         (first == U's' && (second == U's' || second == U't')) || (first == U'f' && (second == U'f' || second == U'i' || second == U'l'));
@@ -198,7 +198,7 @@ class PatternParser {
     if (result.kind != Kind::Behind) return result;
     const auto* seen = &result.parts.front();
     while (seen->kind == Kind::Sequence && seen->parts.size() == 1) seen = &seen->parts.front();
-    if (seen->kind != Kind::Set) refuse("what looks back is only read of one character here");
+    if (seen->kind != Kind::Set) refuse("a lookbehind of more than one character is not read here");
     return {.kind = Kind::Behind, .set = seen->set, .negative = result.negative};
   }
 
@@ -206,7 +206,7 @@ class PatternParser {
     static constexpr std::pair<char32_t, Anchor> kAnchors[] = {
         {U'A', Anchor::TextBegin}, {U'z', Anchor::TextEnd}, {U'Z', Anchor::LastLineEnd}, {U'b', Anchor::WordEdge}, {U'B', Anchor::InWord}};
     const auto letter = peek();
-    const bool is_word = letter == U'w' || letter == U'W';  // outside of a class they match some more characters
+    const bool is_word = letter == U'w' || letter == U'W';  // outside of a class, \w has some more characters
     const auto* anchor = std::ranges::find(kAnchors, letter, &std::pair<char32_t, Anchor>::first);
     if (is_word || anchor != std::end(kAnchors)) at_++;
     if (is_word) return set_of(letter == U'w' ? word_characters() : ~word_characters());
@@ -218,7 +218,7 @@ class PatternParser {
     return literal(escaped_character(), options, before);
   }
 
-  /// The set that stands behind a backslash, if it is one: \s, \p{L} ...
+  /// Reads an escaped set after its backslash, such as \s or \p{L}; nothing if the escape is not a set.
   std::optional<CharacterSet> escaped_set() {
     const auto letter = peek();
     const auto lower = letter | 0x20;
@@ -243,7 +243,7 @@ class PatternParser {
   }
 
   char32_t escaped_character() {
-    static constexpr std::u32string_view kControls = U"t\tn\nr\rf\fv\va\ae\x1B";  // each behind its letter
+    static constexpr std::u32string_view kControls = U"t\tn\nr\rf\fv\va\ae\x1B";  // each after its letter
     const auto letter = next();
     for (size_t i = 0; i < kControls.size(); i += 2) {
       if (letter == kControls[i]) return kControls[i + 1];
@@ -256,7 +256,7 @@ class PatternParser {
     }
     if (letter == U'x') {
       if (const auto byte = hexadecimal(1, 2); byte < 0x80) return byte;
-      refuse("\\x of a byte that is no ASCII character is not read here; write \\x{...}");
+      refuse("\\x of a byte that is not an ASCII character is not read here; write \\x{...}");
     }
     if (is_letter(letter) || is_digit(letter) || letter >= 0x80) refuse(fmt::format("\\{} is not read here", to_utf8({&letter, 1})));
     return letter;
@@ -275,11 +275,11 @@ class PatternParser {
         break;
       }
     }
-    if (count < least || value > CharacterSet::kLast) refuse("a number of a character that is none");
+    if (count < least || value > CharacterSet::kLast) refuse("a number that is not that of a character");
     return static_cast<char32_t>(value);
   }
 
-  /// Reads a class behind its opening bracket, up to the closing one.
+  /// Reads a class after its opening bracket, up to the closing one.
   CharacterSet char_class(Options options) {
     if (++depth_ > kDeepest) refuse("too many classes in classes");
     const bool negative = take(U"^");
@@ -304,7 +304,7 @@ class PatternParser {
     end_part();
     depth_--;
     if (negative) all = ~*all;
-    // Oniguruma takes some of these for others.
+    // Oniguruma reads some empty classes as other sets.
     if (all->ranges().empty()) refuse("a class without a character");
     return *std::move(all);
   }
@@ -320,13 +320,13 @@ class PatternParser {
     if (peek() == U'\\') {
       at_++;
       if (auto set = escaped_set()) {
-        if (peek() == U'-' && peek(1) != U']') refuse("a range of characters that begins with a class of them");
+        if (peek() == U'-' && peek(1) != U']') refuse("a range of characters that begins with a class of characters");
         return *std::move(set);
       }
       return range_from(take(U"b") ? U'\b' : escaped_character());
     }
     const auto first = next();
-    // A hyphen stands for itself at either end and behind a range.
+    // A hyphen stands for itself at either end and after a range.
     if (is_hyphen && !is_first) return CharacterSet(first);
     return range_from(first);
   }
@@ -335,10 +335,10 @@ class PatternParser {
     if (peek() != U'-' || peek(1) == U']' || peek(1) == kEnd) return CharacterSet(first);
     if (peek(1) == U'&' && peek(2) == U'&') return CharacterSet(first);
     at_++;
-    if (peek() == U'[') refuse("a range of characters that ends with a class of them");
+    if (peek() == U'[') refuse("a range of characters that ends with a class of characters");
     auto last = next();
     if (last == U'\\') {
-      if (escaped_set()) refuse("a range of characters that ends with a class of them");
+      if (escaped_set()) refuse("a range of characters that ends with a class of characters");
       last = take(U"b") ? U'\b' : escaped_character();
     }
     if (last < first) refuse("a range of characters that ends before it begins");
@@ -348,12 +348,12 @@ class PatternParser {
   CharacterSet posix_class() {
     const bool negative = take(U"^");
     const auto end = characters_.find(U":]", at_);
-    if (end == std::u32string::npos) refuse("missing :] of a class of POSIX");
+    if (end == std::u32string::npos) refuse("missing :] of a POSIX class");
     const auto name = to_utf8(std::u32string_view(characters_).substr(at_, end - at_));
     at_ = end + 2;
     constexpr std::string_view kNames[] = {"alnum", "alpha", "ascii", "blank", "cntrl", "digit",  "graph",
                                            "lower", "print", "punct", "space", "upper", "xdigit", "word"};
-    if (std::ranges::find(kNames, name) == std::end(kNames)) refuse(fmt::format("there is no class [:{}:] of POSIX", name));
+    if (std::ranges::find(kNames, name) == std::end(kNames)) refuse(fmt::format("there is no POSIX class [:{}:]", name));
     auto set = *characters_named(name);
     if (name == "punct") set = set | *characters_named("symbol");
     return negative ? ~set : set;
@@ -365,10 +365,10 @@ class PatternParser {
       const bool is_interval = peek() == U'{';
       PatternNode repeat{.kind = Kind::Repeat};
       if (!quantifier(repeat)) return node;
-      // Of two in a row, one repeats the other; only an interval keeps its meaning, whatever comes behind it.
+      // A quantifier after another one is refused, but for + after an interval and ? after {n}, which repeat the interval.
       if (again) refuse("a repetition of a repetition is not read here; write it with a group");
       if (node.kind == Kind::Ahead || node.kind == Kind::Behind || node.kind == Kind::Place)
-        refuse("a repetition of what takes no characters");
+        refuse("a repetition of a part that takes no characters");
       last_letter_ = 0;
       const bool is_fixed = is_interval && repeat.least == repeat.most;
       again = true;
@@ -397,7 +397,7 @@ class PatternParser {
     return true;
   }
 
-  /// {n}, {n,}, {,m}, {n,m}; what only looks like one stands for itself.
+  /// Reads {n}, {n,}, {,m} or {n,m}. Returns false for a brace that begins no interval: it stands for itself.
   bool interval(PatternNode& repeat) {
     const auto begin = at_;
     if (!take(U"{")) return false;
@@ -424,7 +424,7 @@ class PatternParser {
   const std::string& text_;
   const std::u32string characters_;
   size_t at_ = 0, depth_ = 0;
-  char32_t last_letter_ = 0;  // the letter just before if its case does not matter
+  char32_t last_letter_ = 0;  // the previous character if it is a letter whose case does not matter
 };
 
 }  // namespace

@@ -12,7 +12,7 @@ using Kind = PatternNode::Kind;
 using Op = PatternStep::Op;
 
 constexpr size_t kMostSteps = 1 << 16, kMostTargets = 64;
-constexpr size_t kEmpty = 256;  // stands in the set of first bytes for a part that may take no characters
+constexpr size_t kEmpty = 256;  // marks, in a set of first bytes, a part that may take no characters
 
 class PatternCompiler {
  public:
@@ -21,7 +21,7 @@ class PatternCompiler {
     add(pattern);
     add(PatternStep{.op = Op::Accept});
     for (size_t i = 0; i < made_.steps.size(); i++) {
-      // A run before Accept has nothing behind it that can fail, so it never has to give anything back.
+      // No step that can fail follows a Run before Accept, so that Run never has to give characters back.
       auto behind = i + 1;
       if (made_.steps[i].op != Op::Run) continue;
       while (made_.steps[behind].op == Op::Jump) behind = made_.steps[behind].target;
@@ -148,12 +148,12 @@ class PatternCompiler {
       return;
     }
     if (node.most == kNoLimit && begins_of(*part)[kEmpty])
-      throw ConfigError("a regular expression that repeats what may take no characters is not read here");
+      throw ConfigError("a regular expression that repeats a part that may take no characters is not read here");
     const auto atomic = node.mode == Mode::Possessive ? std::optional(add(PatternStep{.op = Op::Atomic})) : std::nullopt;
     for (size_t i = 0; i < node.least; i++) {
       const auto before = here();
       add(*part);
-      if (here() == before) break;  // a part without steps stays so, however often
+      if (here() == before) break;  // a part without steps needs no repetition
     }
     std::vector<uint32_t> splits;
     const auto split = [&] { splits.push_back(add(PatternStep{.op = Op::Split})); };

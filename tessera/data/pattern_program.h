@@ -1,5 +1,5 @@
-// A regular expression as the library Oniguruma reads it, with which Hugging Face's library cuts texts into words, and as steps that a
-// machine with backtracking runs.
+// The two forms of a regular expression: the tree that the parser makes, with the syntax of Oniguruma (the library that Hugging Face's
+// tokenizers use), and the steps that a matcher with backtracking runs.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct PatternNode {
   enum class Place { LineBegin, LineEnd, TextBegin, TextEnd, LastLineEnd, WordEdge, InWord };
 
   Kind kind = Kind::Sequence;
-  CharacterSet set = {};                // of Set, and of Behind: of the character before
+  CharacterSet set = {};                // of Set, and of Behind: the set of the previous character
   std::vector<PatternNode> parts = {};  // of all others but Place
   size_t least = 0, most = 0;           // of Repeat
   Mode mode = Mode::Greedy;             // of Repeat
@@ -31,13 +31,13 @@ struct PatternNode {
   Place place = Place::TextBegin;       // of Place
 };
 
-/// Throws ConfigError if the text is not a regular expression, or has something of Oniguruma's that is not read here.
+/// Throws ConfigError if the text is not a regular expression, or has a part of Oniguruma's syntax that is not supported.
 PatternNode parse_pattern(const std::string& text);
 
-/// The characters that \w, \b and \B take for those of words.
+/// The characters of words, as \w, \b and \B see them.
 CharacterSet word_characters();
 
-/// A set of characters that is fast to search, for each character of a text.
+/// A set of characters with a fast look-up.
 class CharacterTable {
  public:
   explicit CharacterTable(const CharacterSet& set);
@@ -61,7 +61,7 @@ class CharacterTable {
     return holds((byte(0) & 0x07) << 18 | (byte(1) & 0x3F) << 12 | (byte(2) & 0x3F) << 6 | (byte(3) & 0x3F)) ? 4 : 0;
   }
 
-  std::array<uint8_t, 256> by_first_byte_{};  // the length if all characters that begin so are in the set, 0 if none is
+  std::array<uint8_t, 256> by_first_byte_{};  // the length if all characters with this first byte are in the set, 0 if none is, or kLook
   std::array<uint16_t, 0x1100> pages_{};      // for each 256 characters, their place in bits_
   std::vector<std::bitset<256>> bits_;
 };
@@ -73,10 +73,10 @@ struct PatternStep {
   bool negative = false;                                   // of Ahead and Behind
   PatternNode::Place place = PatternNode::Place::TextEnd;  // of Place
   uint32_t which = 0;                                      // the set of Set, Run and Behind, the branch of Branch
-  uint32_t target = 0;                                     // of Jump; of Split, first; of Ahead and Atomic, behind their own steps
-  uint32_t other = 0;                                      // of Split, if the first fails
+  uint32_t target = 0;                                     // the next step: of Jump; of Split, at first; of Ahead and Atomic, after theirs
+  uint32_t other = 0;                                      // of Split, the next step if the first one fails
   size_t least = 0, most = 0;                              // of Run
-  bool keeps = false;                                      // whether a Run gives nothing back
+  bool keeps = false;                                      // of Run: does not backtrack
 };
 
 struct PatternBranch {

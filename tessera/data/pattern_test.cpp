@@ -1,4 +1,4 @@
-// Regular expressions match what Oniguruma matches, and those that are not read here are refused.
+// Patterns match as in Oniguruma, and expressions that are not supported are refused.
 #include "tessera/data/pattern.h"
 
 #include <gmock/gmock.h>
@@ -79,8 +79,8 @@ TEST(Pattern, RefusesWhatItDoesNotRead) {
       {"*", "there is nothing to repeat"},
       {"{2}", "there is nothing to repeat"},
       {"a**", "a repetition of a repetition"},
-      {"(?=a)+", "a repetition of what takes no characters"},
-      {"(?:a?)*", "repeats what may take no characters"},
+      {"(?=a)+", "a repetition of a part that takes no characters"},
+      {"(?:a?)*", "repeats a part that may take no characters"},
       {"a{3,1}", "limits are in the wrong order"},
       {"a{1001}", "more than 1000 times"},
       {"(?:(?:a{999}b){999}c){999}", "repeats too much"},
@@ -88,7 +88,7 @@ TEST(Pattern, RefusesWhatItDoesNotRead) {
       {"\\R", "\\R is not read here"},
       {"(?<n>a)", "groups of the kind (?< are not read here"},
       {"(?x: a)", "the option x is not read here"},
-      {"(?<=ab)c", "only read of one character"},
+      {"(?<=ab)c", "a lookbehind of more than one character"},
       {"(?i:\u00E9)", "only read of ASCII characters"},
       {"(?i:s(?:s))", "letters that one character can stand for"},
       {"[]", "an empty class"},
@@ -97,10 +97,10 @@ TEST(Pattern, RefusesWhatItDoesNotRead) {
       {"[\\d-z]", "begins with a class"},
       {"[a-\\d]", "ends with a class"},
       {"[z-a]", "ends before it begins"},
-      {"[[:foo:]]", "there is no class [:foo:] of POSIX"},
+      {"[[:foo:]]", "there is no POSIX class [:foo:]"},
       {"[^\\s\\S]", "a class without a character"},
       {"\\p{Klingon}", "the property 'Klingon' of characters is not known here"},
-      {"\\xff", "no ASCII character"},
+      {"\\xff", "not an ASCII character"},
   };
   for (const auto& [pattern, why] : all) EXPECT_THAT(message_of<ConfigError>([&] { Pattern{pattern}; }), HasSubstr(why)) << pattern;
   EXPECT_THAT(message_of<Error>([&] { pieces("(?:a|aa)+b", std::string(60, 'a')); }), HasSubstr("'(?:a|aa)+b' takes too many tries"));

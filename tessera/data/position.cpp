@@ -27,7 +27,7 @@ Position Position::load(const std::string& text) {
   if (format == kPositionBehindSamples) in >> position.first;
   const bool is_known = format == kPositionFormat || format == kPositionBehindSamples;
   if (!in || !is_known || position.epoch < 0 || position.batch < 0 || position.first < 0 || in >> more) {
-    throw UsageError("'{}' describes no position in a data set", text);
+    throw UsageError("'{}' is not a position in a data set, as Position::save() writes it", text);
   }
   return position;
 }

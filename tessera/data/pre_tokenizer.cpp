@@ -42,7 +42,7 @@ void PreTokenizer::cut(size_t step, std::string_view text, Scratch& scratch, c10
   std::optional<size_t> last_end;
   Pattern::Match match;
   for (size_t from = 0; from <= text.size() && pattern.find(text, from, scratch, match);) {
-    // A match of no characters cuts, too, but not where the one before it ended.
+    // An empty match cuts, too, unless it is where the previous match ended.
     if (match.end == match.begin && match.end == last_end) {
       from += from < text.size() ? length_of_first(text.substr(from)) : 1;
       continue;

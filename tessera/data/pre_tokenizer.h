@@ -13,7 +13,7 @@
 
 namespace tessera::data {
 
-/// One step after the other, each of which cuts the pieces of the step before.
+/// Applies steps in order: each one cuts the pieces of the previous step.
 class PreTokenizer {
  public:
   /// Whether a match of the pattern is a piece or is removed. The text between matches always is a piece.
@@ -21,7 +21,7 @@ class PreTokenizer {
   struct Step {
     Pattern pattern;
     Behavior behavior = Behavior::Isolated;
-    bool adds_space = false;  // before a piece that begins with none
+    bool adds_space = false;  // whether a space is put before a piece that does not begin with one
   };
 
   explicit PreTokenizer(std::vector<Step> steps) : steps_(std::move(steps)) {}
@@ -39,22 +39,22 @@ class PreTokenizer {
   std::vector<Step> steps_;
 };
 
-/// The patterns of GPT-2 and of those who came after it, by the names that GGUF files have for them.
+/// The patterns of GPT-2 and of later models, by the names that GGUF files use.
 struct KnownPreTokenizer {
   std::string_view name, other_name = {};
   std::vector<std::string> patterns;
-  std::optional<NormalForm> form = {};  // of texts
-  bool takes_whole = false;             // whether texts begin with bos, and a word that is a token is not merged
+  std::optional<NormalForm> form = {};  // to which texts are normalized
+  bool takes_whole = false;             // whether texts begin with bos, and a word that is a token is taken as that token, without merges
 };
-/// Return nullptr for one that is none of these.
+/// Return nullptr for an unknown pre-tokenizer.
 const KnownPreTokenizer* find_pre_tokenizer(std::string_view name);
 const KnownPreTokenizer* find_pre_tokenizer(const PreTokenizer& pre);
 /// "gpt2, llama3, ..."
 std::string names_of_pre_tokenizers();
 
-/// GPT-2's, which is in all tokenizers of the kind ByteLevel.
+/// The pattern of GPT-2, which all tokenizers of the type ByteLevel use.
 extern const char* const kGpt2Pattern;
 extern const char* const kDigitPattern;   // matches each digit by itself
-extern const char* const kDigitsPattern;  // matches all that follow one another
+extern const char* const kDigitsPattern;  // matches a run of digits
 
 }  // namespace tessera::data

@@ -14,7 +14,7 @@ namespace {
 /// A uniformly distributed number from 0 to limit - 1. std::uniform_int_distribution is not used, because its results differ between
 /// standard libraries.
 uint64_t draw(std::mt19937_64& source, uint64_t limit) {
-  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // as many of the highest values are rejected: they would favor small results
+  const uint64_t unfair = (UINT64_MAX % limit + 1) % limit;  // the number of highest values to reject: they would favor small results
   uint64_t value = source();
   while (value > UINT64_MAX - unfair) value = source();
   return value % limit;
@@ -27,7 +27,7 @@ Sampler::Sampler(const SamplerOptions& options)
       division_("sampler", options.batch_sampler ? 0 : options.global_batch, options.local_ranks, options.ranks, options.tail) {
   if (options.size < 1) throw UsageError("sampler: the data set is empty");
   if (options.sampler && options.batch_sampler)
-    throw UsageError("sampler: there are a sampler and a batch_sampler, but only one of them can decide; leave out the other");
+    throw UsageError("sampler: there are a sampler and a batch_sampler, but only one of them can choose the samples; leave out one");
   if (options.batch_sampler && options.global_batch != 0)
     throw UsageError("sampler: there are a global batch of {} and a batch_sampler, whose batches have their own sizes; leave out one",
                      options.global_batch);
@@ -56,12 +56,12 @@ int64_t Sampler::batches(int64_t epoch, int64_t first) {
   if (has_own_order()) arrange(epoch);
   const auto size = has_own_order() ? std::ssize(order_) : options_.size;
   if (options_.batch_sampler && first != 0) {
-    throw UsageError("sampler: the batches of a batch_sampler begin where it says, and not behind {} samples", first);
+    throw UsageError("sampler: a batch_sampler decides where batches begin, so they can't begin after {} samples of the epoch", first);
   }
   if (options_.batch_sampler) return std::ssize(ends_);
   if (first < 0 || first > size) {
     throw UsageError(
-        "sampler: epoch {} has {} samples, so no batch begins behind {} of them; was the position saved with another "
+        "sampler: epoch {} has {} samples, so no batch begins after {} of them; was the position saved with another "
         "data set?",
         epoch, size, first);
   }
@@ -95,7 +95,7 @@ Part Sampler::part(const Position& position) {
 
 void Sampler::arrange(int64_t epoch) {
   if (epoch == epoch_) return;
-  epoch_ = -1;  // unless the following succeeds
+  epoch_ = -1;  // in case that the following throws
   if (has_own_order()) {
     take_own_order(epoch);
   } else {

@@ -24,11 +24,11 @@ struct SamplerOptions {
   Order order = Order::Shuffled;
   Tail tail = Tail::Drop;
   uint64_t seed = 0;
-  /// In place of `order`: the numbers of the samples of an epoch. One may come several times, and others not at all, as where classes are
-  /// balanced. It must give every rank the same.
+  /// Returns the numbers of the samples of an epoch, in place of `order`. A sample may come several times or not at all, for example to
+  /// balance classes. The function must return the same on every rank.
   std::function<std::vector<int64_t>(int64_t epoch)> sampler = {};
-  /// In place of `order` and `global_batch`: the batches of an epoch, each the samples of one step on all ranks together, and of any size,
-  /// as where texts of similar length come together. It must give every rank the same.
+  /// Returns the batches of an epoch, in place of `order` and `global_batch`. A batch has the samples of one step on all ranks together,
+  /// and may have any size, for example to put texts of similar length together. The function must return the same on every rank.
   std::function<std::vector<std::vector<int64_t>>(int64_t epoch)> batch_sampler = {};
 };
 
@@ -37,15 +37,15 @@ struct Part {
   std::vector<int64_t> numbers;
   std::vector<uint64_t> seeds = {};  // seed_of_sample of each
   std::vector<Share> shares = {};    // of each local rank
-  int64_t repeats = 0;               // how many samples at its end only fill the batch
+  int64_t repeats = 0;               // how many samples at the end only fill the batch
 };
 
 class Sampler {
  public:
   explicit Sampler(const SamplerOptions& options);
 
-  /// The number of batches in an epoch, or behind its first samples (Position::first). It is the same for every rank, and for every epoch
-  /// but with a batch_sampler. Throws UsageError for more samples than an epoch has.
+  /// The number of batches in an epoch after its `first` samples (Position::first). It is the same on every rank; a batch_sampler may give
+  /// epochs different numbers. Throws UsageError if the epoch has fewer samples than `first`.
   int64_t batches(int64_t epoch = 0, int64_t first = 0);
 
   /// This process's part of a batch. It depends only on the options and the position. Not thread-safe, because the order of one epoch is
@@ -55,9 +55,9 @@ class Sampler {
   /// Samples of one step on all ranks together; 0 with a batch_sampler.
   int64_t global_batch() const { return division_.global_batch(); }
   int ranks() const { return division_.ranks(); }
-  /// What the order of samples depends on, beside the position: "6000 samples, shuffled with seed 42, the last dropped".
+  /// Describes everything but the position that the order of samples depends on: "6000 samples, shuffled with seed 42, the last dropped".
   std::string order() const { return order_in_words_; }
-  /// From now on part() is that of all ranks.
+  /// Makes part() return the parts of all ranks from now on.
   void take_all_ranks() { division_.take_all_ranks(); }
 
  private:

@@ -247,7 +247,7 @@ TEST(Sampler, RefusesWhatCanNotWork) {
   EXPECT_THAT(message_of<UsageError>([&] { sampler.part({.epoch = 1, .batch = 4}); }), HasSubstr("no batch 4 in epoch 1; an epoch has 4"));
 }
 
-/// The samples of an epoch that batches of these sizes have, one size after the other, each for two batches and the last one to the end.
+/// The samples of an epoch in batches whose size changes: two batches of each size, then batches of the last size to the end.
 Numbers seen_in_batches_of(const std::vector<int64_t>& sizes, SamplerOptions options, int64_t epoch) {
   Numbers seen;
   for (const auto size : sizes) {
@@ -289,12 +289,12 @@ TEST(Sampler, GoesOnBehindAnySampleInBatchesOfAnotherSize) {
   Sampler dropping({.size = 20, .global_batch = 6});
   EXPECT_EQ(dropping.batches(0, 4), 2);
   EXPECT_EQ(dropping.batches(0, 20), 0);
-  EXPECT_THAT(message_of<UsageError>([&] { dropping.batches(0, 21); }), HasSubstr("epoch 0 has 20 samples, so no batch begins behind 21"));
+  EXPECT_THAT(message_of<UsageError>([&] { dropping.batches(0, 21); }), HasSubstr("epoch 0 has 20 samples, so no batch begins after 21"));
   Sampler filling({.size = 5, .global_batch = 4, .order = Order::AsStored, .tail = Tail::Fill});
   EXPECT_THAT(filling.part({.batch = 0, .first = 3}).numbers, ElementsAre(3, 4, 0, 1));
   const auto own = [](int64_t) { return std::vector<std::vector<int64_t>>{{0}, {1, 2}}; };
   EXPECT_THAT(message_of<UsageError>([&] { Sampler({.size = 3, .batch_sampler = own}).batches(0, 1); }),
-              HasSubstr("batches of a batch_sampler"));
+              HasSubstr("a batch_sampler decides where batches begin"));
   EXPECT_THAT(message_of<UsageError>([&] {
                 Sampler({.size = 12, .global_batch = 4, .local_ranks = {0, 1}, .ranks = 2, .tail = Tail::Keep}).batches(0, 3);
               }),

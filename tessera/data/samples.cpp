@@ -34,7 +34,7 @@ Samples fake_images(const FakeImages& options) {
     throw UsageError("fake images: {} images of {} x {} in {} classes can't be made; classes are bytes, so 1 to 256", options.count,
                      options.height, options.width, options.classes);
   }
-  // Integers only, because these are the same on every machine.
+  // Draws integers only, because floats may differ between machines.
   auto of_patterns = at::detail::createCPUGenerator(options.seed);
   auto of_split = at::detail::createCPUGenerator(options.seed * 2 + (options.split == Split::Train ? 1 : 2));
   const auto bytes = at::TensorOptions(at::kCPU).dtype(at::kByte);

@@ -30,7 +30,7 @@ TEST(FakeImages, AreTheSameForTheSameOptions) {
   EXPECT_FALSE(first.inputs.equal(fake_images({.count = 100, .split = Split::Test, .seed = 3}).inputs));
 }
 
-// What is learnt from one split holds for the other: the nearest image has the right class.
+// A model that is trained on one split fits the other: the nearest image has the right class.
 TEST(FakeImages, HaveSomethingToLearn) {
   const auto known = fake_images({.count = 300, .classes = 5}), asked = fake_images({.count = 100, .classes = 5, .split = Split::Test});
   const auto flat = [](const Samples& samples) { return samples.inputs.to(at::kFloat).flatten(1); };

@@ -47,7 +47,7 @@ class Lines {
     rest_.remove_prefix(end == std::string_view::npos ? rest_.size() : end + 1);
     if (line_.ends_with('\r')) line_.remove_suffix(1);
     number_++;
-    if (const auto byte = invalid_utf8(line_)) refuse(fmt::format("byte {} of the line is no UTF-8", *byte + 1));
+    if (const auto byte = invalid_utf8(line_)) refuse(fmt::format("byte {} of the line is not UTF-8", *byte + 1));
     return true;
   }
   std::vector<std::string_view> fields() const { return split(line_); }
@@ -65,8 +65,8 @@ size_t column(const Lines& header, std::string_view name) {
   const auto names = header.fields();
   const auto found = std::ranges::find(names, name);
   if (found != names.end()) return static_cast<size_t>(found - names.begin());
-  header.refuse(fmt::format("the header names no '{}', but '{}'; it must have the columns '{}', '{}' and '{}', separated by tabs", name,
-                            fmt::join(names, "', '"), kLabel, kFirst, kSecond));
+  header.refuse(fmt::format("the header has no column '{}', but '{}'; it must have the columns '{}', '{}' and '{}', separated by tabs",
+                            name, fmt::join(names, "', '"), kLabel, kFirst, kSecond));
 }
 
 }  // namespace
@@ -101,7 +101,7 @@ void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs
   for (size_t i = 0; i < pairs.sentences.size(); i++) {
     const auto& [first, second] = pairs.sentences[i];
     if ((first + second).find_first_of("\t\n\r") != std::string::npos)
-      throw UsageError("pair {} has a tab or a line break in it, which a file of tab-separated columns can't hold", i);
+      throw UsageError("pair {} has a tab or a line break, which a file of tab-separated columns can't hold; remove it", i);
     text += fmt::format("{}\t{}\t{}\t{}\t{}\n", pairs.labels.at(i), 2 * i, 2 * i + 1, first, second);
   }
   write_text(file, text);
@@ -127,7 +127,7 @@ Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_
 
 SentencePairs fake_sentence_pairs(const FakeSentencePairs& options) {
   if (options.count < 0) throw UsageError("{} pairs of sentences can't be made", options.count);
-  constexpr size_t kWords = 5;  // more than half of the subject's, so that two sentences share some
+  constexpr size_t kWords = 5;  // of a sentence: more than half of its subject's words, so that two sentences share some
   using Words = std::array<std::string_view, 8>;
   static constexpr std::array<Words, 4> kSubjects = {
       Words{"sails", "harbour", "waves", "anchor", "sailors", "tide", "lighthouse", "fog"},

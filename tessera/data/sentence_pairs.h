@@ -21,20 +21,21 @@ struct SentencePairs {
   bool operator==(const SentencePairs&) const = default;
 };
 
-/// Reads a file of tab-separated columns, with a header line that names "Quality", "#1 String" and "#2 String"; further columns are left
-/// out. Quotes are characters like all others. Throws IoError, with file and line, for what has another form or is no UTF-8.
+/// Reads a file of tab-separated columns, with a header line that names "Quality", "#1 String" and "#2 String"; other columns are ignored.
+/// Quotes are characters like all others. Throws IoError, with file and line, for a line of another form or that is not UTF-8.
 SentencePairs read_sentence_pairs(const std::filesystem::path& file);
 
 /// Reads train.tsv of the folder, or dev.tsv for Split::Test: GLUE's own test.tsv has no labels.
 SentencePairs read_sentence_pairs(const std::filesystem::path& folder, Split split);
 
-/// Writes such a file, with the columns of MRPC. Throws UsageError for sentences with tabs or line breaks, which it can't hold.
+/// Writes a file that read_sentence_pairs() reads, with the columns of MRPC. Throws UsageError for sentences with tabs or line breaks.
 void write_sentence_pairs(const std::filesystem::path& file, const SentencePairs& pairs);
 
-/// A text that differs for other pairs, for LoaderOptions::data.
+/// Returns a hash of all pairs as text, for LoaderOptions::data.
 std::string fingerprint(const SentencePairs& pairs);
 
-/// Makes batches of pairs: tokens, mask and types as {pairs, 3, length}, with the labels as targets. Both must outlive it.
+/// Returns a function that makes batches of pairs: tokens, mask and types as {pairs, 3, length}, with the labels as targets. The pairs and
+/// the tokenizer must outlive it.
 Fetch fetch_pairs(const SentencePairs& pairs, const WordPiece& tokenizer, int64_t max_length);
 
 struct FakeSentencePairs {
@@ -43,8 +44,8 @@ struct FakeSentencePairs {
   uint64_t seed = 0;
 };
 
-/// Generated pairs for trying a program without a data set: sentences that mean the same have words of one subject, others of two. The same
-/// options give the same pairs on every machine.
+/// Generates pairs for trying a program without a data set: sentences of one subject mean the same, sentences of two subjects do not. The
+/// same options give the same pairs on every machine.
 SentencePairs fake_sentence_pairs(const FakeSentencePairs& options = {});
 
 }  // namespace tessera::data

@@ -51,12 +51,12 @@ TEST(SentencePairs, FaultsAreNamedWithTheirLine) {
     return message_of<IoError>([&] { read_sentence_pairs(folder / "a.tsv"); });
   };
   EXPECT_THAT(refusal(""), HasSubstr("a.tsv is empty"));
-  EXPECT_THAT(refusal("sentence\tlabel\nx\t1\n"), AllOf(HasSubstr("a.tsv:1"), HasSubstr("no 'Quality', but 'sentence', 'label'")));
+  EXPECT_THAT(refusal("sentence\tlabel\nx\t1\n"), AllOf(HasSubstr("a.tsv:1"), HasSubstr("no column 'Quality', but 'sentence', 'label'")));
   EXPECT_THAT(refusal(kHeader), HasSubstr("has a header and no pairs"));
   EXPECT_THAT(refusal(kHeader + std::string("1\t1\t2\ta\tb\n1\t1\t2\ta\n")), HasSubstr("a.tsv:3: 4 columns, but the header has 5"));
   EXPECT_THAT(refusal(kHeader + std::string("2\t1\t2\ta\tb\n")), HasSubstr("a.tsv:2: Quality is '2', but must be 0, or 1"));
   EXPECT_THAT(refusal(kHeader + std::string("1\t1\t2\ta\tb\n\n1\t1\t2\ta\tb\n")), HasSubstr("a.tsv:3: 1 column, but"));
-  EXPECT_THAT(refusal(kHeader + std::string("1\t1\t2\ta\xff\tb\n")), HasSubstr("a.tsv:2: byte 8 of the line is no UTF-8"));
+  EXPECT_THAT(refusal(kHeader + std::string("1\t1\t2\ta\xff\tb\n")), HasSubstr("a.tsv:2: byte 8 of the line is not UTF-8"));
   EXPECT_THAT(message_of<IoError>([&] { read_sentence_pairs(folder.path(), Split::Train); }), HasSubstr("has no train.tsv"));
   EXPECT_THAT(message_of<IoError>([&] { read_sentence_pairs(folder / "no", Split::Train); }), HasSubstr("does not exist"));
 }

@@ -9,7 +9,7 @@ namespace tessera::data {
 
 /// What happens to the last samples of an epoch if they do not fill a global batch.
 enum class Tail {
-  Drop,  // they are left out; with Order::Shuffled these are different samples in every epoch
+  Drop,  // they are left out; with Order::Shuffled, these are other samples in every epoch
   Fill,  // the batch is filled up with samples from the beginning of the epoch, which count as repeats: even_batches of Accelerate
   Keep,  // the batch is smaller, and parts differ by one sample at most: even_batches=False
 };
@@ -17,28 +17,28 @@ enum class Tail {
 /// A rank's part of a batch: `rows` samples from `first` on.
 struct Share {
   int64_t first = 0, rows = 0;
-  int64_t repeats = 0;  // how many at its end only fill it
-  double weight = 1;    // see Samples
+  int64_t repeats = 0;  // how many samples at the end only fill the batch
+  double weight = 1;    // Samples::weight
 };
 
-/// Where the part of a rank begins if parts differ by one at most, and the first ranks have the longer ones.
+/// The begin of a rank's part if the parts of ranks differ by one sample at most, with the longer parts on the first ranks.
 int64_t part_begin(int64_t length, int rank, int ranks);
 
 class Division {
  public:
-  /// With a global batch of 0, batches have any size. Errors begin with `owner`.
+  /// A global batch of 0 stands for batches of any size. Errors begin with `owner`.
   Division(std::string owner, int64_t global_batch, std::vector<int> local_ranks, int ranks, Tail tail);
 
-  /// Throw UsageError if batches have no size, and if so many samples make no batch.
+  /// Throw UsageError if batches have no fixed size, and if so many samples make no batch.
   void expect_size() const;
   void expect_batch(int64_t samples) const;
   /// The number of batches that so many samples make.
   int64_t batches(int64_t samples) const;
-  /// For each local rank, its part of a batch of so many samples. With Tail::Keep, and where batches have any size, a rank for which no
-  /// sample is left gets the first one, with weight 0, so that all ranks go through the model together. Throws UsageError if a process of
-  /// several ranks would have parts of different sizes.
+  /// The part of each local rank in a batch of so many samples. With Tail::Keep, or if batches have any size, a rank for which no sample is
+  /// left gets the first sample with weight 0, so that all ranks run the model together. Throws UsageError if the ranks of one process
+  /// would have parts of different sizes.
   std::vector<Share> shares(int64_t samples) const;
-  /// From now on shares() has the parts of all ranks.
+  /// Makes shares() return the parts of all ranks from now on.
   void take_all_ranks();
   int64_t global_batch() const { return global_batch_; }
   int ranks() const { return ranks_; }

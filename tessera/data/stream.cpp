@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-/// Copies, because a reader may use its memory again.
+/// Copies the samples, because the function that pulls may reuse its memory.
 Samples concatenated(const std::vector<Samples>& parts) {
   std::vector<at::Tensor> inputs, targets;
   for (const auto& part : parts) {
@@ -30,7 +30,7 @@ Samples narrowed(const Samples& samples, int64_t first, int64_t count) {
 
 Stream::Stream(StreamOptions options)
     : options_(std::move(options)), division_("stream", options_.global_batch, options_.local_ranks, options_.ranks, options_.tail) {
-  if (!options_.open) throw UsageError("stream: there is no function that opens it");
+  if (!options_.open) throw UsageError("stream: there is no function that opens it; set StreamOptions::open");
   division_.expect_size();
 }
 
@@ -48,7 +48,7 @@ Drawn Stream::draw(const Position& position) try {
   std::vector<Samples> parts;
   std::vector<uint64_t> seeds;
   for (const auto& share : shares) {
-    for (int64_t i = share.first; i < share.first + share.rows;) {  // behind the end come the first samples of the epoch
+    for (int64_t i = share.first; i < share.first + share.rows;) {  // after the end, the first samples of the epoch follow
       const auto begin = i < count ? i : (i - count) % first_.size();
       const auto rest = i < count ? count - i : first_.size() - begin;
       const auto taken = std::min(rest, share.first + share.rows - i);
@@ -86,14 +86,14 @@ void Stream::begin(int64_t epoch, int64_t first) {
   first_ = {};
   has_ended_ = false;
   has_targets_.reset();
-  pull_ = {};  // ends before the next one begins, for a source that can be open only once
+  pull_ = {};  // destroyed before the next one is opened, because some sources can be open only once
   pull_ = options_.open(epoch);
-  if (!pull_) throw UsageError("stream: open gave no function that pulls samples of epoch {}", epoch);
+  if (!pull_) throw UsageError("stream: StreamOptions::open returned no function that pulls samples of epoch {}", epoch);
   next_ = Position{.epoch = epoch, .first = first};
   for (auto left = first; left > 0;) {
     const auto count = std::min(fill(), left);
     if (count == 0)
-      throw UsageError("stream: epoch {} ends after {} samples, so no batch begins behind {}; was the position saved with another stream?",
+      throw UsageError("stream: epoch {} ends after {} samples, so no batch begins after {}; was the position saved with another stream?",
                        epoch, first - left, first);
     drop_rows(count);
     left -= count;
@@ -102,12 +102,12 @@ void Stream::begin(int64_t epoch, int64_t first) {
 
 void Stream::expect_rows(const Samples& pulled) {
   if (!pulled.inputs.defined() || pulled.inputs.dim() == 0 || pulled.size() == 0)
-    throw UsageError("stream: pull gave samples without a row; at the end it must give nothing");
+    throw UsageError("stream: pull returned samples without a row; at the end of the stream it must return nothing");
   const bool has_targets = pulled.targets.defined();
   if (has_targets && (pulled.targets.dim() == 0 || pulled.targets.size(0) != pulled.size()))
-    throw UsageError("stream: pull gave {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes()));
+    throw UsageError("stream: pull returned {} rows of inputs, but targets of sizes {}", pulled.size(), c10::str(pulled.targets.sizes()));
   if (has_targets_.value_or(has_targets) != has_targets)
-    throw UsageError("stream: pull gave targets for some samples, and none for others");
+    throw UsageError("stream: pull returned targets for some samples, and none for others");
   has_targets_ = has_targets;
 }
 

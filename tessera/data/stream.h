@@ -12,22 +12,22 @@
 
 namespace tessera::data {
 
-/// Gives the next samples, as many as it likes, such as one record or a chunk of a file; nothing when there are no more.
+/// Returns the next samples of the stream, any number of them, such as one record or a chunk of a file; nothing at the end.
 using Pull = std::function<std::optional<Samples>()>;
 
 struct StreamOptions {
-  /// Begins an epoch. Where a run resumes in the middle of one, samples before that place are pulled and dropped; an evaluation begins
-  /// again each time. A Loader waits for a pull that has begun, even when it is destroyed.
+  /// Begins an epoch. If a run resumes in the middle of an epoch, the samples before that position are pulled and dropped; each evaluation
+  /// opens the stream again. A Loader waits for a pull that has begun, even when it is destroyed.
   std::function<Pull(int64_t epoch)> open = {};
-  /// Makes a pull that waits for others return, as shutdown() of its socket does. Another thread calls it if the Loader is destroyed while
-  /// a pull is under way. Without it, a pull that never returns keeps the Loader from ending, which says so every ten seconds.
+  /// Makes a blocked pull return, for example by shutdown() of its socket. Another thread calls it if the Loader is destroyed during a
+  /// pull. Without it, the destructor of the Loader waits for a pull that never returns, and logs that every ten seconds.
   std::function<void()> interrupt = {};
-  int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all, and keeps its part
+  int64_t global_batch = 0;            // samples of one step on all ranks together; each rank pulls all of them, and keeps its part
   std::vector<int> local_ranks = {0};  // the ranks that this process stands for, ascending: Communicator::local_ranks()
   int ranks = 1;
   Tail tail = Tail::Drop;
   uint64_t seed = 0;
-  /// Transforms this rank's part, in several threads at once: decoding, tokens, or augmentation by seeds, as SeededFetch.
+  /// Transforms this rank's part of a batch, in several threads at once: decodes, tokenizes, or augments by seeds, as SeededFetch does.
   std::function<Samples(Samples samples, std::span<const uint64_t> seeds)> transform = {};
   std::string name = "a stream";  // a run resumes only with a stream of the same name
 };
@@ -51,7 +51,7 @@ class Stream : public Source {
   void go_to(const Position& position);
   void begin(int64_t epoch, int64_t first);
   void expect_rows(const Samples& pulled);
-  /// Pulls until a global batch is there, or the stream ends; returns how many samples of it there are.
+  /// Pulls until a global batch is complete, or the stream ends; returns how many of its samples there are.
   int64_t fill();
   void drop(int64_t count);
   void drop_rows(int64_t count);

@@ -129,7 +129,7 @@ TEST(Stream, GoesOnInBatchesOfAnotherSize) {
       EXPECT_EQ(seen, expected);
       EXPECT_EQ(epoch_of(second).size(), 8);
       second.seek({.first = 44});
-      EXPECT_THAT(message_of<UsageError>([&] { second.next(); }), HasSubstr("epoch 0 ends after 43 samples, so no batch begins behind 44"));
+      EXPECT_THAT(message_of<UsageError>([&] { second.next(); }), HasSubstr("epoch 0 ends after 43 samples, so no batch begins after 44"));
     }
   }
 }
@@ -239,7 +239,7 @@ TEST(Stream, RefusesWhatCanNotWork) {
   };
   EXPECT_THAT(refusal({.global_batch = 4}), HasSubstr("no function that opens"));
   EXPECT_THAT(refusal(counting(8, 1, 0)), HasSubstr("a global batch of 0"));
-  EXPECT_THAT(refusal({.open = [](int64_t) { return Pull(); }, .global_batch = 4}), HasSubstr("gave no function that pulls"));
+  EXPECT_THAT(refusal({.open = [](int64_t) { return Pull(); }, .global_batch = 4}), HasSubstr("returned no function that pulls"));
   EXPECT_THAT(refusal(counting(3, 1, 4)), HasSubstr("3 samples do not fill one global batch of 4"));
   EXPECT_THAT(refusal(counting(0, 1, 4)), HasSubstr("epoch 0 has no batches"));
   EXPECT_THAT(refusal(counting(8, 1, 4), {.batch = 3}), HasSubstr("can't start at batch 3 of epoch 0, where an epoch has 2"));

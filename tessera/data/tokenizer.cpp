@@ -13,7 +13,7 @@
 namespace tessera::data {
 namespace {
 
-constexpr size_t kMostTokenizers = 8;  // that a thread remembers words for
+constexpr size_t kMostTokenizers = 8;  // for which a thread keeps caches of words
 
 std::atomic<uint64_t> tokenizers = 0;
 
@@ -95,7 +95,7 @@ void TokenizerCore::complete(const std::string& where) {
     const auto id_of = [&](const std::string& token) {
       const auto found = ids.find(token);
       if (space == std::string::npos || found == ids.end())
-        throw ConfigError("{}: the merge '{}' is of tokens that are not there", where, printable(merge));
+        throw ConfigError("{}: the merge '{}' has tokens that are not in the vocabulary", where, printable(merge));
       return found->second;
     };
     const auto left = merge.substr(0, space), right = space == std::string::npos ? "" : merge.substr(space + 1);
@@ -104,12 +104,13 @@ void TokenizerCore::complete(const std::string& where) {
   pairs.emplace(std::span<const int32_t, 256>(of_bytes), learned);
   for (const auto* ends : {&first, &last}) {
     for (const auto id : *ends) {
-      if (static_cast<size_t>(id) >= tokens.size()) throw ConfigError("{}: a text would have the token {}, which is not there", where, id);
+      if (static_cast<size_t>(id) >= tokens.size())
+        throw ConfigError("{}: a text would begin or end with token {}, which is not there", where, id);
     }
   }
   std::vector<AddedToken> before, in;
   for (auto token : added) {
-    // Such a token is looked for in text that is in normal form.
+    // A normalized token is searched for in normalized text.
     if (token.normalized && form) token.content = to_utf8(normalized_for_tokens(characters_of(token.content), *form));
     (token.normalized ? in : before).push_back(std::move(token));
   }
@@ -117,7 +118,7 @@ void TokenizerCore::complete(const std::string& where) {
   in_form = AddedTokens(std::move(in));
 }
 
-/// Throws ConfigError if a reader that only has the name of the pre-tokenizer would encode differently.
+/// Throws ConfigError if a program that only knows the name of the pre-tokenizer, as in a GGUF file, would encode texts differently.
 void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
   const auto refuse = [](const std::string& what) { throw ConfigError(what + ", which has no place there"); };
   if (form != known.form) {
@@ -134,7 +135,7 @@ void TokenizerCore::expect_like(const KnownPreTokenizer& known) const {
     if (flag != nullptr) refuse(fmt::format("the added token '{}' has {}", printable(token.content), flag));
   }
   if (takes_whole == known.takes_whole) return;
-  // It makes a difference for words that are tokens and do not come about by merges.
+  // Otherwise the two differ in words that are tokens which no merges make.
   std::vector<int32_t> parts;
   for (const auto& [token, id] : ids) {
     if (std::ranges::find(added, id, &AddedToken::id) != added.end()) continue;
@@ -199,7 +200,7 @@ Tokenizer::Tokenizer(const BpeVocabulary& vocabulary) {
     core->named[name] = core->tokens[static_cast<size_t>(*id)];
   }
   const auto end_of = [](std::optional<int32_t> id, const char* name) {
-    if (!id) throw ConfigError("texts have {} at one end, and the vocabulary does not say which token that is", name);
+    if (!id) throw ConfigError("texts begin or end with {}, but the vocabulary does not say which token that is", name);
     return std::vector{*id};
   };
   if (vocabulary.add_bos) core->first = end_of(vocabulary.bos, "bos");
@@ -245,7 +246,7 @@ std::optional<int32_t> Tokenizer::find(std::string_view token) const {
 
 BpeVocabulary Tokenizer::vocabulary() const {
   const auto* known = find_pre_tokenizer(*core_->pre);
-  if (known == nullptr) throw ConfigError("its pre-tokenizer is none of those that have a name there: {}", names_of_pre_tokenizers());
+  if (known == nullptr) throw ConfigError("its pre-tokenizer is not one of those that a GGUF file can name: {}", names_of_pre_tokenizers());
   core_->expect_like(*known);
   BpeVocabulary result{.tokens = core_->tokens,
                        .merges = core_->merges,

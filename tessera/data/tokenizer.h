@@ -12,24 +12,24 @@
 
 namespace tessera::data {
 
-/// The tokens of a tokenizer and their merges, as a GGUF file has them.
+/// The vocabulary of a tokenizer, as a GGUF file stores it.
 struct BpeVocabulary {
   std::vector<std::string> tokens;  // by id, their bytes written as GPT-2 writes them
   std::vector<std::string> merges;  // "a b", in the order in which they were learned
-  std::vector<int32_t> added;       // ids of tokens that stand for a text as a whole,
-  std::vector<int32_t> special;     // and of those among them that are left out of texts for people
+  std::vector<int32_t> added;       // ids of added tokens (see added_tokens.h)
+  std::vector<int32_t> special;     // ids of those added tokens that decode() leaves out
   std::string pre;                  // the name of the pre-tokenizer: gpt2, llama3, qwen2, smollm, tekken
   std::optional<int32_t> bos = {};  // the token with which texts begin if add_bos
   bool add_bos = false;
-  bool add_eos = false;  // whether they end with eos
-  std::optional<int32_t> eos = {}, pad = {}, unknown = {};  // for other programs, as is
-  std::string chat_template = {};                           // of Jinja, for other programs
+  bool add_eos = false;  // whether texts end with eos
+  std::optional<int32_t> eos = {}, pad = {}, unknown = {};  // passed on to other programs
+  std::string chat_template = {};                           // in Jinja, passed on to other programs
 };
 
-/// Whether texts begin with bos if a GGUF file with this pre-tokenizer does not tell, as llama.cpp has it.
+/// Whether texts begin with bos if a GGUF file with this pre-tokenizer does not say so itself. The answer is that of llama.cpp.
 bool adds_bos(std::string_view pre);
 
-/// Whether the tokens with which a text begins or ends for the model are added.
+/// Whether encode() adds the tokens with which texts begin and end, such as bos and eos.
 enum class Ends { Bare, Added };
 
 struct TokenizerCore;
@@ -37,17 +37,17 @@ struct TokenizerCore;
 /// May be used by several threads.
 class Tokenizer {
  public:
-  /// Reads tokenizer.json, of a folder or by its own name. The same text has the tokens that Hugging Face's library makes of it. Throws
-  /// IoError if the file can't be read or is damaged, and ConfigError, which names it, for a part that does not belong to byte-level BPE.
+  /// Reads tokenizer.json; `path` is the file or its folder. A text gets the same tokens as from Hugging Face's library. Throws IoError if
+  /// the file can't be read or is damaged, and ConfigError, which names the part, for a part that does not belong to byte-level BPE.
   static Tokenizer read(const std::filesystem::path& path);
-  /// Throws ConfigError for an unknown name of a pre-tokenizer, and if tokens of merges or of the ends of texts are missing.
+  /// Throws ConfigError if the pre-tokenizer is unknown, or a token of a merge, or one with which texts begin or end, is missing.
   explicit Tokenizer(const BpeVocabulary& vocabulary);
 
   /// Bytes that are not UTF-8 count as U+FFFD.
   std::vector<int32_t> encode(std::string_view text, Ends ends = Ends::Added) const;
   void encode(std::string_view text, std::vector<int32_t>& tokens, Ends ends = Ends::Added) const;  // appends
-  /// The text of tokens, with U+FFFD for bytes that are no UTF-8. Special tokens are left out if that is asked for. Throws UsageError for a
-  /// token that is not there.
+  /// The text of tokens, with U+FFFD for bytes that are not UTF-8. Special::LeftOut leaves out special tokens. Throws UsageError for an
+  /// unknown token.
   enum class Special { Shown, LeftOut };
   std::string decode(std::span<const int32_t> tokens, Special special = Special::LeftOut) const;
 
@@ -55,8 +55,8 @@ class Tokenizer {
   int64_t size() const;
   std::optional<int32_t> find(std::string_view token) const;
 
-  /// The vocabulary, for a GGUF file. Throws ConfigError if the pre-tokenizer is not one of those with a name, and for everything that the
-  /// name does not tell: another normal form, flags of added tokens, several tokens at an end.
+  /// The vocabulary, for a GGUF file. Throws ConfigError for everything that such a file can't say: a pre-tokenizer without a name there,
+  /// another normal form than the named one has, flags of added tokens, texts that begin or end with several tokens.
   BpeVocabulary vocabulary() const;
   /// The text of tokenizer.json: everything on which the tokens of a text depend.
   std::string json() const;

@@ -1,4 +1,4 @@
-// TokenizerCore: the data of a tokenizer, and a cache of its words.
+// TokenizerCore: the data of a tokenizer, and a cache of the tokens of words.
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,11 @@ inline constexpr auto kSentencePiece =
     "kind, such as Llama 3, Qwen, SmolLM or Mistral NeMo";
 inline constexpr auto kChatTemplateFile = "chat_template.jinja";
 
-/// A cache of the tokens of words. Of two words with the same place it has the last one, and it has no long words. Memory grows as words
-/// come.
+/// A cache of the tokens of words. Of two words with the same hash it keeps the last one; long words are not cached. The system allocates
+/// its memory as words are added.
 class KnownWords {
  public:
-  /// Appends the tokens of a word that is known.
+  /// Appends the tokens of the word, and returns true, if the cache has it.
   bool find(std::string_view word, std::vector<int32_t>& tokens) const {
     const auto& known = places_.get()[place_of(word)];
     if (word != std::string_view(known.word, known.size)) return false;
@@ -62,7 +62,7 @@ class KnownWords {
   static size_t place_of(std::string_view word) { return std::hash<std::string_view>{}(word) >> (64 - kBits); }
 
   static Place* allocated() {
-    auto* const places = static_cast<Place*>(std::calloc(size_t{1} << kBits, sizeof(Place)));  // calloc() does not touch it
+    auto* const places = static_cast<Place*>(std::calloc(size_t{1} << kBits, sizeof(Place)));  // calloc() touches no page
     return places != nullptr ? places : throw std::bad_alloc();
   }
 
@@ -71,22 +71,22 @@ class KnownWords {
 
 /// All data of a tokenizer, which does not change once it is made.
 struct TokenizerCore {
-  std::vector<std::string> tokens, bytes;  // by id: as they are written, and what they stand for; empty where there is none
+  std::vector<std::string> tokens, bytes;  // by id: tokens as files write them, and the bytes of each; empty for unused ids
   TokenIds ids;
   std::vector<std::string> merges;
   std::vector<AddedToken> added;
   std::unordered_set<int32_t> special;
-  AddedTokens before_form, in_form;  // looked for in the text, and in its normal form
+  AddedTokens before_form, in_form;  // searched for in the text, and in its normal form
   std::optional<NormalForm> form;
   std::optional<PreTokenizer> pre;
   std::optional<BytePairs> pairs;
-  bool takes_whole = false;                  // whether a word that is a token is not merged, but taken as a whole:
-  TokenIds whole;                            // those words
-  bool has_unknown = false;                  // whether there is a token for what has none
-  std::vector<int32_t> first, last;          // with which texts begin and end
-  std::map<std::string, std::string> named;  // tokens that other programs ask for: eos_token
-  std::map<std::string, std::string> files;  // as they were read, by name
-  uint64_t number = 0;                       // the number of this one in the process
+  bool takes_whole = false;                  // whether a word that is a token becomes that token without merges (ignore_merges)
+  TokenIds whole;                            // with takes_whole: all tokens by their bytes
+  bool has_unknown = false;                  // whether there is an unk_token
+  std::vector<int32_t> first, last;          // the tokens with which texts begin and end
+  std::map<std::string, std::string> named;  // tokens by the names that other programs use, such as eos_token
+  std::map<std::string, std::string> files;  // contents of the other files of the tokenizer, by name
+  uint64_t number = 0;                       // a number that no other tokenizer of the process has
 
   /// The memory of a thread for encoding.
   struct Scratch {
@@ -106,7 +106,7 @@ struct TokenizerCore {
 
 /// How GPT-2 writes a byte: as itself if that can be printed, or as a letter from U+0100 on.
 std::string letter_of(int byte);
-/// The bytes for which a written token stands. A token with a letter that does not stand for a byte stands for itself.
+/// The bytes of a token as files write it. If a letter of the token does not stand for a byte, the token stands for itself.
 std::string bytes_of_token(const std::string& token);
 
 }  // namespace tessera::data

@@ -1,4 +1,4 @@
-// tokenizer.json, as Hugging Face's library reads and writes it.
+// Reads and writes tokenizer.json as Hugging Face's library does.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,15 +15,15 @@ namespace tessera::data {
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;             // finds one key of 150,000 at once,
-using InOrder = nlohmann::ordered_json;  // and this keeps them as they were written
+using Json = nlohmann::json;             // finds a key among 150,000 fast
+using InOrder = nlohmann::ordered_json;  // keeps keys in the order of the file
 
 constexpr auto kTokenizerFile = "tokenizer.json", kTokenizerConfig = "tokenizer_config.json";
-// Files beside it that are kept as they are.
+// Other files of a tokenizer's folder, which write() copies unchanged.
 constexpr std::string_view kBeside[] = {kTokenizerConfig, "special_tokens_map.json", kChatTemplateFile, "generation_config.json"};
 constexpr auto kNoMatch = "(?!)";
 
-/// An expression that finds the text.
+/// A regular expression that matches exactly this text.
 std::string quoted(const std::string& text) {
   std::string result;
   for (const char letter : text) {
@@ -38,7 +38,7 @@ class TokenizerFile {
  public:
   explicit TokenizerFile(const fs::path& path, const std::string& text) : path_(path) {
     json_ = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (!json_.is_object()) throw IoError("{} is damaged: it is no JSON object", path);
+    if (!json_.is_object()) throw IoError("{} is damaged: it is not a JSON object", path);
   }
 
   void read_into(TokenizerCore& core) const try {
@@ -63,7 +63,7 @@ class TokenizerFile {
 
   int32_t id_of(const Json& number, std::string_view part) const {
     const auto id = number.get<int64_t>();
-    if (id < 0 || id >= kMostTokens) refuse(part, fmt::format("{} can be no token's id", id));
+    if (id < 0 || id >= kMostTokens) refuse(part, fmt::format("{} can't be the id of a token", id));
     return static_cast<int32_t>(id);
   }
 
@@ -73,7 +73,7 @@ class TokenizerFile {
     return found == json_.end() ? nothing : *found;
   }
 
-  /// Checks for SentencePiece first, because the errors of its parts would only say that they are not read.
+  /// Throws ConfigError for a tokenizer of SentencePiece. Called first, because the errors of its parts would not name the reason.
   void refuse_sentence_piece() const {
     const auto has_type = [](const Json& json, const char* parts, std::string_view type) {
       const auto is = [&](const Json& each) { return each.is_object() && each.value("type", Json()) == type; };
@@ -93,7 +93,7 @@ class TokenizerFile {
     refuse("pre_tokenizer", error.what());
   }
 
-  /// Calls act(type, json) for a part, or for each of a sequence, which has a list of them. Null is none.
+  /// Calls act(type, json) for a part, or, if it is a Sequence, for each part in its list. Does nothing for null.
   static void each_of(const Json& json, const char* list, const auto& act) {
     if (json.is_null()) return;
     const auto type = json.at("type").get<std::string>();
@@ -112,7 +112,7 @@ class TokenizerFile {
     std::vector<PreTokenizer::Step> steps;
     bool is_byte_level = false;
     each_of(part("pre_tokenizer"), "pretokenizers", [&](const std::string& type, const Json& json) {
-      if (is_byte_level) refuse("pre_tokenizer", "something comes behind ByteLevel");
+      if (is_byte_level) refuse("pre_tokenizer", "a part after ByteLevel is not read here");
       if (type == "Digits") {
         steps.push_back({.pattern = Pattern(json.value("individual_digits", false) ? kDigitPattern : kDigitsPattern)});
       } else if (type == "Split") {
@@ -148,7 +148,7 @@ class TokenizerFile {
       if (!value.is_null() && value != "" && value != 0.0) refuse("model", fmt::format("{} {} is not read here", key, value.dump()));
     }
     core.has_unknown = !json.value("unk_token", Json()).is_null();
-    if (json.value("byte_fallback", false)) refuse("model", "byte_fallback is of BPE that is not byte-level");
+    if (json.value("byte_fallback", false)) refuse("model", "byte_fallback is set, so this is not byte-level BPE");
     const auto& vocabulary = json.at("vocab");
     for (const auto& [token, number] : vocabulary.items()) {
       const auto id = id_of(number, "model");
@@ -175,7 +175,7 @@ class TokenizerFile {
     }
   }
 
-  /// The tokens around a text.
+  /// Reads the tokens with which texts begin and end.
   void read_ends(TokenizerCore& core) const {
     each_of(part("post_processor"), "processors", [&](const std::string& type, const Json& json) {
       if (type == "ByteLevel") return;
@@ -216,7 +216,7 @@ void refuse_other_files(const fs::path& folder) {
   };
   if (is_there(folder / "tokenizer.model")) refuse("tokenizer.model", kSentencePiece);
   if (is_there(folder / "vocab.json") && is_there(folder / "merges.txt"))
-    refuse("vocab.json and merges.txt", "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers makes it of them");
+    refuse("vocab.json and merges.txt", "let transformers make it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)");
 }
 
 /// Makes tokenizer.json for a tokenizer that was not read from such a file.
@@ -253,7 +253,7 @@ InOrder json_of(const TokenizerCore& core) {
                    {"ignore_merges", core.takes_whole},
                    {"vocab", InOrder::object()},
                    {"merges", core.merges}};
-  // [] would look at all keys before each new one.
+  // [] would search all keys before it adds a new one.
   auto& vocabulary = json["model"]["vocab"].get_ref<InOrder::object_t&>();
   vocabulary.reserve(core.tokens.size());
   for (size_t id = 0; id < core.tokens.size(); id++) {

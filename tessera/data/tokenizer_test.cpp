@@ -108,7 +108,7 @@ TEST(Tokenizer, HasNoNameForWhatANameDoesNotSay) {
   EXPECT_THAT(refusal("qwen2", "/added_tokens/0/normalized", true), HasSubstr("the added token '<s>' has normalized"));
   for (const std::string flag : {"lstrip", "rstrip", "single_word"})
     EXPECT_THAT(refusal("gpt2", ("/added_tokens/0/" + flag).c_str(), true), HasSubstr("the added token '<s>' has " + flag));
-  // A token that no merges make has the word "12" by ignore_merges alone.
+  // Only ignore_merges encodes the word "12" as a token that no merges make.
   EXPECT_THAT(refusal("llama3", "/model",
                       [] {
                         auto model = json_of(Tokenizer(vocabulary("llama3")))["model"];
@@ -179,12 +179,12 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
       {"/model/type", "WordPiece", "model: 'WordPiece' is not read here"},
       {"/model/end_of_word_suffix", "</w>", "model: end_of_word_suffix \"</w>\" is not read here"},
       {"/model/byte_fallback", true, "this is a tokenizer of SentencePiece"},
-      {"/model/merges/0", "q z", "the merge 'q z' is of tokens that are not there"},
-      {"/model/vocab", {{"a", 0}}, "the merge 't h' is of tokens that are not there"},
-      {"/added_tokens/0/id", 4294967297, "added_tokens: 4294967297 can be no token's id"},
+      {"/model/merges/0", "q z", "the merge 'q z' has tokens that are not in the vocabulary"},
+      {"/model/vocab", {{"a", 0}}, "the merge 't h' has tokens that are not in the vocabulary"},
+      {"/added_tokens/0/id", 4294967297, "added_tokens: 4294967297 can't be the id of a token"},
       {"/post_processor",
        json::parse(R"({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": [999]}}})"),
-       "a text would have the token 999, which is not there"},
+       "a text would begin or end with token 999, which is not there"},
       {"/post_processor", {{"type", "BertProcessing"}}, "post_processor: 'BertProcessing' is not read here"},
       {"/decoder", {{"type", "WordPiece"}}, "decoder: 'WordPiece' is not read here"},
   };
@@ -207,7 +207,7 @@ TEST(Tokenizer, NamesThePartThatItCantRead) {
               HasSubstr("there is no pre-tokenizer 'bert' here; those that are: gpt2, llama3, qwen2, smollm, tekken"));
 }
 
-/// The definition: again and again the pair with the lowest rank.
+/// The definition of byte pair encoding: merges the pair with the lowest rank, again and again.
 std::vector<int32_t> merged_slowly(const std::string& word, const std::vector<data::BytePairs::Merge>& merges) {
   std::vector<int32_t> parts;
   for (const char byte : word) parts.push_back(static_cast<uint8_t>(byte));
@@ -241,7 +241,7 @@ TEST(BytePairs, MergeAsTheyAreDefined) {
     std::array<int32_t, 256> of_bytes{};
     for (int byte = 0; byte < 256; byte++) of_bytes[static_cast<size_t>(byte)] = byte;
     const data::BytePairs byte_pairs(of_bytes, merges);
-    for (const size_t length : {1, 2, 7, 48, 49, 200}) {  // both ways of doing it
+    for (const size_t length : {1, 2, 7, 48, 49, 200}) {  // by encode_short() and by encode_long()
       std::string word;
       while (word.size() < length) word += static_cast<char>('a' + random() % static_cast<unsigned>(letters));
       std::vector<int32_t> tokens = {-1};

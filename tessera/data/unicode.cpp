@@ -13,13 +13,13 @@
 namespace tessera::data {
 namespace {
 
-constexpr char32_t kDottedI = U'\u0130';  // the only character whose lower case is two, whatever the language
+constexpr char32_t kDottedI = U'\u0130';  // the only character whose lower case is two characters in every language
 
 const utf8proc_uint8_t* bytes_of(std::string_view text) {
   return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
 }
 
-/// Calls visit(character) for each, up to the end or to the byte that is returned.
+/// Calls visit(character) for each character. Returns the place of the first byte that is not UTF-8, and stops there; nothing if all are.
 template <class Visit>
 std::optional<size_t> each_character(std::string_view text, const Visit& visit) {
   for (size_t at = 0; at < text.size();) {
@@ -57,7 +57,7 @@ std::string with_replacements(std::string_view text) {
     const auto first = byte(at);
     const size_t length = first < 0x80 ? 1 : in(first, 0xC2, 0xDF) ? 2 : in(first, 0xE0, 0xEF) ? 3 : in(first, 0xF0, 0xF4) ? 4 : 0;
     size_t good = length == 0 ? 0 : 1;
-    // The second byte has bounds of its own: no surrogates, nothing that a shorter form has, nothing behind the last character.
+    // The second byte has its own bounds, which exclude surrogates, characters that have a shorter form, and those after U+10FFFF.
     const int low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80, high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
     while (good > 0 && good < length && in(byte(at + good), good == 1 ? low : 0x80, good == 1 ? high : 0xBF)) good++;
     result.append(good == length && length > 0 ? text.substr(at, length) : kReplacement);
@@ -88,7 +88,7 @@ std::u32string characters_of(std::string_view text) {
   std::u32string characters;
   characters.reserve(text.size());
   if (const auto at = each_character(text, [&](char32_t character) { characters.push_back(character); })) {
-    throw UsageError("a text is no UTF-8: its byte {} is {:#04x}, which begins no character; convert it, for example with iconv", *at,
+    throw UsageError("a text is not UTF-8: its byte {} is {:#04x}, which begins no character; convert it, for example with iconv", *at,
                      static_cast<unsigned char>(text[*at]));
   }
   return characters;
@@ -117,7 +117,7 @@ std::u32string normalized(std::u32string_view text, NormalForm form) {
 }
 
 std::u32string normalized_for_tokens(std::u32string_view text, NormalForm form) {
-  // Characters of Unicode 10 to 16 that have an order or another form.
+  // Characters of Unicode 10 to 16 that normalization would reorder or change.
   static const CharacterSet newer(
       {{0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},     {0xC3C, 0xC3C},     {0xD3B, 0xD3C},
        {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AFF},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C0, 0x105FF},

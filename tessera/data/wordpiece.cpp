@@ -24,7 +24,7 @@ constexpr std::array kSpecials = {kPad, kUnknown, kBegin, kSeparator, kMask};
 constexpr size_t kLongestWord = 100;  // in characters; longer ones are unknown
 constexpr auto kVocabularyFile = "vocab.txt", kConfigFile = "tokenizer_config.json";
 
-/// The first special token in the text, and where it is.
+/// The place of the first special token in the text, and the token.
 std::pair<size_t, std::string_view> find_special(std::string_view text) {
   for (auto at = text.find('['); at != std::string_view::npos; at = text.find('[', at + 1)) {
     for (const auto special : kSpecials) {
@@ -34,7 +34,7 @@ std::pair<size_t, std::string_view> find_special(std::string_view text) {
   return {text.size(), {}};
 }
 
-/// Removes characters that show nothing, and puts spaces in place of all that separates words.
+/// Removes invisible characters, and replaces all characters that separate words by spaces.
 std::u32string cleaned(std::u32string_view text, bool split_ideographs) {
   constexpr char32_t kReplacement = 0xFFFD;
   std::u32string clean;
@@ -56,7 +56,7 @@ WordPieceOptions read_options(const fs::path& file) {
   WordPieceOptions options;
   if (!is_there(file)) return options;
   const auto json = nlohmann::json::parse(InputFile(file).read_all(), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) throw IoError("{} is damaged: it is no JSON object", file);
+  if (!json.is_object()) throw IoError("{} is damaged: it is not a JSON object", file);
   const auto read = [&](const char* key, auto& to) {
     const auto found = json.find(key);
     if (found == json.end() || found->is_null()) return;
@@ -69,7 +69,7 @@ WordPieceOptions read_options(const fs::path& file) {
   return options;
 }
 
-/// Takes tokens from the end of the longer one, and in turns where both are as long, until both have `length` together.
+/// Removes tokens from the end of the longer text, in turns if both are equally long, until both have `length` tokens together.
 void truncate_longest(auto& first, auto& second, int64_t length) {
   auto sizes = std::pair(std::ssize(first), std::ssize(second));
   const auto excess = sizes.first + sizes.second - length;
@@ -107,7 +107,7 @@ WordPiece WordPiece::read(const fs::path& folder) {
     auto token = text.substr(at, end - at);
     if (token.ends_with('\r')) token.pop_back();
     if (const auto byte = invalid_utf8(token))
-      throw IoError("{}:{}: byte {} of the token is no UTF-8", file, vocabulary.size() + 1, *byte + 1);
+      throw IoError("{}:{}: byte {} of the token is not UTF-8", file, vocabulary.size() + 1, *byte + 1);
     vocabulary.push_back(std::move(token));
     at = end + 1;
   }
@@ -189,7 +189,7 @@ std::vector<std::u32string> WordPiece::words_of(std::u32string text) const {
   return words;
 }
 
-/// Adds the longest piece that the vocabulary has, and again for the rest of the word.
+/// Adds the longest piece that the vocabulary has, again and again for the rest of the word.
 void WordPiece::add_pieces(std::u32string_view word, std::vector<std::string>& tokens) const {
   std::vector<std::string> pieces;
   while (!word.empty()) {

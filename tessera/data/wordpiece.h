@@ -17,11 +17,11 @@ namespace tessera::data {
 
 struct WordPieceOptions {
   bool lower_case = true;
-  std::optional<bool> strip_accents = {};  // as lower_case unless given
+  std::optional<bool> strip_accents = {};  // defaults to lower_case
   bool split_ideographs = true;            // each Chinese character is a word
 };
 
-/// Numbers of tokens, {texts, length} in each tensor, integers.
+/// Integer tensors of {texts, length}.
 struct EncodedTexts {
   at::Tensor tokens;
   at::Tensor types;  // 0 in the first text of a pair, 1 in the second
@@ -29,22 +29,22 @@ struct EncodedTexts {
 };
 
 struct EncodeOptions {
-  int64_t max_length = 512;  // in tokens; of longer pairs the longer text loses its end
+  int64_t max_length = 512;  // in tokens; if a pair is longer, its longer text is cut at the end
   enum class Padding {
-    ToLongest,    // of these texts
-    ToMaxLength,  // so that all batches have the same sizes
+    ToLongest,    // to the longest of these texts
+    ToMaxLength,  // to max_length, so that all batches have the same sizes
   } padding = Padding::ToLongest;
 };
 
 class WordPiece {
  public:
-  /// The number of a token is its place in the vocabulary. Throws UsageError if that lacks [PAD], [UNK], [CLS] or [SEP].
+  /// The number of a token is its place in the vocabulary. Throws UsageError if the vocabulary lacks [PAD], [UNK], [CLS] or [SEP].
   explicit WordPiece(std::vector<std::string> vocabulary, const WordPieceOptions& options = {});
 
   /// Reads vocab.txt of a Hugging Face folder, and tokenizer_config.json if there is one. Throws IoError.
   static WordPiece read(const std::filesystem::path& folder);
-  /// Makes a vocabulary for models that are trained from scratch: the special tokens, all characters of the texts, and at most `max_words`
-  /// of their words, the most frequent ones. Texts of the same characters have no [UNK].
+  /// Makes a vocabulary for models that are trained from scratch: the special tokens, all characters of the texts, and their `max_words`
+  /// most frequent words. Other texts with the same characters have no [UNK] either.
   static WordPiece of_words(std::span<const std::string> texts, int64_t max_words, const WordPieceOptions& options = {});
   /// Writes the files that read() reads.
   void write(const std::filesystem::path& folder) const;
@@ -52,7 +52,7 @@ class WordPiece {
   /// The number of tokens in the vocabulary.
   int64_t size() const { return static_cast<int64_t>(vocabulary_.size()); }
 
-  /// The pieces of a text; those inside of words begin with ##. Throws UsageError unless the text is UTF-8.
+  /// The pieces of a text; a piece that does not begin a word begins with ##. Throws UsageError unless the text is UTF-8.
   std::vector<std::string> tokenize(std::string_view text) const;
 
   /// [CLS] text [SEP], with padding behind.

@@ -47,7 +47,7 @@ TEST(WordPiece, PadsAndMarks) {
 TEST(WordPiece, RefusesTextsThatAreNoUtf8) {
   const WordPiece tokenizer(kVocabulary);
   for (const std::string text : {"caf\xe9 a", "a\xc3", "a\xed\xa0\x80", "a\xc0\x80", "a\xf5\x80\x80\x80"})
-    EXPECT_THAT(message_of<UsageError>([&] { (void)tokenizer.tokenize(text); }), AllOf(HasSubstr("no UTF-8"), HasSubstr("0x"))) << text;
+    EXPECT_THAT(message_of<UsageError>([&] { (void)tokenizer.tokenize(text); }), AllOf(HasSubstr("not UTF-8"), HasSubstr("0x"))) << text;
 }
 
 TEST(WordPiece, IsMadeOfTexts) {
@@ -73,7 +73,7 @@ TEST(WordPiece, NamesTheFileThatIsWrong) {
   write_file(folder / "vocab.txt", "[PAD]\r\n[UNK]\r\n[CLS]\r\na");
   EXPECT_THAT(refusal(), AllOf(HasSubstr("vocab.txt: a vocabulary of 4 tokens lacks [SEP]")));
   write_file(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\nb\xff\n");
-  EXPECT_THAT(refusal(), HasSubstr("vocab.txt:5: byte 2 of the token is no UTF-8"));
+  EXPECT_THAT(refusal(), HasSubstr("vocab.txt:5: byte 2 of the token is not UTF-8"));
   write_file(folder / "vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n");
   write_file(folder / "tokenizer_config.json", R"({"do_lower_case": "yes"})");
   EXPECT_THAT(refusal(), HasSubstr("do_lower_case is \"yes\" instead of true or false"));

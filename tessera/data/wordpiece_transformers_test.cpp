@@ -77,7 +77,7 @@ json rows_of(const EncodedTexts& texts) {
   return {rows_of(texts.tokens), rows_of(texts.types), rows_of(texts.mask)};
 }
 
-/// Nearly every character that a tokenizer can make of the texts is a piece, so that one that is lost or made into another is seen.
+/// Nearly every character that a tokenizer can make of the texts is a piece, so that a lost or changed character is noticed.
 std::vector<std::string> vocabulary_of(const std::vector<std::string>& texts) {
   std::set<std::string> pieces = {"the",       "The",  "un",      "##aff", "##able", "cafe", "caf\u00e9",
                                   "Caf\u00e9", "word", "##piece", "cls",   "##aaaa", "xx"};

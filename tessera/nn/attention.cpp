@@ -12,8 +12,8 @@
 namespace tessera::nn {
 namespace {
 
-/// Makes each head of keys and values a batch of its own, which all heads of queries in its group read without a copy. Sizes are those of
-/// grouped_attention().
+/// Computes attention with each head of keys and values as a batch entry of its own, so that the query heads of its group share it without
+/// a copy. Sizes are those of grouped_attention().
 at::Tensor unmasked(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values, bool causal, double dropout) {
   const auto batch = queries.size(0), heads = queries.size(1), length = queries.size(2), size = queries.size(3);
   const auto shared = keys.size(1), groups = heads / shared;
@@ -52,7 +52,7 @@ void expect_fit(const at::Tensor& queries, const at::Tensor& keys, const at::Ten
                      joined(keys.sizes()), joined(values.sizes()));
   const auto* const documents = options.documents;
   if (options.mask.defined() && (options.causal || documents != nullptr))
-    throw UsageError("grouped_attention: a mask says alone what queries see, so {} beside it has no place; put it into the mask",
+    throw UsageError("grouped_attention: a mask alone decides which keys queries see, so {} can't be set with it; put it into the mask",
                      documents != nullptr ? "documents" : "causal");
   if (documents == nullptr) return;
   if (std::ssize(*documents) != queries.size(0))

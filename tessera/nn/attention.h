@@ -1,5 +1,5 @@
-// Attention by libtorch's fused kernels: layers in which all heads have keys and values of their own, and a function in which heads share
-// them.
+// Attention by libtorch's fused kernels: layers in which each query head has its own keys and values, and a function in which groups of
+// query heads share keys and values.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -31,7 +31,7 @@ struct SelfAttentionImpl : torch::nn::Module {
 };
 TORCH_MODULE(SelfAttention);
 
-/// A layer of a transformer: attention, and then a perceptron, each behind a norm and added to what it gets.
+/// A layer of a transformer: attention, and then a perceptron, each with a norm before it and a residual connection around both.
 struct PreNormLayer : torch::nn::Module {
   PreNormLayer(const SelfAttentionOptions& options, double eps);
   at::Tensor forward(const at::Tensor& x);
@@ -43,19 +43,21 @@ struct PreNormLayer : torch::nn::Module {
 
 struct GroupedAttention {
   at::Tensor mask = {};  // added to scores: {1 or batch, 1, queries, keys}, 0 where a query sees a key and -inf where not
-  bool causal = false;   // each query sees the keys up to its own place; not beside a mask
-  /// Causal within documents: the lengths of the documents in each row. Not beside a mask, and only with as many keys as queries.
+  bool causal = false;   // each query sees the keys up to its own place; not together with a mask
+  /// The lengths of the documents in each row; queries see only earlier keys of their own document. Not together with a mask, and only with
+  /// as many keys as queries.
   const std::vector<std::vector<int64_t>>* documents = nullptr;
   double dropout = 0;
 };
 
 /// Takes queries {batch, heads, length, size} and keys and values {batch, fewer heads, keys, size}, and returns {batch, length, heads *
-/// size}. On CPUs, without a mask and dropout, nothing of the size queries * keys is made, and keys and values are not repeated in memory.
+/// size}. On CPUs, without a mask and dropout, no tensor of queries * keys is made, and keys and values are not repeated in memory.
 /// Throws UsageError for arguments that don't fit each other.
 at::Tensor grouped_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                              const GroupedAttention& options = {});
 
-/// Attention in bfloat16 on processors without instructions for it: computes and keeps float32, and rounds the result.
+/// Attention in bfloat16 on processors without bfloat16 instructions: computes in float32, also saves float32 for backward, and rounds the
+/// result.
 at::Tensor wide_attention(const at::Tensor& queries, const at::Tensor& keys, const at::Tensor& values,
                           const GroupedAttention& options = {});
 

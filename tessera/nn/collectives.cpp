@@ -43,18 +43,19 @@ at::Tensor ordinary(const at::Tensor& tensor, std::string_view operation) {
   auto copy = tensor.clone();
   if (!copy.key_set().has(kPagingKey)) return copy;
   throw UsageError(
-      "{} was given a shard, its gradient, or what was computed from them: other ranks have other values of it at the same "
+      "{} was given a shard, its gradient, or a tensor computed from these: other ranks have other values of it at the same "
       "places; pass the module's own parameter, or tessera::to_local(tensor), an ordinary copy, if you mean this rank's part",
       operation);
 }
 
-/// Which dimension is meant: -1 is the last one.
+/// The dimension as a number from 0 on; -1 is the last one.
 int64_t dim_in(int64_t dim, const at::Tensor& tensor, std::string_view operation) {
   if (dim >= -tensor.dim() && dim < tensor.dim()) return dim < 0 ? dim + tensor.dim() : dim;
   throw UsageError("{} was given dimension {} of a tensor with sizes [{}]", operation, dim, joined(tensor.sizes()));
 }
 
-/// A name for the operation that has the sizes, because ranks compare names before data moves: equal counts do not make equal shapes.
+/// A name for the operation with the sizes in it. Ranks compare names before data moves, and would not notice different shapes of as many
+/// values otherwise.
 std::string with_shape(std::string_view operation, const at::Tensor& tensor, std::optional<int64_t> dim = {}) {
   const auto along = dim ? fmt::format(" along {}", *dim) : "";
   return fmt::format("{} of {{{}}}{}", operation, fmt::join(tensor.sizes(), ", "), along);
@@ -124,7 +125,7 @@ at::Tensor broadcast(const at::Tensor& tensor, const Communicator& world, int ro
   world.broadcast(result, root, {.unit = with_shape("nn::broadcast", operand)}).wait();
   return with_gradient(operand, result, [world, root](const at::Tensor& gradient) {
     const auto sum = all_reduce(gradient, world);
-    // The zeros have a graph as well, because all ranks take part when this is differentiated again.
+    // The zeros of other ranks have a graph as well, because all ranks must take part if this gradient is differentiated again.
     return at::where(at::scalar_tensor(world.rank() == root, sum.options().dtype(at::kBool)), sum, at::zeros({}, sum.options()));
   });
 }

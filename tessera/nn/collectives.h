@@ -1,4 +1,4 @@
-// Collectives as functions that autograd differentiates. Those of Communicator write in place and have no gradient.
+// Collectives as functions that autograd differentiates. The methods of Communicator, in contrast, write in place and have no gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ namespace tessera::nn {
 /// The sum of the tensors of all ranks, or their mean. Minima and maxima have no gradient, and refuse tensors that require one.
 at::Tensor all_reduce(const at::Tensor& tensor, const Communicator& world, Reduce op = Reduce::Sum);
 
-/// The tensors of all ranks, of one shape, one after the other along a dimension. Single values become a vector.
+/// The tensors of all ranks, which have one shape, one after the other along a dimension. Scalars become a vector.
 at::Tensor all_gather(const at::Tensor& tensor, const Communicator& world, int64_t dim = 0);
 
 /// This rank's part, along a dimension, of the sum of the tensors of all ranks, or of their mean.

@@ -1,4 +1,4 @@
-// Which layers of a model an option is for, by their names.
+// LayerChoice: selects layers of a model by their names.
 #pragma once
 
 #include <string>
@@ -8,9 +8,9 @@
 namespace tessera::nn {
 
 struct LayerChoice {
-  /// Whole names, or their ends behind a point, such as "q_proj". Empty, or "all-linear": all linear layers but the output layer.
+  /// Whole names, or their last parts, such as "q_proj". Empty, or "all-linear": all linear layers but the output layer.
   std::vector<std::string> target_modules = {};
-  std::string target_pattern = {};  // instead of target_modules: an expression that whole names match
+  std::string target_pattern = {};  // in place of target_modules: a regular expression that matches whole names
   std::vector<std::string> exclude_modules = {};
 
   bool contains(const std::string& name, bool is_linear) const;
@@ -18,7 +18,7 @@ struct LayerChoice {
 
 /// Whether the expression matches the whole name. Throws UsageError for an invalid expression.
 bool matches(const std::string& name, const std::string& expression);
-/// Whether `wanted` is the whole name, or its end behind a point.
+/// Whether `wanted` is the whole name, or its end after a dot.
 bool is_named(std::string_view name, std::string_view wanted);
 bool is_in(std::string_view name, const std::vector<std::string>& wanted);
 /// The last parts of names, each once: "q_proj, v_proj".

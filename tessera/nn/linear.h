@@ -10,13 +10,13 @@
 
 namespace tessera::nn {
 
-/// The rows of its last dimension: {rows, size}. A reshape to {-1, size} could not tell how many there are if the size is 0.
+/// Flattens all dimensions but the last one: {rows, size}. A reshape to {-1, size} would fail if the size is 0.
 inline at::Tensor rows_of(const at::Tensor& x) {
   return x.dim() == 1 ? x.unsqueeze(0) : x.flatten(0, -2);
 }
 
-/// The same result as `call(layer, x)`. libtorch's Linear::forward takes two operators, one for the product and one for the bias, if x has
-/// more than two dimensions.
+/// Returns the same as `call(layer, x)` by one operator. If x has more than two dimensions, libtorch's Linear::forward runs two operators,
+/// one for the product and one for the bias.
 inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
   const auto forward = [](const torch::nn::LinearImpl& self, const at::Tensor& in) {
     return at::linear(in, self.weight, self.bias.defined() ? std::optional(self.bias) : std::nullopt);

@@ -16,7 +16,7 @@
 namespace tessera::nn {
 namespace {
 
-/// The number of rows whose scores take 32 MB, or an eighth of what the gradient of the weight takes if that is more.
+/// The number of rows whose scores take 32 MB, or an eighth of the weight's gradient if that is more.
 int64_t default_rows(const at::Tensor& weight, bool has_gradient) {
   const auto small = std::max<int64_t>(1, (int64_t{32} << 20) / (std::max<int64_t>(1, weight.size(0)) * 4));
   return has_gradient ? std::max(small, at::divup(weight.size(1), 8)) : small;
@@ -31,7 +31,7 @@ at::Tensor losses_of(const at::Tensor& scores, const at::Tensor& log_sum, const 
   return log_sum - scores.gather(1, target) + z_loss * log_sum.square();
 }
 
-/// By autograd, for a weight that only its operator applies. All scores are in memory at once.
+/// Computes the loss by autograd, with all scores in memory at once: for a weight whose operator is replaced, such as one with an adapter.
 at::Tensor loss_of_scores(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options) {
   const auto product = at::linear(x, weight);
   const auto scores = product.to(at::promoteTypes(product.scalar_type(), at::kFloat));
@@ -42,7 +42,7 @@ at::Tensor loss_of_scores(const at::Tensor& x, const at::Tensor& weight, const a
   return losses.sum() / divisor.to(losses.scalar_type());
 }
 
-/// Makes the losses of all rows, and with them the gradients of their sum.
+/// Computes the losses of all rows, and in the same pass the gradients of their sum.
 Scored go_through(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& targets, const LinearCrossEntropy& options, bool for_x,
                   bool for_weight) {
   const auto rows = x.size(0);
@@ -98,7 +98,7 @@ struct Loss : torch::autograd::Function<Loss> {
     }
     const auto saved = context->get_saved_variables();
     const auto factor = grads[0] * saved[2];
-    // The gradients are as large as the weight, so they are scaled in place unless backward may come again.
+    // The gradients are as large as the weight, so they are scaled in place unless backward may run again.
     const bool may_change = !torch::autograd::get_current_graph_task_keep_graph();
     const auto scaled = [&](at::Tensor gradient) {
       if (!gradient.defined()) return gradient;
@@ -119,7 +119,7 @@ at::Tensor linear_cross_entropy(const at::Tensor& x, const at::Tensor& weight, c
                      joined(x.sizes()), joined(weight.sizes()), joined(targets.sizes()));
   }
   if (c10::GradMode::is_enabled() && options.divisor.defined() && options.divisor.requires_grad())
-    throw UsageError("linear_cross_entropy has no gradient of its divisor; detach it, or divide the loss yourself");
+    throw UsageError("linear_cross_entropy computes no gradient for its divisor; detach the divisor, or divide the loss yourself");
   const auto rows = rows_of(x), of_rows = targets.reshape(-1);
   if (has_stand_in(weight)) return loss_of_scores(rows, weight, of_rows, options);
   const bool grad = at::GradMode::is_enabled();

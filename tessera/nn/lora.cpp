@@ -39,7 +39,7 @@ struct Target {
   std::shared_ptr<Module> module;
   Kind kind;
   at::Tensor weight, bias;
-  std::vector<int64_t> down, up;  // sizes of A and B, with 1 for the rank: A's first and B's second size
+  std::vector<int64_t> down, up;  // sizes of A and B, with 1 in place of the rank: the first size of A and the second of B
   int64_t groups = 1;
   bool is_embedding_too = false;  // an embedding shares its weight
 
@@ -100,7 +100,7 @@ std::vector<std::string> patterns_of(const Options& options) {
   return patterns;
 }
 
-/// Whether a module or one that it is in has one of these names.
+/// Whether the module, or a module that contains it, has one of these names.
 bool is_within(const std::string& name, const std::vector<std::string>& modules) {
   for (auto end = name.find('.'); end != std::string::npos; end = name.find('.', end + 1)) {
     if (nn::is_in(name.substr(0, end), modules)) return true;
@@ -128,15 +128,17 @@ std::vector<Target> chosen(const std::vector<Target>& layers, const Options& opt
   }
   nn::expect_choice(options.layers, names, result.size(), "lora");
   for (const auto& layer : result) {
-    // An embedding and the head of a model may have one weight, because an adapter of the one does nothing in the other.
+    // An embedding and the head of a model may share a weight, because an adapter of one of them does nothing in the other.
     const auto same = std::ranges::find_if(layers, [&](const Target& other) {
-      const bool is_changed = options.init_lora_weights == Init::Pissa;  // the weight itself
+      const bool is_changed = options.init_lora_weights == Init::Pissa;  // changes the weight itself
       return other.name != layer.name && other.weight.is_same(layer.weight) && (other.kind == layer.kind || is_chosen(other) || is_changed);
     });
     if (same != layers.end())
-      throw UsageError("lora: '{}' and '{}' have one weight, so an adapter can't be of one of them", layer.name, same->name);
+      throw UsageError("lora: '{}' and '{}' share a weight, so one of them can't have an adapter; leave it out of target_modules",
+                       layer.name, same->name);
     if (has_stand_in(layer.weight) && held_form(layer.weight) == nullptr && !adapted_of(*layer.module))
-      throw UsageError("lora: something else runs in place of the operator of '{}' already, or of a layer with its weight", layer.name);
+      throw UsageError("lora: the operator of '{}', or of a layer with the same weight, is replaced already; leave this layer out",
+                       layer.name);
     if (shard_info(held_values(layer.weight)))
       throw UsageError("lora: '{}' is sharded already; apply adapters before fully_shard, which shards them, too", layer.name);
   }
@@ -162,13 +164,13 @@ void expect_sense(const Target& layer, const Options& options, int64_t r) {
   if (is_pissa && layer.kind != Kind::Linear) refuse("PiSSA is for linear layers");
   if (is_pissa && (held_values(layer.weight).is_meta() || held_form(layer.weight) != nullptr))
     refuse(
-        "PiSSA takes an adapter out of the weight, which has no values yet, or is quantised; load weights before, into a model that is not "
-        "sharded");
-  if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer, which has {}", r, width));
+        "PiSSA computes the adapter from the weight, which has no values yet, or is quantised; load weights first, into a model that is "
+        "neither sharded nor quantised");
+  if (is_pissa && r > width) refuse(fmt::format("PiSSA of rank {} is wider than the layer; give at most {}", r, width));
   if (layer.kind == Kind::Conv && layer.groups > 1 && options.use_dora) refuse("DoRA is not defined for convolutions with groups");
 }
 
-/// Seeded by the default generator's seed and the names alone, so that all ranks draw the same, whatever else they have drawn.
+/// A generator seeded by the default generator's seed and the names, so that all ranks draw the same, whatever they have drawn before.
 at::Generator generator_of(const std::string& layer, const std::string& adapter) {
   const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
   return at::detail::createCPUGenerator(seed ^ std::hash<std::string>()(layer + "\n" + adapter));
@@ -227,20 +229,21 @@ void add_adapter(const Target& layer, const Options& options, int64_t r, const s
   const auto values = held_values(layer.weight);
   if (values.is_meta()) {
     adapted->magnitudes->tensors.at(adapter).fill_(
-        std::numeric_limits<float>::quiet_NaN());  // until reset_magnitudes: nobody shall train with 0
+        std::numeric_limits<float>::quiet_NaN());  // NaN until reset_magnitudes(), so that training without it is noticed
   } else {
     adapted->reset_magnitudes(adapter, layer.weight);
   }
 }
 
-/// The shard and the member of a sharded parameter come to agree whenever they are asked, so asks before and after setting one.
+/// Sets requires_grad. For a sharded parameter, reading requires_grad makes the shard and the module's member agree, so this reads it
+/// before and after setting it.
 void set_training(at::Tensor tensor, bool trains) {
   if (tensor.requires_grad() == trains) return;
   tensor.set_requires_grad(trains);
   (void)tensor.requires_grad();
 }
 
-/// Has the active adapters train, and all that their options name, and nothing else.
+/// Makes the active adapters trainable, and the modules and biases that their options name, and freezes all other parameters.
 void choose_training(Module& model) {
   const auto layers = adapted_in(model);
   std::vector<Options> acting;
@@ -286,7 +289,7 @@ void activate(Module& model, const std::vector<std::string>& names) {
   }
 }
 
-/// Throws UsageError unless the modules exist, and can train as a whole.
+/// Throws UsageError if one of the modules does not exist, or is quantised and so can't train.
 void expect_whole_modules(const Module& model, const std::vector<std::string>& modules) {
   std::vector<std::string> names;
   for (const auto& item : model.named_modules({}, /*include_self=*/false)) names.push_back(item.key());
@@ -297,11 +300,12 @@ void expect_whole_modules(const Module& model, const std::vector<std::string>& m
   for (const auto& item : model.named_parameters()) {
     const auto* const form = is_within(item.key(), modules) ? held_form(item.value()) : nullptr;
     if (form != nullptr)
-      throw UsageError("lora: modules_to_save: '{}' is held as {} and frozen; leave it out of what is quantised", item.key(), form->name);
+      throw UsageError("lora: modules_to_save: '{}' is quantised to {} and frozen; leave it out of QuantizeOptions::layers", item.key(),
+                       form->name);
   }
 }
 
-/// Throws UsageError if another adapter trains the same modules or biases as a whole: they have only one value.
+/// Throws UsageError if another adapter trains the same modules or biases as a whole: these have one value for all adapters.
 void expect_own_wholes(const Module& model, const Options& options, const std::string& adapter) {
   std::map<std::string, Options> others;
   for (const auto& [layer, adapted] : adapted_in(model)) {
@@ -343,7 +347,7 @@ double scaling_of(const Options& options, const std::string& layer) {
 
 void apply(ModuleRef model, const Options& options, const std::string& adapter) {
   if (!nn::matches(adapter, "[A-Za-z0-9_-]+"))
-    throw UsageError("lora: '{}' can't be the name of an adapter; letters, digits, _ and - can be in it", adapter);
+    throw UsageError("lora: '{}' can't be the name of an adapter; use letters, digits, _ and -", adapter);
   expect_unmerged(model);
   expect_whole_modules(*model, options.modules_to_save);
   expect_own_wholes(*model, options, adapter);
@@ -356,7 +360,7 @@ void apply(ModuleRef model, const Options& options, const std::string& adapter) 
   }
   for (const auto& pattern : patterns_of(options)) {
     if (std::ranges::none_of(targets, [&](const Target& layer) { return fits(layer.name, pattern); }))
-      log(LogLevel::Warning, "lora: no layer with an adapter is named as '{}', of rank_pattern or alpha_pattern", pattern);
+      log(LogLevel::Warning, "lora: '{}', of rank_pattern or alpha_pattern, matches no layer with an adapter", pattern);
   }
   std::vector<std::string> narrow;
   for (const auto& layer : targets) {
@@ -435,7 +439,7 @@ Disabled::Disabled(ModuleRef model) : model_(*model) {
 }
 
 Disabled::~Disabled() {
-  if (!active_adapters(model_).empty()) return;  // others have been chosen since
+  if (!active_adapters(model_).empty()) return;  // the program has chosen others meanwhile
   for (auto& [adapted, active] : before_) adapted->active = std::move(active);
 }
 
@@ -447,16 +451,15 @@ void merge(ModuleRef model) {
     const auto same = std::ranges::find_if(
         all_layers, [&](const Target& other) { return other.name != layer.name && other.weight.is_same(layer.weight); });
     if (same != all_layers.end())
-      throw UsageError("lora: the weight of '{}' is that of '{}', too, where the adapter does not act; merged, it would", layer.name,
-                       same->name);
+      throw UsageError("lora: '{}' can't be merged: '{}' has the same weight, and must not get the adapter", layer.name, same->name);
     if (const auto* form = held_form(layer.weight))
-      throw UsageError("lora: the weight of '{}' is held as {}, which can't take an adapter in; merge into the model that it was made of",
+      throw UsageError("lora: the weight of '{}' is quantised to {}, so no adapter can be merged into it; merge into the original model",
                        layer.name, form->name);
     if (layer.groups > 1)
       throw UsageError("lora: '{}' is a convolution with groups, whose adapters can't become a part of its weight", layer.name);
     const auto is_dora = [&](const std::string& name) { return adapted->adapters.at(name).options.use_dora; };
     if (adapted->active.size() > 1 && std::ranges::any_of(adapted->active, is_dora))
-      throw UsageError("lora: one after the other, {} merged into '{}' are not what they are together, because of DoRA; merge one",
+      throw UsageError("lora: because of DoRA, {} give other results if merged into '{}' one after the other; make only one active",
                        joined(adapted->active, " and "), layer.name);
   }
   for (const auto& [layer, adapted] : layers) {

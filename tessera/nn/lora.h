@@ -1,4 +1,4 @@
-// Adapters of low rank: LoRA and DoRA, for models whose code knows nothing of them. Names and numbers are those of Python's peft.
+// Adapters of low rank (LoRA and DoRA) for models whose code does not know of adapters. Names and numbers are those of Python's peft.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,16 +22,16 @@ class LayerAdapters;
 
 enum class Bias {
   None,      // biases stay as they are
-  All,       // all biases of the model train,
-  LoraOnly,  // or those of layers with adapters
+  All,       // all biases of the model train
+  LoraOnly,  // the biases of layers with adapters train
 };
 
-/// As peft names them: "lora_only".
+/// The name in peft, such as "lora_only".
 std::string_view name_of(Bias bias);
 std::optional<Bias> bias_named(std::string_view name);
 
-/// How adapters of linear layers begin: with a random A and a B of 0, or, with Pissa, as the principal part of the weight, which is taken
-/// out of it: then the weights must have their values before.
+/// The first values of adapters: a random A and a B of 0, or, with Pissa, the principal part of the weight of a linear layer, which is
+/// subtracted from the weight. Pissa needs weights that have their values.
 enum class Init { Kaiming, Gaussian, Pissa };
 
 /// Values for layers by patterns that match the end of a layer's name; the first pattern that matches counts.
@@ -42,37 +42,37 @@ inline constexpr int64_t kMostRank = 1'000'000;  // wider than any layer
 
 struct Options {
   int64_t r = 8;            // the rank
-  double lora_alpha = 8;    // what an adapter adds is multiplied by lora_alpha / r,
-  bool use_rslora = false;  // or by lora_alpha / sqrt(r)
+  double lora_alpha = 8;    // an adapter's output is multiplied by lora_alpha / r
+  bool use_rslora = false;  // multiply by lora_alpha / sqrt(r) in place of that
   double lora_dropout = 0;  // of an adapter's input
   bool use_dora = false;    // the size of each row of a weight is trained apart from its direction
-  nn::LayerChoice layers = {};                        // that get one: torch::nn::Linear, Embedding and Conv2d can
-  ByPattern<int64_t> rank_pattern = {};               // other ranks
+  nn::LayerChoice layers = {};                        // get adapters: torch::nn::Linear, Embedding and Conv2d can
+  ByPattern<int64_t> rank_pattern = {};               // ranks other than r
   ByPattern<double> alpha_pattern = {};
   std::vector<std::string> modules_to_save = {};  // modules that train as a whole
   Bias bias = Bias::None;
   Init init_lora_weights = Init::Kaiming;
 };
 
-/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d can have one. Afterwards only adapters train, and what the
-/// options name. Call it before fully_shard, or within deferred_init; the base may have its weights before or get them later (then DoRA
-/// needs reset_magnitudes). A model may have several adapters, of which the first one is active. Modules and biases that train as a whole
-/// have one value for all adapters, so two adapters can't have the same. Throws UsageError, which lists the names of layers, and changes
-/// nothing, if a name matches no layer.
+/// Gives layers of a model an adapter: torch::nn::Linear, Embedding and Conv2d can have one. Afterwards only adapters train, and the
+/// modules and biases that the options name. Call it before fully_shard, or within deferred_init. Weights may be loaded before or after
+/// this call; if after, DoRA needs reset_magnitudes. A model may have several adapters; the first one is active. Modules and biases that
+/// train as a whole have one value for all adapters, so only one adapter can train them. If a name matches no layer, throws UsageError,
+/// which lists the names of layers, and changes nothing.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
 /// The adapters of a model, and those that are active.
 std::vector<std::string> adapters(ConstModuleRef model);
 std::vector<std::string> active_adapters(ConstModuleRef model);
-/// Makes these adapters active. They add up, and train; the others don't.
+/// Makes these adapters active: their outputs add up, and they train. Other adapters do neither.
 void set_adapters(ModuleRef model, const std::vector<std::string>& names);
 
-/// Makes the magnitudes of DoRA those of the weights, so that they change nothing: after weights have been loaded. Collective if the model
-/// is sharded.
+/// Sets the magnitudes of DoRA to the norms of the weights, so that they change nothing. Call it after weights have been loaded. Collective
+/// if the model is sharded.
 void reset_magnitudes(ModuleRef model, const std::string& adapter = "default");
 
-/// While it exists, the model runs without adapters. Modules and biases that train as a whole keep their trained values. Afterwards each
-/// layer's adapters are active that were before, unless others have been chosen meanwhile.
+/// Lets the model run without adapters while this object exists. Modules and biases that train as a whole keep their trained values. The
+/// destructor makes each layer's earlier adapters active again, unless the program has chosen others meanwhile.
 class [[nodiscard]] Disabled : NoCopy {
  public:
   explicit Disabled(ModuleRef model);
@@ -80,17 +80,17 @@ class [[nodiscard]] Disabled : NoCopy {
 
  private:
   torch::nn::Module& model_;
-  std::vector<std::pair<std::shared_ptr<LayerAdapters>, std::vector<std::string>>> before_;  // which acted in each layer
+  std::vector<std::pair<std::shared_ptr<LayerAdapters>, std::vector<std::string>>> before_;  // the adapters that were active in each layer
 };
 
-/// Adds active adapters to the weights, which then are those of a model without adapters; they stop acting. Throws UsageError, and changes
-/// nothing, where that can't be: quantised weights, convolutions with groups, several adapters of which one is a DoRA. Collective if the
-/// model is sharded.
+/// Adds active adapters to the weights, and makes them inactive: the model computes the same without them. Throws UsageError, and changes
+/// nothing, for quantised weights, convolutions with groups, and several active adapters of which one is a DoRA. Collective if the model is
+/// sharded.
 void merge(ModuleRef model);
-/// Takes merged adapters out of the weights, but for rounding, and makes them active.
+/// Subtracts merged adapters from the weights, which are then equal to the earlier ones but for rounding, and makes the adapters active.
 void unmerge(ModuleRef model);
 
-/// The adapters and by what they are multiplied, in words: "default (rank 8, alpha 16)". Empty if there are none.
+/// A description of all adapters with their ranks and factors: "default (rank 8, alpha 16)". Empty if there are none.
 std::string description(ConstModuleRef model);
 
 /// Throws UsageError if adapters are merged.
@@ -106,13 +106,13 @@ struct Weights {
   at::Tensor magnitude = {};  // of DoRA
   bool of_embedding = false;
 };
-/// A weight with an adapter in it.
+/// The weight with the adapter merged into it.
 at::Tensor merged(const at::Tensor& weight, const Weights& adapter);
 
-/// A layer with an adapter, for files.
+/// A layer with an adapter, and the names that files need.
 struct Layer {
   std::string name;                          // of the layer in the model
-  std::map<std::string, std::string> names;  // of its parameters in the model, by their names in files of peft: "lora_A.weight"
+  std::map<std::string, std::string> names;  // from names in files of peft ("lora_A.weight") to names of parameters in the model
   bool has_bias = false;
 };
 std::vector<Layer> layers_of(ConstModuleRef model, const std::string& adapter = "default");

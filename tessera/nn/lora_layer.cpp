@@ -11,7 +11,7 @@
 namespace tessera::lora {
 namespace {
 
-/// The operator by which a layer applies its weight, and where its operands are.
+/// The operator that applies a layer's weight, and the places of its operands.
 struct Operator {
   std::string_view name;
   size_t x, weight;
@@ -26,19 +26,19 @@ at::Tensor norms_of_rows(const at::Tensor& weight, bool of_embedding) {
   return of_embedding ? weight.norm(2, 0) : weight.flatten(1).norm(2, 1);
 }
 
-/// Shapes one number for each row so that it multiplies a weight.
+/// Shapes one number for each row so that it can multiply the weight.
 at::Tensor for_rows(const at::Tensor& numbers, const at::Tensor& weight, bool of_embedding) {
   std::vector<int64_t> sizes(static_cast<size_t>(weight.dim()), 1);
   sizes[of_embedding ? 1 : 0] = -1;
   return numbers.view(sizes);
 }
 
-/// Shapes one number for each row of the weight so that it multiplies, or is added to, the output, of one image or of several.
+/// Shapes one number for each row of the weight so that it can be multiplied with, or added to, the output for one or several images.
 at::Tensor for_outputs(const at::Tensor& numbers, Kind kind) {
   return kind == Kind::Conv ? numbers.view({-1, 1, 1}) : numbers;
 }
 
-/// conv2d of any padding.
+/// conv2d with the padding of the arguments, which is numbers or a name.
 at::Tensor conv(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                 std::span<const c10::IValue> arguments, int64_t groups) {
   const auto stride = arguments[3].toIntVector(), dilation = arguments[5].toIntVector();

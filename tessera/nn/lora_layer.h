@@ -1,4 +1,4 @@
-// The adapters of one layer: their parameters, and what they do in place of the operator of its weight.
+// LayerAdapters: the adapters of one layer, which run in place of the operator of its weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,10 +33,10 @@ struct Parameters : torch::nn::Module {
   std::map<std::string, at::Tensor> tensors;
 };
 
-/// The adapters of a layer. run() replaces the operators of the layer's weight.
+/// Holds the adapters of a layer. run() runs in place of each operator on the layer's weight.
 class LayerAdapters {
  public:
-  /// `is_embedding_too`: whether an embedding of the model has the layer's weight.
+  /// `is_embedding_too`: whether an embedding of the model shares the layer's weight.
   LayerAdapters(Kind kind, std::string name, bool is_embedding_too)
       : kind_(kind), name_(std::move(name)), is_embedding_too_(is_embedding_too) {}
 
@@ -45,7 +45,7 @@ class LayerAdapters {
   void merge_into(const at::Tensor& weight);
   void take_out_of(const at::Tensor& weight);
   bool has_merged() const { return !merged_.empty(); }
-  /// Gives DoRA's magnitudes values with which they change nothing.
+  /// Sets DoRA's magnitudes to the norms of the weight, so that they change nothing.
   void reset_magnitudes(const std::string& adapter, const at::Tensor& weight);
 
   struct Adapter {
@@ -60,7 +60,7 @@ class LayerAdapters {
   /// In the order in which they were merged.
   struct Merged {
     std::string adapter;
-    at::Tensor norms;  // of the rows that DoRA has scaled
+    at::Tensor norms;  // of the rows, before DoRA has scaled them
   };
 
   at::Tensor low_rank(const at::Tensor& x, const std::string& adapter, std::span<const c10::IValue> arguments) const;

@@ -22,7 +22,7 @@
 namespace tessera::nn {
 namespace {
 
-/// The product with a weight whose values are computed in forward and in backward, and not kept.
+/// Multiplies with a quantised weight, whose values are computed in forward, and again in backward.
 struct QuantizedProduct : torch::autograd::Function<QuantizedProduct> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, const at::Tensor& held, int64_t quantization,
                             std::vector<int64_t> sizes) {
@@ -72,11 +72,11 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
     if (linear == nullptr) continue;
     names.push_back(item.key());
     if (!options.layers.contains(item.key(), /*is_linear=*/true)) continue;
-    if (const auto* form = held_form(linear->weight)) throw UsageError("quantize: '{}' is held as {} already", item.key(), form->name);
+    if (const auto* form = held_form(linear->weight)) throw UsageError("quantize: '{}' is quantised to {} already", item.key(), form->name);
     if (!lora::adapters(model).empty() && linear->weight.requires_grad())
-      throw UsageError("quantize: '{}' trains as a whole beside adapters; leave it out of what is quantised", item.key());
+      throw UsageError("quantize: '{}' trains as a whole together with adapters; leave it out of QuantizeOptions::layers", item.key());
     if (shard_info(linear->weight))
-      throw UsageError("quantize: '{}' is sharded already; quantise before fully_shard, which shards what is held", item.key());
+      throw UsageError("quantize: '{}' is sharded already; quantise before fully_shard, which shards quantised weights", item.key());
     const bool is_tied = std::ranges::any_of(weights, [&](const at::Tensor& other) { return other.is_same(linear->weight); });
     if (is_tied) continue;
     if (!linear->weight.is_meta() && !linear->weight.isfinite().all().item<bool>())
@@ -86,7 +86,7 @@ void quantize(ModuleRef model, const QuantizeOptions& options) {
   expect_choice(options.layers, names, weights.size(), "quantize");
   for (const auto& weight : weights) hold_in_form(*model, weight, held_form_of(options.quantization, weight));
 #if defined(__GLIBC__)
-  ::malloc_trim(0);  // the values are gone, and nobody else may use their memory before it goes back to the system
+  ::malloc_trim(0);  // returns the memory of the freed values to the system
 #endif
 }
 

@@ -11,7 +11,7 @@
 
 namespace tessera::nn {
 
-/// How weights are held: blocks of values with a scale. NF4 has the bits of bitsandbytes.
+/// The formats of quantised weights: blocks of values with a scale. NF4 is equal to that of bitsandbytes, bit by bit.
 enum class Quantization {
   Nf4,        // 4 bits for the quantiles of a normal distribution, blocks of 64, and their scales in 8 bits in blocks of 256
   Nf4Single,  // the same with scales in float32 ("single" quantisation)
@@ -19,24 +19,24 @@ enum class Quantization {
   Fp8,        // e4m3, blocks of 64
 };
 std::string_view name_of(Quantization quantization);
-/// Throws UsageError, with the names that there are.
+/// Throws UsageError, which lists the known names, for another name.
 Quantization quantization_named(std::string_view name);
 
 /// The bytes that a weight of `numel` values takes.
 int64_t held_bytes(Quantization quantization, int64_t numel);
 
-/// Encodes all values of a weight, flat, as [blocks, bytes], and decodes them.
+/// Encode all values of a weight as bytes of the shape {blocks, bytes}, and decode them.
 at::Tensor quantized(Quantization quantization, const at::Tensor& values);
 at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::IntArrayRef sizes, at::ScalarType dtype);
 
 struct QuantizeOptions {
   Quantization quantization = Quantization::Nf4;
-  LayerChoice layers = {};  // of the linear layers
+  LayerChoice layers = {};  // linear layers
 };
 
-/// Holds weights of linear layers in few bits. They are frozen, `parameters()` lists what is held (bytes), and operators get values that
-/// are computed when they need them: one weight at a time. Called before fully_shard, on a model with values or within
-/// deferred_init. Loading quantises what is read. Throws UsageError, and changes nothing, if a name matches no layer.
+/// Quantises weights of linear layers. They are frozen, `parameters()` lists their bytes, and an operator that needs a weight gets its
+/// decoded values, one weight at a time. Call it before fully_shard, on a model with values or within deferred_init. Loading quantises the
+/// values that it reads. Throws UsageError, and changes nothing, if a name matches no layer.
 void quantize(ModuleRef model, const QuantizeOptions& options = {});
 
 }  // namespace tessera::nn

@@ -1,4 +1,4 @@
-// The forms in which weights are held in few bits: encoding and decoding.
+// Encodes and decodes the formats of quantised weights.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -20,15 +20,15 @@ namespace {
 
 using ByteValues = std::array<float, 256>;
 
-/// A form is a sequence of blocks: codes, and behind them what the scales of each 64 values are made of. Values that the last block lacks
-/// count as 0.
+/// A form is a sequence of blocks. A block has codes, followed by the data for the scales, one scale for each 64 values. The last block is
+/// filled up with zeros.
 struct Form {
   std::string_view name;
   int64_t values;  // of a block
   int64_t bytes;
   void (*encode)(const at::Tensor& values, const at::Tensor& held);
-  const ByteValues& (*of_byte)();  // what a byte stands for; null for NF4, which has two values in one
-  bool nests;                      // whether scales are in 8 bits, with a scale and a mean of their own, or floats
+  const ByteValues& (*of_byte)();  // the value of each byte; null for NF4, which has two values in a byte
+  bool nests;                      // whether scales are stored in 8 bits, with a scale and a mean of their own, or as floats
 
   int64_t codes() const { return of_byte == nullptr ? values / 2 : values; }
   int64_t scales() const { return values / kQuantBlock; }
@@ -37,7 +37,7 @@ struct Form {
 constexpr int64_t kNested = DynamicCode::kBlock;            // scales that share a scale
 constexpr int64_t kNf4Values = kNested * kQuantBlock;       // values in a block of NF4
 constexpr int64_t kNf4Codes = kNf4Values / 2;               // the bytes of their codes
-constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // with a byte per scale, and the scale and the mean of the scales
+constexpr int64_t kNf4Bytes = kNf4Codes + kNested + 2 * 4;  // codes, a byte per scale, and the scale and the mean of the scales
 constexpr int64_t kGrain = 16384;                           // values
 
 float float_at(const uint8_t* bytes) {
@@ -92,7 +92,8 @@ void encode_nf4_single(const at::Tensor& values, const at::Tensor& held) {
   });
 }
 
-/// Encodes blocks of a byte for each value, followed by a scale for each 64. `code` gets values divided by the scale, at most `most`.
+/// Encodes blocks with a byte for each value, followed by a scale for each 64 values. `code` gets values divided by the scale, so that the
+/// largest is `most`.
 template <class Code>
 void encode_bytes(const at::Tensor& values, const at::Tensor& held, int64_t of_block, float most, const Code& code) {
   const auto* const from = values.const_data_ptr<float>();
@@ -281,7 +282,7 @@ at::Tensor dequantized(Quantization quantization, const at::Tensor& held, at::In
   const auto expected = held_sizes(form_of(quantization), c10::multiply_integers(sizes));
   if (held.sizes() != expected || held.scalar_type() != at::kByte) {
     throw UsageError(
-        "a weight of [{}] is held as {} in [{}] bytes, but has got {} of [{}]; convert a model before it is quantised, and read "
+        "a weight of [{}] is quantised to {} in [{}] bytes, but was given {} of [{}]; convert a model before it is quantised, and read "
         "ordinary weights with checkpoint::load_weights",
         joined(sizes), name_of(quantization), joined(expected), c10::toString(held.scalar_type()), joined(held.sizes()));
   }

@@ -18,7 +18,7 @@ namespace {
 
 using Two = std::tuple<at::Tensor, at::Tensor>;
 
-constexpr int64_t kRowsAtOnce = 64;  // whose gradients of the weight are added in one go, whatever the number of threads
+constexpr int64_t kRowsAtOnce = 64;  // rows whose gradients are added into one sum, whatever the number of threads, for equal bits
 
 at::ScalarType dtype_of_sums(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -46,7 +46,7 @@ Two backward_of(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& w
           (all_but_last.empty() ? of_weight : of_weight.sum(all_but_last)).to(weight.scalar_type())};
 }
 
-/// Whether the kernels can do it.
+/// Whether the kernels support these tensors.
 bool fits(const at::Tensor& x, const at::Tensor& weight) {
   const auto dtype = x.scalar_type();
   return (dtype == at::kFloat || dtype == at::kBFloat16) && weight.scalar_type() == dtype && weight.is_contiguous() && x.numel() > 0;
@@ -102,7 +102,7 @@ struct RmsNormalize : torch::autograd::Function<RmsNormalize> {
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context, const torch::autograd::variable_list& grads) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::rms_norm_backward", "").typed<decltype(backward_of)>();
     const auto saved = context->get_saved_variables();
-    // With create_graph, uses operators, and factors that depend on x, so that the gradients can be differentiated again.
+    // With create_graph, computes the factors from x again, by operators, so that the gradients can be differentiated again.
     const bool is_recorded = c10::GradMode::is_enabled();
     auto [of_x, of_weight] = is_recorded
                                  ? backward_of(grads[0], saved[0], saved[1], factors_of(saved[0], context->saved_data["eps"].toDouble()))
@@ -127,9 +127,9 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, library) {
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
-  // The loops go by the size of the weight, and would read beyond the end of x.
+  // The kernels' loops trust the size of the weight, and would read beyond the end of x.
   if (x.dim() < 1 || weight.dim() != 1 || weight.size(0) != x.size(-1))
-    throw UsageError("rms_norm: a weight of [{}] is not of values of [{}]; it has one for each of the last dimension",
+    throw UsageError("rms_norm: a weight of [{}] does not fit values of [{}]; it must have one value for each of the last dimension",
                      joined(weight.sizes()), joined(x.sizes()));
   return RmsNormalize::apply(x, weight, eps);
 }

@@ -7,7 +7,7 @@
 
 namespace tessera::nn {
 
-/// Normalizes over the last dimension. Computes in float32 and rounds to the dtype of x once; in float64 if x has that.
+/// Normalizes over the last dimension. Computes in float32 (float64 if x is float64) and rounds to the dtype of x once.
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps);
 
 struct RmsNormImpl : torch::nn::Module {

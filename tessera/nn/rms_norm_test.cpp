@@ -62,7 +62,7 @@ TEST(RmsNorm, RefusesWeightsOfOtherSizes) {
     EXPECT_THAT(message_of<UsageError>([&] {
                   nn::rms_norm(at::ones({2, 4}), at::ones(sizes), kEps);
                 }),
-                ::testing::HasSubstr("is not of values of [2, 4]"));
+                ::testing::HasSubstr("does not fit values of [2, 4]"));
   }
 }
 

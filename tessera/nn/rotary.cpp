@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kTokensAtOnce = 16;
 
-/// Stretches wavelengths that are long beside the texts of the original training, keeps short ones, and mixes those between.
+/// Stretches wavelengths that are long compared to the texts of the original training, keeps short ones, and interpolates between both.
 at::Tensor stretched(const at::Tensor& frequencies, const Llama3Scaling& scaling) {
   const auto old = static_cast<double>(scaling.original_max_position_embeddings);
   const auto wavelengths = 2 * std::numbers::pi / frequencies;
@@ -83,7 +83,7 @@ struct Rotate : torch::autograd::Function<Rotate> {
   }
 };
 
-/// The loops go by the sizes of both, and would read and write beyond the end of one that does not fit.
+/// Throws UsageError if the table does not fit x: the loops trust the sizes of both, and would read and write beyond the end.
 void expect_fit(const at::Tensor& x, const RotaryTable& table) {
   const auto &cos = table.cos, &sin = table.sin;
   if (!x.defined() || !cos.defined() || !sin.defined())
@@ -92,14 +92,15 @@ void expect_fit(const at::Tensor& x, const RotaryTable& table) {
                     cos.size(1) == x.size(1) && 2 * cos.size(2) <= x.size(3);
   if (!fits) {
     throw UsageError(
-        "rotary embeddings: a table of [{}] and [{}] is not of values of [{}]; it has {{1 or batch, length, pairs}}, with at most half "
-        "of a head's size as pairs, for {{batch, length, heads, size}}",
+        "rotary embeddings: a table of [{}] and [{}] does not fit values of [{}]; for values of {{batch, length, heads, size}} it must "
+        "have "
+        "{{1 or batch, length, pairs}}, with at most size / 2 pairs",
         joined(cos.sizes()), joined(sin.sizes()), joined(x.sizes()));
   }
   if (cos.device() != x.device() || sin.device() != x.device())
     throw UsageError("rotary embeddings: a table on {} for values on {}; make it of positions there", cos.device().str(), x.device().str());
   if (c10::GradMode::is_enabled() && (cos.requires_grad() || sin.requires_grad()))
-    throw UsageError("rotary embeddings: there is no gradient of a table; detach it, or turn the values by operators");
+    throw UsageError("rotary embeddings: a table gets no gradient; detach it, or turn the values by libtorch's operators");
 }
 
 }  // namespace

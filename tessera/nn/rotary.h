@@ -8,7 +8,7 @@
 
 namespace tessera::nn {
 
-/// How Llama 3.1 stretches what it has learned on short texts.
+/// The scaling by which Llama 3.1 extends embeddings learned on short texts to long ones.
 struct Llama3Scaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
@@ -18,8 +18,8 @@ struct Llama3Scaling {
 
 struct RotaryOptions {
   double theta = 10000;
-  double partial_rotary_factor = 1;          // which part of a head is turned: its first values
-  double factor = 1;                         // by which positions are divided
+  double partial_rotary_factor = 1;          // the share of a head's values that are turned, the first ones
+  double factor = 1;                         // divides positions
   std::optional<Llama3Scaling> llama3 = {};  // in place of `factor`
 
   bool operator==(const RotaryOptions&) const = default;
@@ -30,15 +30,15 @@ struct RotaryTable {
   at::Tensor cos, sin;  // {1 or batch, length, pairs}
 };
 
-/// The values of a head that are turned.
+/// The number of a head's values that are turned.
 int64_t rotary_size(const RotaryOptions& options, int64_t head_size);
 
 /// `positions`: integers {1 or batch, length}.
 RotaryTable rotary_table(const RotaryOptions& options, int64_t head_size, const at::Tensor& positions);
 
 /// Takes {batch, length, heads, size}, and returns {batch, heads, length, size}, contiguous, as attention wants it. Value i of a head is
-/// turned together with value i + pairs; the last ones are left if the table has fewer pairs than half the size. Computed in float32.
-/// Throws UsageError if the table is of other positions.
+/// turned together with value i + pairs; if the table has fewer pairs than half the size, the last values stay. Computed in float32. Throws
+/// UsageError if the sizes of the table do not fit.
 at::Tensor rotary(const at::Tensor& x, const RotaryTable& table);
 
 }  // namespace tessera::nn

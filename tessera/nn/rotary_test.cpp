@@ -69,7 +69,7 @@ TEST(Rotary, RefusesTablesOfOtherPositions) {
     const auto x = at::randn({2, 5, 2, 8}).to(dtype);
     for (const auto& [batch, length, size] : {std::array<int64_t, 3>{1, 3, 8}, {1, 6, 8}, {3, 5, 8}, {1, 5, 10}}) {
       EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, table_of(batch, length, size)); }),
-                  ::testing::HasSubstr("is not of values of [2, 5, 2, 8]"));
+                  ::testing::HasSubstr("does not fit values of [2, 5, 2, 8]"));
     }
     EXPECT_THAT(message_of<UsageError>([&] {
                   nn::rotary(x, {table_of(1, 5, 8).cos, table_of(1, 5, 4).sin});
@@ -78,7 +78,7 @@ TEST(Rotary, RefusesTablesOfOtherPositions) {
     EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, {}); }), ::testing::HasSubstr("undefined"));
     auto learned = table_of(1, 5, 8);
     learned.cos.requires_grad_();
-    EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, learned); }), ::testing::HasSubstr("no gradient of a table"));
+    EXPECT_THAT(message_of<UsageError>([&] { nn::rotary(x, learned); }), ::testing::HasSubstr("a table gets no gradient"));
     const auto wide = table_of(1, 5, 8);
     EXPECT_TRUE(at::equal(nn::rotary(x, {wide.cos.to(at::kDouble), wide.sin.to(at::kDouble)}), nn::rotary(x, wide)));
   }
@@ -95,8 +95,8 @@ TEST(GroupedAttention, RefusesWhatDoesNotBelongTogether) {
   EXPECT_THAT(said(4, 6, {.documents = &one_row}), HasSubstr("documents of 1 rows for a batch of 2"));
   EXPECT_THAT(said(4, 6, {.documents = &short_row}), HasSubstr("row 1 has documents of 1 + 4 tokens, for 6 queries and 6 keys"));
   EXPECT_THAT(said(4, 7, {.documents = &fits}), HasSubstr("for 6 queries and 7 keys"));
-  EXPECT_THAT(said(4, 6, {.mask = mask, .causal = true}), HasSubstr("causal beside it has no place"));
-  EXPECT_THAT(said(4, 6, {.mask = mask, .documents = &fits}), HasSubstr("documents beside it has no place"));
+  EXPECT_THAT(said(4, 6, {.mask = mask, .causal = true}), HasSubstr("so causal can't be set with it"));
+  EXPECT_THAT(said(4, 6, {.mask = mask, .documents = &fits}), HasSubstr("so documents can't be set with it"));
   EXPECT_THAT(said(3, 6, {}), HasSubstr("queries of [2, 3, 6, 8], keys of [2, 2, 6, 8]"));
 }
 

@@ -27,7 +27,7 @@ const std::array<float, 16> kNf4 = {-1.0F,
 
 namespace {
 
-// Values are computed in float32, whatever they are stored as.
+// All kernels compute in float32, whatever the stored dtype.
 
 [[gnu::always_inline]] inline float to_float(float value) {
   return value;
@@ -46,7 +46,7 @@ namespace {
   to = static_cast<uint16_t>(value == value ? rounded : 0x7fc0);
 }
 
-constexpr int64_t kLanes = 16;  // sums that run side by side, so that they have the same bits on every processor
+constexpr int64_t kLanes = 16;  // partial sums: a fixed number, so that sums have the same bits on every processor
 
 /// The sum of value(0), ..., value(count - 1).
 template <class Value>

@@ -6,7 +6,7 @@
 
 namespace tessera::nn {
 
-/// y = x * r * weight for the rows [begin, end), where r is 1 / sqrt(mean of x * x + eps), which is stored for backward.
+/// Computes y = x * r * weight for the rows [begin, end), with r = 1 / sqrt(mean of x * x + eps), and stores r for backward.
 template <class T>
 struct NormForward {
   const T* x;
@@ -19,7 +19,7 @@ struct NormForward {
 void run(const NormForward<float>& norm, int64_t begin, int64_t end);
 void run(const NormForward<uint16_t>& norm, int64_t begin, int64_t end);
 
-/// The gradient of x, and that of the weight added to `sums`.
+/// Computes the gradient of x, and adds that of the weight to `sums`.
 template <class T>
 struct NormBackward {
   const T* grad;
@@ -32,7 +32,7 @@ struct NormBackward {
 void run(const NormBackward<float>& norm, int64_t begin, int64_t end, float* sums);
 void run(const NormBackward<uint16_t>& norm, int64_t begin, int64_t end, float* sums);
 
-/// Where values of {batch, length, heads} lie, whose heads are contiguous.
+/// The strides of values of {batch, length, heads}, whose heads are contiguous.
 template <class T>
 struct Heads {
   T* values;
@@ -50,7 +50,7 @@ struct Rotation {
   float direction;  // 1, or -1 to turn back
 };
 
-/// Turns the heads of texts' tokens [begin, end), counted over the whole batch.
+/// Turns the heads of tokens [begin, end), counted over the whole batch.
 void run(const Rotation<float>& rotation, int64_t begin, int64_t end);
 void run(const Rotation<uint16_t>& rotation, int64_t begin, int64_t end);
 

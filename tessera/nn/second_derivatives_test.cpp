@@ -1,5 +1,5 @@
 // A table over all functions of this folder: gradients that are differentiated again are right, or refused by name, and docs/models.md says
-// which. Of a rank without rows parameters get zeros as gradients, because the other ranks wait for them.
+// which. On a rank without rows, parameters get zeros as gradients, because the other ranks wait for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -5,7 +5,7 @@
 
 namespace tessera::nn {
 
-/// silu(gate) * up, of the same sizes. Only these two are kept for backward.
+/// silu(gate) * up, for tensors of the same sizes. Saves only `gate` and `up` for backward.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
 
 }  // namespace tessera::nn

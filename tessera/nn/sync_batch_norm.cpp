@@ -61,15 +61,15 @@ void update(const at::Tensor& running, const at::Tensor& value, double momentum)
   if (running.defined()) at::Tensor(running).copy_(running.to(at::kDouble).lerp(value, momentum));
 }
 
-/// Values of channels in the shape that goes with the dimensions of x.
+/// One value for each channel, in a shape that broadcasts over x.
 at::Tensor beside_channels(const at::Tensor& values, const at::Tensor& x) {
   std::vector<int64_t> sizes(static_cast<size_t>(x.dim()), 1);
   sizes[1] = x.size(1);
   return values.view(sizes);
 }
 
-/// The result for a batch without values, for which libtorch's kernels divide by zero. The parameters are used nevertheless: a unit that
-/// this rank alone left out of its pass would be missed by the others.
+/// The result for a batch without values, for which libtorch's kernels divide by zero. Uses the parameters nevertheless: if this rank did
+/// not, the other ranks would wait for its use of the unit.
 at::Tensor nothing_normalized(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   auto result = at::empty_like(x);
   if (weight.defined()) result.mul_(beside_channels(widened(weight, x), x));
@@ -82,7 +82,7 @@ struct World : torch::CustomClassHolder {
   const Communicator communicator;
 };
 
-/// Normalizes with given statistics. Their gradients, which depend on the values of all ranks, are part of the gradient of x.
+/// Normalizes with given statistics. The gradient of x includes the path by the statistics, which depend on the values of all ranks.
 class Normalize : public ag::Function<Normalize> {
  public:
   static at::Tensor forward(ag::AutogradContext* context, const at::Tensor& x, const std::optional<at::Tensor>& given_weight,
@@ -108,7 +108,7 @@ class Normalize : public ag::Function<Normalize> {
     const auto weight = saved[1].defined() ? widened(saved[1], x) : at::ones_like(mean);
     const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
     // A rank without a gradient takes part with zeros, because the others wait for it.
-    // Laid out as x, because libtorch's kernel is wrong for one image whose gradient lies channels last beside it.
+    // Uses the memory format of x, because libtorch's kernel is wrong for a single image whose gradient has another one (channels last).
     const auto gradient = gradients[0].defined() ? gradients[0].contiguous(x.suggest_memory_format()) : at::zeros_like(x);
     auto [of_x, of_weight, of_bias] =
         x.numel() == 0
@@ -118,7 +118,7 @@ class Normalize : public ag::Function<Normalize> {
       const auto world = c10::static_intrusive_pointer_cast<World>(context->saved_data["world"].toCapsule());
       const auto sums = at::stack({of_weight, of_bias}).to(at::kDouble);
       world->communicator.all_reduce(sums, {}, {.unit = "gradients of batch statistics"}).wait();
-      // The gradient by way of the mean and the variance is a line in x, for each channel.
+      // For each channel, the gradient by way of the mean and the variance is a linear function of x.
       const auto rate = (variance.to(at::kDouble) + eps).rsqrt();
       const auto scale = rate * weight;
       const auto slope = -scale * rate * sums[0] / count;
@@ -131,7 +131,7 @@ class Normalize : public ag::Function<Normalize> {
   }
 };
 
-/// batch_norm by the statistics of its batch. Undefined tensors: the module has none.
+/// batch_norm with the statistics of the batches of all ranks. Parameters and running statistics that the module lacks are undefined.
 at::Tensor normalized(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias, const at::Tensor& running_mean,
                       const at::Tensor& running_var, double momentum, double eps, const Communicator& world) {
   Statistics statistics;
@@ -173,7 +173,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& input) {
   if (!input.defined()) throw UsageError("SyncBatchNorm was given an undefined tensor");
   if (input.dim() >= 2 && input.size(1) == options.num_features()) return;
-  throw UsageError("SyncBatchNorm of {} channels takes tensors with so many in dimension 1, and was given one with sizes [{}]",
+  throw UsageError("SyncBatchNorm of {} channels takes tensors with as many channels in dimension 1, but was given sizes [{}]",
                    options.num_features(), joined(input.sizes()));
 }
 
@@ -197,8 +197,8 @@ void convert_sync_batchnorm(ModuleRef module, const Communicator& world) {
   for (const auto& child : module->named_modules({}, /*include_self=*/false)) look_at(*child.value(), child.key());
   if (!unknown.empty()) {
     throw UsageError(
-        "convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after "
-        "fully_shard, and declare what is affine(false), ignored or not sharded as a tessera::nn::SyncBatchNorm",
+        "convert_sync_batchnorm: a batch norm is recognized by its sharded weight, which is missing in {}; call it after fully_shard, "
+        "and declare batch norms that are affine(false), ignored or not sharded as tessera::nn::SyncBatchNorm",
         some_of(unknown));
   }
   for (const auto& weight : weights) {

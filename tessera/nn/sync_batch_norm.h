@@ -8,9 +8,9 @@
 
 namespace tessera::nn {
 
-/// The mean and the variance of a batch are those of the values of all ranks, whose batches may differ in size and be empty. So are the
-/// gradients, of the sum of the losses of all ranks. Evaluation uses the running statistics, which are equal on all ranks. Parameters,
-/// buffers and options are those of torch::nn::BatchNorm1d to 3d. All ranks must call it, and backward, in the same order.
+/// Normalizes with the mean and the variance over the batches of all ranks, which may differ in size and be empty. Gradients are those of
+/// the sum of the losses of all ranks. Evaluation uses the running statistics, which are equal on all ranks. Parameters, buffers and
+/// options are those of torch::nn::BatchNorm1d to 3d. All ranks must call it, and backward, in the same order.
 class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormImpl> {
  public:
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, Communicator world)
@@ -28,8 +28,8 @@ class SyncBatchNormImpl : public torch::nn::BatchNormImplBase<0, SyncBatchNormIm
 TORCH_MODULE(SyncBatchNorm);
 
 /// Makes every BatchNorm1d to 3d in the sharded module compute over the batches of all ranks, as a SyncBatchNorm does. The modules stay the
-/// same objects, because members of other modules hold them. Throws UsageError, with their names, for those that have no sharded weight by
-/// which their calls could be recognized.
+/// same objects, because members of other modules hold them. Throws UsageError, with the names, for batch norms without a sharded weight,
+/// by which their calls are recognized.
 void convert_sync_batchnorm(ModuleRef module, const Communicator& world);
 
 }  // namespace tessera::nn

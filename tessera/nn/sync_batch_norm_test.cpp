@@ -228,7 +228,7 @@ TEST(SyncBatchNorm, TakesThePlaceOfBatchNormInASharedModel) {
   });
 }
 
-/// Where the norm is a unit of its own, a rank that did not use it would be missed by the others.
+/// If the norm is a unit of its own, the other ranks would wait for a rank that does not use it.
 TEST(SyncBatchNorm, TakesAnEmptyBatchInAUnitOfItsOwn) {
   with_ranks(3, [](const Communicator& world) {
     for (const auto residence : {Residence::NodeShared, Residence::Gathered}) {

@@ -862,7 +862,7 @@ Chapter chapter() {
        net.head->weight = net.second->weight;
        lora::apply(net, {.r = 2, .layers = {.target_modules = {"second", "head"}}});
        run.shard(net);
-     }, .refused = "'second' and 'head' have one weight"},
+     }, .refused = "'second' and 'head' share a weight"},
     {.what = "an adapter that is not there, `lora::set_adapters`", .act = [](Run& run) {
        lora::set_adapters(*adapted(run), {"french"});
      }, .refused = "the model has no adapter 'french'; it has: default"},

@@ -157,13 +157,13 @@ Chapter chapter() {
     // --- What does not belong together ---
     refused("`nn::rotary` with a table of fewer positions than tokens", [](const at::Tensor& heads) {
       return tessera::nn::rotary(heads, tessera::nn::rotary_table({}, 8, torch::arange(2).unsqueeze(0)));
-    }, "is not of values of [2, 3, 1, 8]"),
+    }, "does not fit values of [2, 3, 1, 8]"),
     refused("with a table of more pairs than half a head", [](const at::Tensor& heads) {
       return tessera::nn::rotary(heads, tessera::nn::rotary_table({}, 12, torch::arange(3).unsqueeze(0)));
-    }, "is not of values of [2, 3, 1, 8]"),
+    }, "does not fit values of [2, 3, 1, 8]"),
     refused("`nn::rms_norm` with a weight of another size", [](const at::Tensor& heads) {
       return tessera::nn::rms_norm(heads, torch::ones({12}), kEps);
-    }, "a weight of [12] is not of values of [2, 3, 1, 8]"),
+    }, "a weight of [12] does not fit values of [2, 3, 1, 8]"),
     refused("`nn::grouped_attention` with documents of fewer rows than the batch", [](const at::Tensor& heads) {
       const std::vector<std::vector<int64_t>> documents = {{1, 2}};
       const auto each = heads.transpose(1, 2);
@@ -172,7 +172,7 @@ Chapter chapter() {
     refused("with a mask beside `causal`", [](const at::Tensor& heads) {
       const auto each = heads.transpose(1, 2);
       return tessera::nn::grouped_attention(each, each, each, {.mask = torch::zeros({1, 1, 3, 3}), .causal = true});
-    }, "causal beside it has no place"),
+    }, "so causal can't be set with it"),
     // --- As in transformers, and where libtorch is wrong ---
     {.what = "a `models::LlamaForCausalLM` whose padding stands in its texts: from what goes in, its row gets no gradient", .act = [](Run& run) {
        models::LlamaForCausalLM model(small_llama());

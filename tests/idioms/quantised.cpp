@@ -195,10 +195,10 @@ Chapter chapter() {
      }},
     {.what = "`lora::merge` into quantised weights", .act = [](Run& run) {
        lora::merge(*sharded(run, {.adapter = kAdapter}));
-     }, .refused = "which can't take an adapter in"},
+     }, .refused = "so no adapter can be merged into it"},
     {.what = "PiSSA of quantised weights", .act = [](Run& run) {
        sharded(run, {.adapter = lora::Options{.r = 4, .init_lora_weights = lora::Init::Pissa}});
-     }, .refused = "PiSSA takes an adapter out of the weight, which has no values yet, or is quantised"},
+     }, .refused = "PiSSA computes the adapter from the weight, which has no values yet, or is quantised"},
     // --- Inputs ---
     used("an input of three dimensions", [](Net& net, const at::Tensor& x) { return net.forward(x.view({2, 2, 70})); }),
     used("an input of one dimension", [](Net& net, const at::Tensor& x) { return net.forward(x[1]); }),
@@ -352,7 +352,7 @@ Chapter chapter() {
      }, .refused = "read ordinary weights with checkpoint::load_weights"},
     {.what = "`modules_to_save` with a layer that is quantised", .act = [](Run& run) {
        sharded(run, {.adapter = lora::Options{.r = 4, .layers = {.target_modules = {"first"}}, .modules_to_save = {"second"}}});
-     }, .refused = "leave it out of what is quantised"},
+     }, .refused = "leave it out of QuantizeOptions::layers"},
     {.what = "`layer->weight.set_requires_grad(false)` of all, once more", .act = [](Run& run) {
        const auto net = sharded(run, {.adapter = kAdapter});
        net->first->weight.set_requires_grad(false);
@@ -479,7 +479,7 @@ Chapter chapter() {
        train(run, net);
      }},
     // --- What comes too late, or twice ---
-    refused("`nn::quantize` again", [](Net& net) { tessera::nn::quantize(net); }, "'first' is held as nf4 already"),
+    refused("`nn::quantize` again", [](Net& net) { tessera::nn::quantize(net); }, "'first' is quantised to nf4 already"),
     {.what = "`nn::quantize` after `fully_shard`", .act = [](Run& run) {
        const auto net = std::make_shared<Net>();
        run.shard(net);

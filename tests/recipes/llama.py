@@ -209,7 +209,7 @@ class Training(Runs):
             (("--config", "nothing"), "nothing: there is no such folder or GGUF file"),
             (("--config", "model", "--output", "texts.tokens"), "texts.tokens"),
             (("--model", "model", "--output", "model"), "--output model is the model that is trained on"),
-            (("--config", "model", "--output", "out", "--gguf", "out/model.safetensors"), "the name of such a file ends in .gguf"),
+            (("--config", "model", "--output", "out", "--gguf", "out/model.safetensors"), "the name of a GGUF file must end in .gguf"),
             (("--config", "model", "--length", 64, "--eval-data", "texts-0.jsonl"), "texts-0.jsonl is not a safetensors file"),
         ):
             self.assertIn(why, self.run_program(LLAMA, "--data", "texts.tokens", "--num-epochs", 1, *arguments, status=1))
@@ -245,7 +245,7 @@ class Adapters(Runs):
         self.assertIn("these adapters: default (rank 4, alpha 8, DoRA); and the model here: none", refused)
         self.assertIn("no layer is named 'query'", self.train("--model", "base", "--method", "lora", "--target-modules", "query", status=1))
         for arguments, why in (
-            (("--model", "base", "--adapter", "x"), "nothing makes adapters"),
+            (("--model", "base", "--adapter", "x"), "neither --method nor the configuration makes adapters"),
             (("--config", "model", "--method", "lora"), "give --model PATH"),
             (("--model", "base", "--method", "lora", "--adapter", "out-lora"), "out-lora has a model"),
             (("--model", "base", "--method", "lora", "--adapter", "x", "--output", "ad-lora"), "ad-lora has an adapter"),
