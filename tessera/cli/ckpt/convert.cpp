@@ -154,7 +154,7 @@ void add_common(CLI::App& command, ConvertCommand& convert) {
       ->type_name("SIZE")
       ->default_str("1GB");
   command.add_flag("--notes-of-first-rank", convert.options.notes_of_first_rank,
-                   "Take the notes of rank 0 where those of ranks differ and the format can't keep them all");
+                   "Take the notes of rank 0 where notes differ by rank and the format keeps one set");
 }
 
 void choose_on(CLI::App& command, const std::shared_ptr<ConvertCommand>& convert, std::function<int()>& chosen) {

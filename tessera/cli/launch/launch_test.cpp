@@ -70,7 +70,7 @@ TEST(Launch, GivesAllXlaDevicesToOneProcess) {
   const auto several =
       run("2", script, {{"TESSERA_TRANSPORT", "xla"}}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1"});
   EXPECT_EQ(several.status, 2);
-  EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes are no world yet"));
+  EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes can't train together yet"));
 }
 
 TEST(Launch, TellsRanksWhereTheirSettingsComeFrom) {
@@ -184,7 +184,7 @@ TEST(Launch, LeavesCallsOutOfLastWords) {
 TEST(Launch, NamesTheSignalThatKilledARank) {
   const auto ended = run("2", shell("[ $RANK = 0 ] && kill -9 $$; exit 0"));
   EXPECT_EQ(ended.status, 128 + SIGKILL);
-  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL; if nobody did that by hand, memory ran out)"));
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL; if nobody killed it by hand, memory ran out)"));
 }
 
 TEST(Launch, KillsARankThatDoesNotListen) {
@@ -418,7 +418,7 @@ TEST(Launch, TakesDashesAndUnderscoresForTheSame) {
   EXPECT_THAT(mistyped.err, HasSubstr("tessera: there is no flag '--nproc_per_nod 2' (did you mean --nproc-per-node?)"));
   EXPECT_THAT(started({"-np", "2", "true"}).err, HasSubstr("tessera: there is no flag '-np"));
   EXPECT_EQ(started({"-n1", "echo"}).out, "[rank 0] \n");
-  EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("stands behind the program"));
+  EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("comes after the program"));
   EXPECT_THAT(started({"true"}).err, HasSubstr("--nproc-per-node is required"));
 }
 

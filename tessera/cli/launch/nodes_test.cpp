@@ -284,7 +284,7 @@ TEST(Nodes, AreRefusedWithTheWayOut) {
   EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "0"}), HasSubstr("--nnodes 2 needs --rdzv-endpoint HOST:PORT"));
   EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "2"}), HasSubstr("machine_rank 2 is not below num_machines 2"));
   for (const auto* wrong : {":1", "fe80::1:29500", "[fe80::1"})
-    EXPECT_THAT(refusal({"--rdzv-endpoint", wrong}), HasSubstr("is no HOST:PORT")) << wrong;
+    EXPECT_THAT(refusal({"--rdzv-endpoint", wrong}), HasSubstr("is not HOST:PORT")) << wrong;
   EXPECT_THAT(refusal({"--rdzv-endpoint", "a:port"}), HasSubstr("--rdzv-endpoint"));
   for (const auto* far : {"65536", "4294996796"}) {
     EXPECT_THAT(refusal({"--main-process-port", far}),
