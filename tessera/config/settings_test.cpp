@@ -194,10 +194,10 @@ TEST_F(Files, AreRefusedWithTheReason) {
 TEST_F(Files, ThatAreNoneSayWhy) {
   EXPECT_THAT(error(""), HasSubstr("has no keys"));
   EXPECT_THAT(error("- a\n"), HasSubstr("has no keys"));
-  EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is no YAML or JSON"));
-  EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is no YAML or JSON"));
+  EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is neither YAML nor JSON"));
+  EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is neither YAML nor JSON"));
   EXPECT_THAT(error("debug: true\nfsdp_config:\n\tfsdp_version: 2\n"),
-              HasSubstr(" (a tab indents line 3; YAML takes spaces alone there)"));
+              HasSubstr(" (a tab indents line 3; YAML allows only spaces there)"));
   EXPECT_THAT(error(std::string(1000, '[')), HasSubstr("c.yaml"));
   for (const auto* wrong : {"a: &a [*a]\n", "a: &a {<<: *a}\n", "a: &a {b: [{c: *a}]}\n"})
     EXPECT_THAT(error(wrong), HasSubstr("c.yaml:1: a value contains itself")) << wrong;
@@ -290,7 +290,7 @@ TEST_F(Files, HaveMergeKeys) {
   EXPECT_EQ(sizes("fsdp_config:\n  <<: &a {min_num_params: 1}\n<<: [{debug: no}, {use_cpu: yes}]\n").text("use_cpu"), "true");
   EXPECT_THAT(error(base + "dynamo_config:\n  <<: *base\n"), HasSubstr("c.yaml:2: there is no key 'fsdp_version' here"));
   for (const auto* wrong : {"<<: 3\n", "<<: [1]\n", "<<:\n"})
-    EXPECT_THAT(error(wrong), HasSubstr(": behind << stands a map or a list of maps")) << wrong;
+    EXPECT_THAT(error(wrong), HasSubstr(": << needs a map or a list of maps")) << wrong;
   EXPECT_THAT(error("'<<': 3\n"), HasSubstr("there is no key '<<'"));
 }
 
