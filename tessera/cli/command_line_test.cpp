@@ -62,7 +62,7 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"config", "--set", "num_procs=2"}, "there is no key 'num_procs'"},
       {{"config", "explain", "nowhere"}, "'nowhere' belongs to no flag (did you mean --config-file nowhere?)"},
       {{"config", "run.yaml"}, "there is no command 'run.yaml' (did you mean --config-file run.yaml?)"},
-      {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model when a program makes it"},
+      {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model only in the program that makes it"},
       {{"help", "lunch"}, "there is no command 'lunch' (did you mean launch?)"},
       {{"versions"}, "there is no command 'versions' (did you mean version?)"},
       {{"merge", "a", "b"}, "there is no command 'merge' (did you mean ckpt merge?)"},
@@ -168,7 +168,7 @@ TEST(Launch, SaysWhyItRefusesFlagsOfOtherLaunchers) {
   const std::pair<const char*, const char*> refused[] = {
       {"-m", "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m"},
       {"--module", "python -m MODULE"},
-      {"--use_deepspeed", "shards as FSDP does"},
+      {"--use_deepspeed", "Tessera shards by FSDP"},
       {"--deepspeed_config_file=f", "by --config-file"},
       {"--zero_stage=3", "DeepSpeed is a Python library"},
       {"--fp8_backend=te", "libtorch has no fp8 training in C++"},

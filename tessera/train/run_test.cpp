@@ -413,7 +413,7 @@ TEST(Run, RefusesWhatCanNotBeMeant) {
     EXPECT_THAT(refusal(world, {.epochs = 1, .report_every = 0}), HasSubstr("a report every 0 steps"));
     EXPECT_THAT(refusal(world, {.epochs = 1, .resume = true}), HasSubstr("no prefix"));
     trained(world, {.epochs = 1, .prefix = folder / "net"});
-    EXPECT_THAT(refusal(world, {.epochs = 1, .prefix = folder / "net"}), HasSubstr("net-step-000006 already; go on from it"));
+    EXPECT_THAT(refusal(world, {.epochs = 1, .prefix = folder / "net"}), HasSubstr("net-step-000006 already; resume from it"));
     EXPECT_THAT(refusal(world, {.epochs = 2, .prefix = folder / "net", .resume = true}, /*seed=*/1),
                 AllOf(HasSubstr("with seed 0"), HasSubstr("with seed 1"), HasSubstr("another order")));
     Trainer trainer(options_for(world));

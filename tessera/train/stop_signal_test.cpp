@@ -81,7 +81,7 @@ TEST(StopSignal, TakesTheSignalsThatItIsGiven) {
     std::raise(SIGINT);
     EXPECT_TRUE(stop.requested());
     EXPECT_THAT(testing::message_of<UsageError>([&] { StopSignal never(world, {.signals = {SIGKILL}}); }),
-                ::testing::HasSubstr("no program can take signal 9"));
+                ::testing::HasSubstr("no program can handle signal 9"));
   });
 }
 

@@ -387,9 +387,9 @@ TEST(Launch, RefusesWhatCanNotWork) {
     EXPECT_EQ(ended.status, 2);
     return ended.err;
   };
-  EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 makes no sense"));
-  EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 makes no sense"));
-  EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 makes no sense"));
+  EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 is out of range"));
+  EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 is out of range"));
+  EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 is out of range"));
   EXPECT_THAT(refusal("two", {"true"}), HasSubstr("two"));
   EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
   EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}),

@@ -22,7 +22,7 @@ constexpr std::string_view kPrograms =
 constexpr std::string_view kLogs = "--log-dir FOLDER keeps what each rank prints, and --tee says which output is also shown";
 constexpr std::string_view kPods = "Tessera starts no TPU pods; run tessera launch on each machine";
 constexpr std::string_view kDeepSpeed =
-    "DeepSpeed is a Python library; give its JSON file to --config-file, which shards by FSDP";
+    "DeepSpeed is a Python library; give its JSON file by --config-file, and Tessera shards by FSDP";
 constexpr std::string_view kPythonOnly = "it names a part of a Python program";
 
 constexpr std::array kRefusedByLaunch = {
