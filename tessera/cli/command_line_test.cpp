@@ -1,4 +1,4 @@
-// Errors for command lines that are wrong, or in the words of other programs.
+// Errors for command lines that are wrong, or have flags of other launchers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
   }
 }
 
-/// Checks the help of a command and of those below it. Returns how many these are.
+/// Checks the help of a command and of all commands below it. Returns how many commands these are.
 int expect_readable_help(const Command& command) {
   auto line = command;
   line.emplace_back("--help");
@@ -112,7 +112,7 @@ int expect_readable_help(const Command& command) {
     of_commands = text == "Commands:" || (of_commands && !text.empty());
     if (!of_commands || !text.starts_with("  ") || text.starts_with("   ")) continue;
     line.back() = text.substr(2, text.find(' ', 2) - 2);
-    if (line.back() == "help") continue;  // it belongs to the program
+    if (line.back() == "help") continue;  // `help` is a command of the program only
     count += expect_readable_help(line);
   }
   EXPECT_TRUE(has_example) << ::testing::PrintToString(command);

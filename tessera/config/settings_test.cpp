@@ -25,7 +25,7 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-/// A file copied from a page, where it lost its indentation: the keys of fsdp_config stand at the top.
+/// A file copied from a page, which lost its indentation: the keys of fsdp_config are at the top.
 constexpr auto kWithoutIndentation = R"(compute_environment: LOCAL_MACHINE
 debug: false
 distributed_type: FSDP
@@ -81,7 +81,7 @@ class Files : public ::testing::Test {
   Folder folder_;
 };
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable as long as the object lives.
 class Set {
  public:
   Set(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
@@ -359,7 +359,7 @@ TEST(Settings, KeepTheirOriginsInTheEnvironment) {
   const auto variables = sent.environment();
   std::list<Set> set;
   for (const auto& [name, value] : variables) set.emplace_back(name.c_str(), value.c_str());
-  const Set changed("TESSERA_PREFETCH_DEPTH", "3");  // by somebody between launch and the rank
+  const Set changed("TESSERA_PREFETCH_DEPTH", "3");  // set by a script between launch and the rank
   Settings received;
   received.read_environment();
   const auto origin = [&](const char* key) { return std::pair(received.setting(key).origin, received.setting(key).where); };
@@ -377,7 +377,7 @@ TEST(Settings, KeepTheirOriginsInTheEnvironment) {
 }
 
 TEST(Settings, UnderstandWhatAccelerateGivesItsRanks) {
-  // Beside the key of a file, it sets the other key to a default that nobody wrote.
+  // Accelerate passes the key of the file and sets the other key to a default that nobody wrote.
   const auto strategy = [](const char* version, const char* strategy, const char* reshard) {
     const Set use("ACCELERATE_USE_FSDP", "true"), one("FSDP_VERSION", version), two("FSDP_SHARDING_STRATEGY", strategy),
         three("FSDP_RESHARD_AFTER_FORWARD", reshard);

@@ -166,7 +166,7 @@ TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 0 and said nothing on standard error, while rank 0 waited for it to "
                                    "join (stopped ranks 0 and 2)\n"));
-  // Nobody waits for it here: not before they join, nor in a world that it has joined too.
+  // No rank waits for the one that ends: first because both have joined the world, then because neither joins one.
   const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] || sleep 0.5; "
                                      "echo $RANK joined >>$TESSERA_LAUNCH_RECORD; exit 0"));
   EXPECT_EQ(joined.status, 0) << joined.err;
@@ -313,7 +313,7 @@ TEST(Launch, KillsAtTheSecondSignal) {
   const auto ended = job.end();
   EXPECT_EQ(ended.status, 128 + SIGINT);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 still runs at another signal, and is killed"));
-  EXPECT_THAT(ended.err, Not(HasSubstr("launch: rank 0 ended")));  // nobody failed
+  EXPECT_THAT(ended.err, Not(HasSubstr("launch: rank 0 ended")));  // no rank failed
 }
 
 TEST(Launch, StopsAndContinuesWithItsRanks) {
