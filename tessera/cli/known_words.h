@@ -126,7 +126,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       auto name = argument.substr(0, end);
       std::ranges::replace(name, '_', '-');
       const auto* flag = command->get_option_no_throw(name);
-      // "-n2" is the flag -n with its value; "-np" is another word, which mpirun has for it.
+      // "-n2" is the flag -n with its value; "-np" is a flag of mpirun, not -n with the value p.
       const bool is_word = argument[1] != '-' && argument.size() > 2 && std::isdigit(static_cast<unsigned char>(argument[2])) == 0;
       if (flag != nullptr && is_word && argument[2] == '=') {
         const auto& names = flag->get_lnames();

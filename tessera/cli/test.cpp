@@ -236,7 +236,8 @@ void keep_limit(const TestFlags& flags, std::function<std::string()> held) {
   }).detach();
 }
 
-/// Throws ConfigError if both flags and a launcher say how many ranks there are or what they talk over. `has_choice`: whether flags do.
+/// Throws ConfigError if both flags and a launcher say how many ranks there are or what they talk over, or if TESSERA_TRANSPORT is set
+/// without a launcher. `has_choice`: whether flags say it.
 void expect_one_master(bool has_choice) {
   if (identity_from_environment()) {
     if (!has_choice) return;

@@ -41,7 +41,8 @@ void expect_sensible(const RunOptions& options) {
   }
   if (options.keep) checkpoint::expect_sensible(*options.keep);
   const bool saves = options.resume || options.save_every > 0 || options.keep;
-  if (options.prefix.empty() && saves) throw UsageError("RunOptions asks for checkpoints, but has no prefix; give RunOptions::prefix, under which they are saved");
+  if (options.prefix.empty() && saves)
+    throw UsageError("RunOptions asks for checkpoints, but has no prefix; give RunOptions::prefix, under which they are saved");
 }
 
 }  // namespace

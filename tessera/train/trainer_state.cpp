@@ -137,7 +137,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[name + kLastEpoch] = optimizer.steps * world_.size();  // Accelerate lets a scheduler step once for each process
     notes[name + "._step_count"] = optimizer.steps * world_.size() + 1;
     notes[name + "._last_lr"] = json(rates).dump();
-    // Some schedulers of torch load the state of functions from these notes. Tessera has no such state.
+    // Some schedulers of torch expect the state of functions when they are loaded. Tessera has none, so saves an empty one.
     notes[name + ".lr_lambdas"] = json(std::vector<std::nullptr_t>(rates.size())).dump();
     notes[name + "._scale_fn_custom"] = "null";
     notes[name + kSteps] = optimizer.steps;

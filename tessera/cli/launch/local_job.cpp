@@ -125,7 +125,8 @@ Ending LocalJob::run() {
       relay.finish();
       if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
     }
-    // SIGKILL that the launcher did not send: somebody did, or memory ran out. A further attempt does without this rank.
+    // SIGKILL that the launcher did not send: somebody did, or memory ran out. With --min-ranks, a further
+    // attempt does without this rank.
     if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.ranks--;
   }
   for (const auto& [rank, told] : record_.read()) {

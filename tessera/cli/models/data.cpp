@@ -53,7 +53,7 @@ struct TokenizeCommand {
     if (made.trained == 0) fmt::print(stderr, "warning: no token of {} is learned, so a model can't be trained on it\n", out.string());
     fmt::print("{}: {}, {}, of which {} are learned{}\n", out.string(), counted(made.documents, "document"), counted(made.tokens, "token"),
                made.trained,
-               made.found > 0 ? fmt::format("; {} of {} were there from an interrupted run", counted(made.found, "part"), out.string()) : "");
+               made.found > 0 ? fmt::format("; {} of {} were there from an earlier run", counted(made.found, "part"), out.string()) : "");
     return 0;
   }
 };
