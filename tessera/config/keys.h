@@ -46,7 +46,7 @@ struct Key {
   std::string variable = {};                   // by which launch passes the value to ranks; empty if only launch needs it
   std::string_view flag = {};                  // another name of its flag, that of torchrun or an older one: "--nnodes"
   std::string_view answer = {};                // the value of an empty answer to the question; the default unless given
-  std::vector<std::string_view> labels = {};   // of choices in the menu, which leaves out choices without; unless given, the choices
+  std::vector<std::string_view> labels = {};   // names of choices in the menu, which leaves out those without; unless given, the choices
   std::vector<Need> needs = {};
   std::vector<Contradiction> contradicts = {};
   std::string_view reason = {};   // why other values, or other choices, are refused or have no effect

@@ -50,7 +50,7 @@ void Progress::update(int64_t step, Values values) {
     if (now - drawn_ >= kRedraw) draw("");
   } else if (const auto every = options_.at_end == AtEnd::Vanishes ? 0 : options_.line_every;
              every > 0 && step / every != before / every && step != options_.steps) {
-    draw("\n");  // finish() draws the line of the last step
+    draw("\n");  // not for the last step, whose line finish() draws
   }
 }
 

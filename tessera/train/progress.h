@@ -15,7 +15,7 @@ namespace tessera::train {
 /// The display after the work is done.
 enum class AtEnd {
   Stays,     // shows the last state, as one line
-  Vanishes,  // shows nothing, for short work such as an evaluation; without a terminal it also shows nothing before
+  Vanishes,  // leaves nothing, for short work such as an evaluation; without a terminal, nothing is shown at all
 };
 
 struct ProgressOptions {

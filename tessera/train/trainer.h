@@ -123,8 +123,8 @@ class Trainer {
   /// Whether this rank has to load weights before prepare().
   bool needs_values() const;
 
-  /// Prepares the arguments in order. Shards models, and gives optimizers of torch that were made before the shards in place of the
-  /// parameters. A learning rate or a scheduler of torch belongs to the optimizer before it. Prepared loaders put their batches on the device
+  /// Prepares the arguments in order. Shards models, and replaces the parameters in optimizers of torch that were made earlier by the shards.
+  /// A learning rate or a scheduler of torch belongs to the optimizer before it. Prepared loaders put their batches on the device
   /// of the ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its
   /// model. Collective.
   template <class... Things>
