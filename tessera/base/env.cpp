@@ -11,7 +11,7 @@ namespace tessera {
 
 std::optional<std::string> env(const char* name) {
   if (!is_known_env(name)) {
-    throw Error("environment variable {} is not in the table of tessera/base/env_table.cpp; add it there", name);
+    throw Error("environment variable {} is not in the table; add it to tessera/base/env_table.cpp or, if a key has it, to tessera/config/keys.cpp", name);
   }
   const char* value = std::getenv(name);
   if (value == nullptr || *value == '\0') return std::nullopt;

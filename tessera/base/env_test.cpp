@@ -99,7 +99,8 @@ std::string page() {
           "All variables of Tessera itself. Any other variable whose name begins with `TESSERA_` has no effect: `tessera launch` and\n"
           "rank 0 print a warning that suggests the most similar name. An empty value counts as unset. The variables of launchers\n"
           "(`RANK`, `WORLD_SIZE`, ...) are described in [communication](../communication.md) and [launching](../launching.md). This page is\n"
-          "generated from `tessera/base/env_table.cpp`: `TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
+          "generated from `tessera/base/env_table.cpp` and, for the variables of keys, `tessera/config/keys.cpp`:\n"
+          "`TESSERA_TEST_WRITE_PAGES=1 ./check base/env`.\n\n";
   write_table(text, false);
   text << "\n## For tests\n\n";
   write_table(text, true);

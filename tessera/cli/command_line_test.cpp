@@ -1,4 +1,4 @@
-// Errors for command lines that are wrong, or in the words of other programs.
+// Errors for command lines that are wrong, or have flags of other launchers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,27 +48,27 @@ TEST(CommandLine, IsRefusedInWordsOfOurOwn) {
       {{"launch", "-n", "1", "--min-ranks", "1", "true"}, "--min-ranks requires --max-restarts"},
       {{"launch", "-n", "1", "--rdzv-endpoint", "a:1", "--main-process-ip", "b", "true"},
        "--rdzv-endpoint contradicts --main-process-ip; leave one of them out"},
-      {{"launch", "-n", "many", "true"}, "--nproc-per-node 'many' is no number of ranks; write a number, or cpu for a rank on each of the"},
-      {{"launch", "-n", "gpu", "true"}, "--nproc-per-node 'gpu' is not counted here"},
+      {{"launch", "-n", "many", "true"}, "--nproc-per-node 'many' is not a number of ranks; write a number, or cpu for a rank on each of the"},
+      {{"launch", "-n", "gpu", "true"}, "--nproc-per-node 'gpu' is not supported here"},
       {{"launch", "--standalone", "--nnodes", "2", "-n", "1", "true"}, "--standalone is for one node, but num_machines is 2"},
       {{"launch", "--standalone", "--rdzv-endpoint", "a:1", "-n", "1", "true"}, "contradicts"},
       {{"launch", "--nnodes", "1:4", "-n", "1", "true"},
        "--nnodes 1:4: a job begins with all its nodes; give their number, and --min-ranks"},
-      {{"to-fsdp2"}, "one of --output-file FILE and --overwrite is needed, and not both"},
-      {{"to-fsdp2", "--overwrite", "--output-file", "f"}, "one of --output-file FILE and --overwrite is needed, and not both"},
+      {{"to-fsdp2"}, "give either --output-file FILE or --overwrite"},
+      {{"to-fsdp2", "--overwrite", "--output-file", "f"}, "give either --output-file FILE or --overwrite"},
       {{"config", "default", "--set", "num_procs=2"}, "--set num_procs=2: there is no key 'num_procs' (did you mean num_processes?)"},
       {{"config", "update", "--set", "num_procs=2"}, "there is no key 'num_procs'"},
       {{"config", "explain", "--set", "use_fsdp=yes"}, "there is no key 'use_fsdp'"},
       {{"config", "--set", "num_procs=2"}, "there is no key 'num_procs'"},
       {{"config", "explain", "nowhere"}, "'nowhere' belongs to no flag (did you mean --config-file nowhere?)"},
       {{"config", "run.yaml"}, "there is no command 'run.yaml' (did you mean --config-file run.yaml?)"},
-      {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model when a program makes it"},
+      {{"estimate-memory", "bert"}, "estimate-memory is refused: Tessera knows a model only in the program that makes it"},
       {{"help", "lunch"}, "there is no command 'lunch' (did you mean launch?)"},
       {{"versions"}, "there is no command 'versions' (did you mean version?)"},
       {{"merge", "a", "b"}, "there is no command 'merge' (did you mean ckpt merge?)"},
       {{"consolidate"}, "there is no command 'consolidate' (did you mean ckpt consolidate?)"},
       {{"version", "--json"}, "there is no flag '--json'"},
-      {{"launch", "-n=2", "true"}, "'-n=2' is no way to write a flag; write -n 2 or --nproc-per-node=2"},
+      {{"launch", "-n=2", "true"}, "'-n=2' is not how flags are written; write -n 2 or --nproc-per-node=2"},
       {{"launch", "--nnodes", "0", "true"}, "(--nnodes): num_machines '0' is not a whole number from 1 to 65536"},
       {{"launch", "--mixed-precision", "bf17", "true"}, "mixed_precision 'bf17' is not one of no, fp16, bf16\n"},
   };
@@ -99,7 +99,7 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
   }
 }
 
-/// Checks the help of a command and of those below it. Returns how many these are.
+/// Checks the help of a command and of all commands below it. Returns how many commands these are.
 int expect_readable_help(const Command& command) {
   auto line = command;
   line.emplace_back("--help");
@@ -112,7 +112,7 @@ int expect_readable_help(const Command& command) {
     of_commands = text == "Commands:" || (of_commands && !text.empty());
     if (!of_commands || !text.starts_with("  ") || text.starts_with("   ")) continue;
     line.back() = text.substr(2, text.find(' ', 2) - 2);
-    if (line.back() == "help") continue;  // it belongs to the program
+    if (line.back() == "help") continue;  // `help` is a command of the program only
     count += expect_readable_help(line);
   }
   EXPECT_TRUE(has_example) << ::testing::PrintToString(command);
@@ -168,7 +168,7 @@ TEST(Launch, SaysWhyItRefusesFlagsOfOtherLaunchers) {
   const std::pair<const char*, const char*> refused[] = {
       {"-m", "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m"},
       {"--module", "python -m MODULE"},
-      {"--use_deepspeed", "shards as FSDP does"},
+      {"--use_deepspeed", "Tessera shards by FSDP"},
       {"--deepspeed_config_file=f", "by --config-file"},
       {"--zero_stage=3", "DeepSpeed is a Python library"},
       {"--fp8_backend=te", "libtorch has no fp8 training in C++"},

@@ -7,7 +7,7 @@
 namespace tessera::cli {
 namespace {
 
-/// The text before its first full stop or semicolon, because lists in shells are narrow.
+/// Returns the text before its first full stop or semicolon, because shells list descriptions in little space.
 std::string beginning(const std::string& text) {
   return text.substr(0, std::min(text.find(". "), text.find("; ")));
 }

@@ -1,4 +1,4 @@
-// The commands of a program with their flags, as its command line knows them.
+// The commands of a program with their flags, read from its CLI11 command line. Completion scripts are made from them.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ class Option;
 
 namespace tessera::cli {
 
-/// What a word on the command line may be.
+/// The words that are possible at a place of the command line.
 enum class Words { None, Any, Choices, Paths, Program };
 
 struct FlagWords {
@@ -27,13 +27,13 @@ struct CommandWords {
   std::string description;
   std::vector<FlagWords> flags;
   std::vector<CommandWords> commands;
-  Words rest = Words::None;  // of words that are neither flags nor commands
+  Words rest = Words::None;  // the words that are neither flags nor commands
   std::vector<std::string> choices;
 };
 
 CommandWords command_tree(const CLI::App& app);
 
-/// Every command of a tree, from the top.
+/// Returns the command and all commands below it, each before its own commands.
 std::vector<const CommandWords*> all_commands(const CommandWords& top);
 
 }  // namespace tessera::cli

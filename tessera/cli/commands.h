@@ -1,4 +1,4 @@
-// The commands of the `tessera` program: each adds itself to the command line. Once that is read, `chosen` runs the command that was given.
+// The commands of the `tessera` program: each function adds one to the command line. After parsing, `chosen` runs the command that was given.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// `tessera completion`: scripts for shells, made from the command line itself.
+// `tessera completion`: prints scripts for shells, made from the program's own commands and flags.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,7 +16,7 @@
 namespace tessera::cli {
 namespace {
 
-/// Quotes a text for a shell, in single quotes. `quote` is how the shell writes such a quote inside.
+/// Quotes a text for a shell, in single quotes. `quote` is how the shell writes a single quote inside.
 std::string in_quotes(const std::string& text, const std::string& quote = R"('\'')") {
   return "'" + CLI::detail::find_and_replace(text, "'", quote) + "'";
 }
@@ -113,7 +113,7 @@ std::string zsh_function(const CommandWords& command) {
   return name;
 }
 
-/// The text with a backslash before each of these letters.
+/// Returns the text with a backslash before each of these letters.
 std::string escaped(std::string text, const std::string& letters) {
   std::string result;
   for (const char c : text) {
@@ -213,7 +213,7 @@ void add_completion_command(CLI::App& app, std::function<int()>& chosen) {
   std::vector<std::string> names;
   for (const auto& [name, make] : kShells) names.push_back(name);
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "For which shell")->required()->check(one_of(names));
+  command->add_option("SHELL", *shell, "The shell for which the script is")->required()->check(one_of(names));
   command->footer(Help::footer_of({"source <(tessera completion bash)", "source <(tessera completion zsh)",
                                    "tessera completion fish >~/.config/fish/completions/tessera.fish"}));
   command->callback([&app, &chosen, shell] {

@@ -1,4 +1,4 @@
-// Shells that have loaded the scripts of `tessera completion`.
+// Shells complete words by the scripts of `tessera completion`.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ TEST_F(Completion, OffersCommands) {
   EXPECT_THAT(offered({""}), AllOf(Contains("launch"), Contains("ckpt"), Contains("completion")));
   EXPECT_THAT(offered({"la"}), ElementsAre("launch"));
   EXPECT_THAT(offered({"ckpt", "in"}), ElementsAre("inspect"));
-  EXPECT_THAT(offered({"ckpt", "launch", "in"}), ElementsAre("inspect"));  // launch is no command of ckpt
+  EXPECT_THAT(offered({"ckpt", "launch", "in"}), ElementsAre("inspect"));  // launch is not a command of ckpt
   EXPECT_THAT(offered({"completion", ""}), UnorderedElementsAre("bash", "fish", "zsh"));
 }
 

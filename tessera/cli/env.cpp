@@ -1,4 +1,4 @@
-// `tessera env`: what a bug report should say about where Tessera runs.
+// `tessera env`: prints what a bug report should say about the machine and the build.
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
@@ -38,7 +38,7 @@ Chapter facts_of_tessera() {
           {fact("version", TESSERA_VERSION), fact("build", TESSERA_BUILD), fact("compiler", compiler), fact("program", this_program())}};
 }
 
-/// The library that a function was loaded from.
+/// Returns the file of the library that has the function.
 std::string library_of(const void* function) {
   Dl_info info = {};
   return ::dladdr(function, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "unknown";
@@ -75,7 +75,7 @@ Chapter facts_of_transports() {
 
 Chapter (*chapter_of_xla)() = nullptr;
 
-/// The places where programs look for the plugins of XLA devices.
+/// The plugins of XLA devices, or why there can be none.
 Chapter facts_of_xla() {
   return chapter_of_xla != nullptr ? chapter_of_xla() : Chapter{"xla_plugins", {fact("cpu", "no: " + why_none_of("xla"))}};
 }
@@ -83,12 +83,12 @@ Chapter facts_of_xla() {
 Fact rank_here() try {
   const auto identity = identity_from_environment();
   return identity ? fact("this_process", fmt::format("rank {} of {}", identity->rank, identity->world_size))
-                  : fact("this_process", {}, "started by no launcher: a world of one");
+                  : fact("this_process", {}, "not started by a launcher: a world of one rank");
 } catch (const ConfigError& error) {
   return fact("this_process", fmt::format("error: {}", error.what()));
 }
 
-/// The configuration that launch would read, and its settings.
+/// The configuration file that launch would read, and the settings in it.
 std::vector<Fact> facts_of_configuration() try {
   const auto file = config::usual_file();
   if (file.empty()) return {fact("file", {}, "none: tessera config makes one")};
@@ -103,7 +103,7 @@ std::vector<Fact> facts_of_configuration() try {
     facts.push_back(fact("error", error.what()));
   }
   return facts;
-} catch (const Error& error) {  // no place where the file could be
+} catch (const Error& error) {  // there is no home folder that could have the file
   return {fact("error", error.what())};
 }
 
@@ -121,7 +121,7 @@ bool is_of_threads(std::string_view name) {
          name == "CUDA_VISIBLE_DEVICES" || name == "LD_PRELOAD" || name == "LD_LIBRARY_PATH";
 }
 
-/// The variables whose names are meant, sorted by name. Values of secrets are left out.
+/// Returns the variables whose names `is_meant` accepts, sorted by name. Hides the values of secrets.
 std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_meant) {
   std::vector<Fact> found;
   for (char** entry = environ; *entry != nullptr; entry++) {
@@ -130,7 +130,7 @@ std::vector<Fact> variables(const std::function<bool(std::string_view)>& is_mean
     if (!is_meant(name) || name.size() + 1 >= text.size()) continue;
     const bool is_secret = name.ends_with("SECRET") || name.ends_with("TOKEN") || name.ends_with("KEY") || name.ends_with("PASSWORD");
     auto own = fact(name, is_secret ? "(set, not shown)" : text.substr(name.size() + 1));
-    if (!is_known_env(name)) own.text += "  (nobody reads this one)";
+    if (!is_known_env(name)) own.text += "  (Tessera does not read this one)";
     found.push_back(std::move(own));
   }
   std::ranges::sort(found, {}, &Fact::name);

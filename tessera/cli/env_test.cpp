@@ -46,7 +46,7 @@ TEST(EnvCommand, ShowsVariablesButNoSecrets) {
                                       {"OMP_NUM_THREADS", "1\x1b[31m"},
                                       {"HF_HOME", "/x"}});
   EXPECT_EQ(ended.status, 0) << ended.err;
-  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 1 of 2\n"), ContainsRegex("TESSERA_LOG +info\n"), HasSubstr("(nobody reads this one)"),
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("rank 1 of 2\n"), ContainsRegex("TESSERA_LOG +info\n"), HasSubstr("(Tessera does not read this one)"),
                                HasSubstr("1\\x1b[31m"), Not(HasSubstr("sesame"))));
 }
 

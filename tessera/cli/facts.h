@@ -1,4 +1,4 @@
-// Facts about the surroundings of a run, for people and for programs.
+// Facts about machine and build that `tessera env` prints, as text for people and as JSON.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Chapter {
 Fact fact(std::string name, const std::optional<std::string>& value, const std::string& otherwise = "unknown");
 Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise = "unknown");
 
-/// Registers the function that tells where programs look for the plugins of XLA devices, while the module of that package is loaded.
+/// Registers the function that lists the installed plugins of XLA devices, while the module of the package xla is loaded.
 struct AddedXlaFacts {
   explicit AddedXlaFacts(Chapter (*facts)());
 };

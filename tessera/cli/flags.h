@@ -1,5 +1,5 @@
-// The command line of a program, over CLI11: flags with dashes or underscores, errors that name the nearest flag, exit statuses. A header
-// of its own, because only programs need CLI11. What words may stand where is in known_words.h.
+// Program: a command line over CLI11. Flags may have dashes or underscores, errors name the nearest flag, and the exit status says what
+// went wrong. This is a header of its own because only programs need CLI11. known_words.h checks the words of the command line.
 #pragma once
 
 #include <unistd.h>
@@ -26,7 +26,7 @@
 
 namespace tessera::cli {
 
-// Exit statuses, beside those that a program gives by itself.
+// Exit statuses of every program. A program may return others, too.
 inline constexpr int kFailed = 1, kWrongUsage = 2;
 
 /// Throws if something that was printed did not reach standard output.
@@ -36,7 +36,7 @@ inline void expect_printed() {
   throw IoError(std::string("standard output can't be written: ") + (reason == 0 ? "an earlier write failed" : std::strerror(reason)));
 }
 
-/// An error of CLI11 in our words.
+/// Returns the message of a CLI11 error in the words of Tessera's own errors.
 inline std::string words_of(const CLI::App& command, const CLI::ParseError& error) {
   std::string text = error.what();
   const auto after = [&](const std::string& words) {
@@ -52,7 +52,7 @@ inline std::string words_of(const CLI::App& command, const CLI::ParseError& erro
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
     const auto left = command.remaining();
-    if (std::ranges::find(left, "--") != left.end()) return "'--' stands before a program, and there is none here; leave it out";
+    if (std::ranges::find(left, "--") != left.end()) return "'--' comes before a program to start, and this command starts none; leave '--' out";
   }
   if (dynamic_cast<const CLI::ConversionError*>(&error) == nullptr) return text;
   const auto value = after(" = ");  // Could not convert: --seed = x
@@ -62,7 +62,7 @@ inline std::string words_of(const CLI::App& command, const CLI::ParseError& erro
   return name + ": '" + value + "' is not a whole number, or too large";
 }
 
-/// Reads the command line, which calls the callbacks of `app`. Returns whether the program shall run: not after --help.
+/// Parses the command line and calls the callbacks of `app`. Returns whether the program has to run: not after --help or --version.
 inline bool read_flags(CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons = {}) try {
   arguments = known_arguments(app, std::move(arguments), reasons);
   std::ranges::reverse(arguments);  // the order that CLI11 takes
@@ -77,7 +77,7 @@ inline bool read_flags(CLI::App& app, std::vector<std::string> arguments, const 
   throw ConfigError(words_of(*command, error) + "; see " + help_command(*command));
 }
 
-/// Why a program has no flag of this name: launch takes it. Empty if launch does not, either.
+/// Returns the reason if a program lacks this flag because it is a flag of launch, and an empty text otherwise.
 inline std::string why_of_launch(const CLI::App& program, const std::string& word) {
   const bool is_ranks = word.starts_with("-n") && word.find_first_not_of("0123456789", 2) == std::string::npos;
   auto key = word.substr(std::min<size_t>(2, word.size()));
@@ -85,35 +85,36 @@ inline std::string why_of_launch(const CLI::App& program, const std::string& wor
   const bool is_key = word.starts_with("--") && (key == "config_file" || config::find_key(key) != nullptr);
   if (!is_ranks && !is_key && word != "-np" && word != "--nproc-per-node" && word != "--max-restarts" && word != "--nnodes") return {};
   const std::string flag = is_ranks || word == "-np" ? "-n 2" : word + (word.find('=') == std::string::npos ? " VALUE" : "");
-  return "it is a flag of launch, and stands before the program: tessera launch " + flag + " " + program.get_name();
+  return "it is a flag of launch; write it before the program: tessera launch " + flag + " " + program.get_name();
 }
 
-/// A program with a command line.
+/// A program with a command line: parses the flags, runs the body, prints errors, and returns the exit status.
 class Program : public CLI::App {
  public:
   /// `examples` are the command lines that its help shows.
   Program(const std::string& description, const std::string& name, const std::vector<std::string>& examples = {})
       : CLI::App(description, name) {
-    group("Commands");  // of its commands, which take it over
+    group("Commands");  // the heading of its commands in the help; CLI11 copies the group to each command that is added
     formatter(std::make_shared<Help>());
     footer(Help::footer_of(examples));
     set_help_flag("-h,--help", "Print this help and exit");
   }
 
-  /// Adds the flags that say on which devices a program trains.
+  /// Adds --device, --num-cores, --metrics-debug and --compile-for, which say on which devices a program trains.
   void add_device_flags() {
-    add_option("--device", device_, "Where to train: cpu, cuda or xla; unless given as TESSERA_DEVICE says")->type_name("NAME")->check(one_of({"cpu", "cuda", "xla"}));
-    add_option("--num-cores", cores_, "XLA devices, each of which is a rank; all that there are unless given, of CPUs one")->type_name("N")->check(from_to(1, 1024));
-    add_flag("--metrics-debug", reports_, "Print at the end what XLA devices have done");
+    add_option("--device", device_, "Where to train: cpu, cuda or xla; what TESSERA_DEVICE says unless given")->type_name("NAME")->check(one_of({"cpu", "cuda", "xla"}));
+    add_option("--num-cores", cores_, "How many XLA devices to use, each as one rank; unless given, all that there are, but one CPU")->type_name("N")->check(from_to(1, 1024));
+    add_flag("--metrics-debug", reports_, "Print metrics of the XLA devices at the end");
     add_option("--compile-for", compile_for_,
-               "Train nothing: say what a step needs on XLA devices that need not be here, such as v5p:4x4x8,wrap=1,1,1 or cpu:8")
+               "Train nothing: compile a step for XLA devices that need not be here, such as v5p:4x4x8,wrap=1,1,1 or cpu:8, and say what it needs")
         ->type_name("NAME");
   }
 
-  /// Sets a function that tells why words of other programs are refused.
+  /// Sets the function that tells why the program refuses a flag or command of another launcher.
   void set_reasons(Reasons reasons) { reasons_ = std::move(reasons); }
 
-  /// Reads the command line and runs `body`. Returns the exit status. Errors are printed: those of callbacks are wrong usage.
+  /// Parses the command line, runs `body` and returns the exit status. Prints an error: one of the command line gives kWrongUsage, any other
+  /// kFailed.
   int run(int argc, char** argv, const std::function<int()>& body) {
     int status_of_error = kWrongUsage;
     try {
@@ -131,7 +132,7 @@ class Program : public CLI::App {
   }
 
  private:
-  /// Sets the variables that tessera::init reads. `tessera xla compile` has set them for the programs that it runs.
+  /// Sets the variables that tessera::init reads, unless `tessera xla compile` runs this program and has set them already.
   void use_devices(int argc, char** argv) const {
     if (env("TESSERA_XLA_TRACE_ONLY")) return;
     if (!compile_for_.empty()) become_compiler(argc, argv);
@@ -143,7 +144,7 @@ class Program : public CLI::App {
     tell("TESSERA_XLA_METRICS", reports_ ? "1" : "");
   }
 
-  /// Becomes `tessera xla compile`, which runs this program again, on no device.
+  /// Replaces this process by `tessera xla compile`, which runs the program again without a device.
   [[noreturn]] void become_compiler(int argc, char** argv) const {
     if (env("WORLD_SIZE").value_or("1") != "1")
       throw ConfigError("--compile-for runs in one process, which stands for all devices: give tessera launch --nproc-per-node 1");
@@ -157,7 +158,7 @@ class Program : public CLI::App {
     pointers.push_back(nullptr);
     std::fflush(stdout);
     ::execvp(pointers.front(), pointers.data());
-    throw Error("--compile-for runs the command tessera, which is neither beside this program nor in PATH: " + std::string(std::strerror(errno)));
+    throw Error("--compile-for runs the command tessera, which is neither in the folder of this program nor in PATH: " + std::string(std::strerror(errno)));
   }
 
   Reasons reasons_ = why_of_launch;

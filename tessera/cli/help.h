@@ -19,14 +19,14 @@ class Help : public CLI::Formatter {
 
   Help() { label("SUBCOMMAND", "COMMAND"); }
 
-  /// The end of a command's help: command lines to start from, what else there is to say, and how it ends.
+  /// Returns the end of a command's help: examples, further text, and the exit statuses.
   static std::string footer_of(const std::vector<std::string>& examples, const std::string& more = {}) {
     std::string text = examples.empty() ? "" : "Examples:\n";
     for (const auto& example : examples) text += "  " + example + "\n";
     return text + (examples.empty() ? "" : "\n") + (more.empty() ? "" : more + "\n\n") + kExitStatus;
   }
 
-  // Versions of CLI11 put empty lines at different places.
+  // Joins the parts itself, because versions of CLI11 put empty lines at different places.
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
     auto text = make_description(app) + make_usage(app, std::move(name)) + make_groups(app, mode) + make_subcommands(app, mode) + "\n" +
                 make_footer(app);
@@ -50,14 +50,14 @@ class Help : public CLI::Formatter {
     const auto names = CLI::detail::find_and_replace(option->get_name(is_positional, !is_positional), ",", ", ");
     const auto left = "  " + names + value(*option);
     if (left.size() <= kWidth) return lines(left, text, kIndent);
-    // Many choices stand above the text.
+    // Choices that are too long for the left column go above the description.
     return lines("  " + names, CLI::detail::find_and_replace(value(*option).substr(1), ",", ", ") + '\n' + text, kIndent);
   }
 
  private:
   static constexpr size_t kWidth = 80, kIndent = 27;
 
-  /// Whether output to the stream may have colours: a terminal that knows them, and a user who did not refuse (no-color.org).
+  /// Whether output to the stream may have colours: it is a terminal that can show them, and the user did not refuse them (no-color.org).
   static bool has_colour(int stream) { return ::isatty(stream) != 0 && env("TERM").value_or("dumb") != "dumb" && !env("NO_COLOR"); }
 
   /// Makes "Options:" and the like bold, also the first word of a line of usage.
@@ -81,7 +81,7 @@ class Help : public CLI::Formatter {
     return type.empty() ? type : " " + (has_choices ? type.substr(colon + 1) : type.substr(0, colon));
   }
 
-  /// The text in a column that begins at `indent`, beside or under `left`. Lines of the text that begin with a space stay as they are.
+  /// Wraps the text in a column that begins at `indent`, to the right of `left` or below it. Lines that begin with a space stay as they are.
   static std::string lines(const std::string& left, const std::string& text, size_t indent) {
     std::string result, line = left;
     const auto end_line = [&] {
@@ -108,8 +108,8 @@ class Help : public CLI::Formatter {
   }
 };
 
-/// The help of a command whose arguments are a program and the program's own. CLI11's usage line would not show them, because they are no
-/// options.
+/// The help of a command that takes a program and the program's arguments. CLI11's usage line would not show these, because they are not
+/// options of the command.
 class HelpWithUsage : public Help {
  public:
   explicit HelpWithUsage(std::string usage) : usage_(std::move(usage)) {}

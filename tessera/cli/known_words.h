@@ -1,4 +1,4 @@
-// Checks the words of a command line: the flags and commands that exist, the nearest ones to those that do not, and values of flags.
+// Checks the words of a command line: refuses unknown flags and commands, suggests the nearest known ones, and checks values of flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,7 +16,7 @@
 
 namespace tessera::cli {
 
-/// Why a command refuses a flag, or a word in the place of a command; empty if there is nothing to say.
+/// A function that returns why a command refuses a flag, or a word in the place of a command; empty if it knows no reason.
 using Reasons = std::function<std::string(const CLI::App& command, const std::string& word)>;
 
 /// For Option::check(): a number from `low` to `high`.
@@ -49,7 +49,8 @@ inline std::string help_command(const CLI::App& command) {
   return text;
 }
 
-/// The one that a person may have meant by a flag: -n by -np, --nproc-per-node by --nprocs, --max-restarts by --restarts. Empty if none.
+/// Returns the known flag that a person may have meant: -n for -np, --nproc-per-node for --nprocs, --max-restarts for --restarts. Empty if
+/// none is near.
 inline std::string nearest_flag(const std::string& given, const std::vector<std::string>& known) {
   if (!given.starts_with("--")) {
     const std::string lower = {'-', static_cast<char>(std::tolower(static_cast<unsigned char>(given[1])))};
@@ -71,7 +72,7 @@ inline std::string nearest_flag(const std::string& given, const std::vector<std:
   return best;
 }
 
-/// The error that a command has no flag like the one at `place`, with the value that follows it.
+/// Returns the error for an unknown flag at `place`. Shows the word after it as its value if the nearest known flag takes one.
 inline ConfigError no_such_flag(const CLI::App& command, const std::vector<std::string>& arguments, size_t place, const Reasons& reasons) {
   auto shown = arguments[place];
   auto name = shown.substr(0, shown.find('='));
@@ -103,7 +104,7 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   auto text = given.empty() ? "a command is missing" : "there is no command '" + given + "'";
   auto nearest = nearest_name(given, known);
   for (const auto* each : command.get_subcommands({})) {
-    // A command of a command: merge is one of ckpt.
+    // The word may be the command of another command: merge is one of ckpt.
     const auto is_it = [&](const CLI::App* inner) { return inner->get_name() == given; };
     if (nearest.empty() && !each->get_subcommands(is_it).empty()) nearest = each->get_name() + " " + given;
   }
@@ -112,12 +113,12 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", ") + program);
 }
 
-/// The arguments with dashes in place of the underscores in flags, and "help" as the flag that it stands for. Throws ConfigError for words
-/// that no command knows, because CLI11 would first complain of missing ones that are required.
+/// Returns the arguments with dashes in place of the underscores in flags, and with --help at the end in place of the command "help". Throws
+/// ConfigError for unknown flags and commands, because CLI11 would complain of missing required ones first.
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
   const auto* command = &app;
   bool has_flags = false, wants_help = false;
-  size_t places = 0;  // arguments that belong to no flag, so far
+  size_t places = 0;  // positional arguments so far
   for (size_t i = 0; i < arguments.size(); i++) {
     auto& argument = arguments[i];
     if (argument.size() > 1 && argument.front() == '-' && argument != "--") {
@@ -125,12 +126,12 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       auto name = argument.substr(0, end);
       std::ranges::replace(name, '_', '-');
       const auto* flag = command->get_option_no_throw(name);
-      // "-n2" is a flag with its value; "-np" is what others call it.
+      // "-n2" is the flag -n with its value; "-np" is a flag of mpirun, not -n with the value p.
       const bool is_word = argument[1] != '-' && argument.size() > 2 && std::isdigit(static_cast<unsigned char>(argument[2])) == 0;
       if (flag != nullptr && is_word && argument[2] == '=') {
         const auto& names = flag->get_lnames();
         const auto or_long = names.empty() ? "" : " or --" + names.front() + argument.substr(2);
-        throw ConfigError("'" + argument + "' is no way to write a flag; write " + name + " " + argument.substr(3) + or_long);
+        throw ConfigError("'" + argument + "' is not how flags are written; write " + name + " " + argument.substr(3) + or_long);
       }
       if (flag == nullptr || is_word) throw no_such_flag(*command, arguments, i, reasons);
       argument.replace(0, end, name);
@@ -138,7 +139,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       const bool needs_value = flag->get_items_expected_min() > 0 && argument.size() == end;
       if (needs_value && ++i == arguments.size()) throw ConfigError(name + " needs a value; see " + help_command(*command));
       if (arguments[i].empty() || arguments[i] == name + "=") throw ConfigError("the value of " + name + " is empty");
-    } else if (command->get_prefix_command()) {  // a program, whose arguments are its own
+    } else if (command->get_prefix_command()) {  // the program to start; all words after it are its arguments
       const auto place = arguments.begin() + static_cast<std::ptrdiff_t>(i);
       if (wants_help) {
         arguments.erase(place, arguments.end());
@@ -158,7 +159,7 @@ inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector
       }
       const auto found = command->get_subcommands(is_it);
       const auto has_place = [](const CLI::Option* option) { return option->get_positional(); };
-      size_t most = 0;  // of arguments that belong to no flag
+      size_t most = 0;  // positional arguments that the command takes
       for (const auto* option : command->get_options(has_place)) most += static_cast<size_t>(option->get_items_expected_max());
       if (found.empty() && places < most) {
         places++;

@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The whole file without white space at its end; nothing if it can't be read.
+/// Returns the whole file without white space at its end; nothing if it can't be read.
 std::optional<std::string> text_of_file(const fs::path& path) {
   std::ifstream stream(path);
   if (!stream) return std::nullopt;
@@ -35,7 +35,7 @@ std::optional<std::string> text_of_file(const fs::path& path) {
   return text;
 }
 
-/// The values behind a name in a file of lines such as "MemTotal:  16384 kB", "model name : ..." or "PRETTY_NAME="..."".
+/// Returns the values after a name in a file of lines such as "MemTotal:  16384 kB", "model name : ..." or "PRETTY_NAME="..."".
 std::vector<std::string> values_in(const fs::path& path, const std::string& name) {
   std::vector<std::string> values;
   std::ifstream stream(path);
@@ -92,7 +92,7 @@ Chapter memory_of_host() {
                          : fact("huge_pages", {})}};
 }
 
-/// The folders of this process's control group and of those around it, for a controller of version 1, or of version 2.
+/// The folders of this process's control group and of all groups above it: those of this controller in version 1, and those of version 2.
 std::vector<fs::path> control_groups(const std::string& controller) {
   std::vector<fs::path> found;
   std::ifstream stream("/proc/self/cgroup");
@@ -111,9 +111,9 @@ std::vector<fs::path> control_groups(const std::string& controller) {
   return found;
 }
 
-/// The least limit of memory that any group around this process has.
+/// The least memory limit of this process's control group and of all groups above it.
 std::optional<int64_t> memory_limit() {
-  constexpr int64_t kNone = int64_t{1} << 60;  // version 1 has a number for no limit
+  constexpr int64_t kNone = int64_t{1} << 60;  // version 1 says "no limit" by a number larger than this
   std::optional<int64_t> least;
   for (const auto& group : control_groups("memory")) {
     for (const auto* name : {"memory.max", "memory.limit_in_bytes"}) {
@@ -124,7 +124,7 @@ std::optional<int64_t> memory_limit() {
   return least;
 }
 
-/// How many processors' worth of time this process may use.
+/// How many processors' time the control groups allow this process: 1.5 is that of one and a half.
 std::optional<double> processor_limit() {
   std::optional<double> least;
   const auto take = [&](const std::string& quota, const std::string& period) {
@@ -175,7 +175,7 @@ Fact fact(std::string name, const std::optional<std::string>& value, const std::
   if (is_utf8(*value)) return {std::move(name), *value, printable(*value)};
   std::string shown;
   for (const char c : printable(*value)) shown += (c & 0x80) != 0 ? fmt::format("\\x{:02x}", c & 0xff) : std::string(1, c);
-  return {std::move(name), shown, shown};  // JSON takes no other text
+  return {std::move(name), shown, shown};  // JSON strings must be UTF-8
 }
 
 Fact bytes_fact(std::string name, std::optional<uint64_t> bytes, const std::string& otherwise) {

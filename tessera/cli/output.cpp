@@ -40,7 +40,7 @@ Output::Output(int stream) : stream_(stream) {
 ssize_t Output::write_some() const {
   if (kind_ == Kind::Socket) return ::send(stream_, pending_.data(), pending_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (own_ || kind_ == Kind::File) return ::write(descriptor(), pending_.data(), pending_.size());
-  // It could not be opened again, because it belongs to somebody else. A pipe that is ready takes this much without waiting.
+  // The stream could not be opened again, because it belongs to another user. A pipe that is ready takes this much without blocking.
   constexpr size_t kAlwaysFits = 4096;
   pollfd ready{.fd = stream_, .events = POLLOUT, .revents = 0};
   if (::poll(&ready, 1, 0) == 0) {
@@ -83,7 +83,7 @@ std::optional<std::string> Output::trouble() const {
 }
 
 Console::Console() : out_(STDOUT_FILENO) {
-  ::signal(SIGPIPE, SIG_IGN);  // a reader that has gone must not end this process
+  ::signal(SIGPIPE, SIG_IGN);  // a reader that is gone must not end this process
   if (!is_same_file(STDOUT_FILENO, STDERR_FILENO)) err_.emplace(STDERR_FILENO);
 }
 
@@ -101,7 +101,7 @@ void Console::finish() {
 
 void occupy_standard_streams() {
   for (int stream = STDIN_FILENO; stream <= STDERR_FILENO; stream++) {
-    // Opened for reading only, so that what is written there counts as lost.
+    // Opened for reading only, so that writing to it fails and counts as lost.
     if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
   }
 }

@@ -1,4 +1,5 @@
-// The launcher's own outputs. Writing to them never waits, so the launcher keeps serving signals, deaths and time limits.
+// The launcher's standard output and standard error. Writing to them never blocks, so that the launcher can still handle signals, ranks
+// that end, and time limits.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +14,7 @@
 
 namespace tessera::cli {
 
-/// Standard output or standard error of this process. What can't be written at once is kept. What can't be written at all is dropped.
+/// Standard output or standard error of this process. Keeps text that can't be written yet, and drops text that can never be written.
 class Output {
  public:
   explicit Output(int stream);
@@ -26,10 +27,10 @@ class Output {
   /// The descriptor for poll(): it becomes writable when flush() can continue.
   int descriptor() const { return own_ ? own_.get() : stream_; }
   bool is_terminal() const { return kind_ == Kind::Terminal; }
-  /// The text that must precede a line of one's own, to overwrite the progress bar that a rank may be drawing on this terminal. The rank
-  /// will draw it again. Empty if this is not a terminal.
+  /// The text to write before a line, so that the line overwrites the progress bar that a rank may have drawn on this terminal. The rank
+  /// draws the bar again. Empty if this is not a terminal.
   std::string fresh_line() const;
-  /// "lost 12 bytes: No space left on device"; nothing if all was written, or if the reader of a pipe or terminal has gone.
+  /// "lost 12 bytes: No space left on device"; nothing if all was written, or was dropped because the reader of a pipe or terminal is gone.
   std::optional<std::string> trouble() const;
 
  private:
@@ -38,13 +39,13 @@ class Output {
   enum class Kind { File, Pipe, Socket, Terminal };
   int stream_;
   Kind kind_ = Kind::File;
-  Fd own_;  // a pipe or terminal opened once more: other processes share the original, so it can't be made non-blocking
+  Fd own_;  // a pipe or terminal opened again, non-blocking; other processes share the original, which must stay blocking
   std::string pending_;
   uint64_t lost_ = 0;  // bytes
   int reason_ = 0;     // errno of the first loss
 };
 
-/// Both outputs. They are one object where they lead to the same file, so that no line is written into the middle of another.
+/// Both outputs of this process. If they lead to the same file they are one object, so that no line is written into the middle of another.
 class Console {
  public:
   Console();
@@ -59,7 +60,7 @@ class Console {
   std::optional<Output> err_;
 };
 
-/// Opens /dev/null in place of standard streams that are closed. Otherwise the next file that is opened would become one of them.
+/// Opens /dev/null in place of standard streams that are closed. Otherwise the next file to be opened would become a standard stream.
 void occupy_standard_streams();
 
 }  // namespace tessera::cli

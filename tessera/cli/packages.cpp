@@ -16,7 +16,7 @@ std::map<std::string, AddCommand>& commands() {
   return all;
 }
 
-/// Why a package is not there; empty if it is.
+/// Why each package could not be loaded; empty for one that was loaded.
 std::map<std::string, std::string>& faults() {
   static std::map<std::string, std::string> all = {{"models", {}}, {"xla", {}}};
   return all;
@@ -30,7 +30,7 @@ AddedCommand::AddedCommand(const std::string& name, AddCommand add) {
 
 void load_packages() {
   for (auto& [package, fault] : faults()) {
-    // Without a folder in its name, it is looked for where this program looks for the library.
+    // The name has no folder, so that dlopen looks for the module where this program looks for the library.
     if (dlopen(fmt::format("libtessera_cli_{}.so", package).c_str(), RTLD_NOW) == nullptr) fault = dlerror();
   }
 }
@@ -39,14 +39,14 @@ void expect_package(const std::string& package, std::string_view what) {
   const auto& fault = faults().at(package);
   if (fault.empty()) return;
   throw ConfigError(
-      "{} needs Tessera's package {}, which is not here ({}); in Tessera's folder, build all of it (cmake --build build){}, and install it "
+      "{} needs Tessera's package {}, which could not be loaded ({}); in Tessera's folder, build all of it (cmake --build build){}, and install it "
       "again if this is an installation",
       what, package, fault, package == "xla" ? " where the wheel xla-cpu-pjrt is beside libtorch" : "");
 }
 
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen) {
   if (const auto known = commands().find(name); known != commands().end()) return known->second(parent, chosen);
-  auto* missing = parent.add_subcommand(name, fmt::format("Needs the package {}, which is not here", package));
+  auto* missing = parent.add_subcommand(name, fmt::format("Needs the package {}, which could not be loaded", package));
   missing->prefix_command();
   const auto whole_name = fmt::format("tessera {}{}", parent.get_parent() == nullptr ? "" : parent.get_name() + " ", name);
   missing->callback([&chosen, package, whole_name] {

@@ -1,5 +1,5 @@
-// Commands that need another package than the core. A package has them in a module beside the library, libtessera_cli_NAME.so, which
-// registers here what it adds when the program loads it.
+// Commands that need another package than the core. They are in the package's module libtessera_cli_NAME.so, next to the library. When
+// the program loads the module, it registers its commands here.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ class App;
 
 namespace tessera::cli {
 
-/// Adds a command to the command line. Once that is read, `chosen` runs the command that was given.
+/// A function that adds a command to the command line. After parsing, `chosen` runs the command that was given.
 using AddCommand = void (*)(CLI::App& parent, std::function<int()>& chosen);
 
 /// Registers a command, such as "data", while its module is loaded.
@@ -23,10 +23,10 @@ struct AddedCommand {
 /// Loads the modules of the packages that were built.
 void load_packages();
 
-/// Throws ConfigError if a package is not there. `what` needs it: "tessera data".
+/// Throws ConfigError if the package was not loaded. `what` names the command that needs it: "tessera data".
 void expect_package(const std::string& package, std::string_view what);
 
-/// Adds the command of a package or, if the package is not there, one that says so.
+/// Adds the command of a package or, if the package was not loaded, a command of that name that says so.
 void add_command_of(const std::string& package, const std::string& name, CLI::App& parent, std::function<int()>& chosen);
 
 }  // namespace tessera::cli

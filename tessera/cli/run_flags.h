@@ -1,4 +1,4 @@
-// The flags that all programs over train::Run have.
+// The flags that all programs with a train::Run have.
 #pragma once
 
 #include <string>
@@ -11,18 +11,18 @@
 
 namespace tessera::cli {
 
-/// The values that `run` has are the defaults. `metrics` is TrainerOptions::log_with.
+/// Adds flags that set `run` and `metrics`. The values that `run` has now are the defaults; `metrics` is for TrainerOptions::log_with.
 inline void add_run_flags(CLI::App& app, train::RunOptions& run, std::vector<std::string>& metrics) {
   app.add_option("--num-epochs", run.epochs, "How often to go through the training set")
       ->default_str(run.epochs ? std::to_string(*run.epochs) : "")
       ->check(from_to(0, 1'000'000));
-  app.add_option("--max-steps", run.steps, "End after so many steps, in whatever epoch")->check(from_to(0, 1'000'000'000));
+  app.add_option("--max-steps", run.steps, "End after so many steps, even within an epoch")->check(from_to(0, 1'000'000'000));
   app.add_option("--ckpt-prefix", run.prefix, "Save after every epoch, as P-step-N")->type_name("P");
-  app.add_flag("--resume", run.resume, "Go on from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
-  app.add_option("--save-steps", run.save_every, "Save every so many steps, too")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
-  app.add_flag("--save-beside", run.save_beside, "Train on while a checkpoint is written")->needs("--ckpt-prefix");
+  app.add_flag("--resume", run.resume, "Resume from the newest checkpoint under the prefix, if there is one")->needs("--ckpt-prefix");
+  app.add_option("--save-steps", run.save_every, "Also save every so many steps")->check(from_to(1, 1'000'000'000))->needs("--ckpt-prefix");
+  app.add_flag("--save-beside", run.save_beside, "Continue training while a checkpoint is written")->needs("--ckpt-prefix");
   app.add_option_function<int>(
-         "--keep", [&run](int last) { (run.keep ? *run.keep : run.keep.emplace()).last = last; }, "How many of the newest checkpoints stay")
+         "--keep", [&run](int last) { (run.keep ? *run.keep : run.keep.emplace()).last = last; }, "How many of the newest checkpoints to keep")
       ->check(from_to(1, 1'000'000))
       ->needs("--ckpt-prefix");
   app.add_option("--log-steps", run.report_every, "Steps between two reports")->capture_default_str()->check(from_to(1, 1'000'000));

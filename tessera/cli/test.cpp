@@ -30,7 +30,7 @@
 namespace tessera::cli {
 namespace {
 
-// Set for the ranks that the command starts itself, because it has already printed their heading.
+// Set for the ranks that this command starts, so that they don't print the heading again.
 constexpr const char* kStartedByTest = "TESSERA_STARTED_BY_TEST";
 
 struct TestFlags {
@@ -39,7 +39,7 @@ struct TestFlags {
   double limit_s = 60;
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 
-  /// What is left of the limit, at least a moment.
+  /// The time left until the limit, at least a millisecond.
   std::chrono::milliseconds left() const {
     const auto end = start + std::chrono::milliseconds(static_cast<int64_t>(limit_s * 1000));
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
@@ -60,7 +60,7 @@ void print(const Checked& verdict) {
   std::fflush(stdout);
 }
 
-/// Keeps the errors that checks provoke from being printed. They are printed at its end, unless all went as it should.
+/// Holds back the errors that checks provoke in the log. The destructor prints them unless end(true) was called.
 class HeldErrors {
  public:
   HeldErrors() {
@@ -85,7 +85,7 @@ class HeldErrors {
     return is_good ? 0 : 1;
   }
 
-  /// A function that returns the errors held by then, a line each. Any thread may call it, also after this object has ended.
+  /// Returns a function that returns the errors held when it is called, a line each. Any thread may call it, also after this object is gone.
   std::function<std::string()> lines() const {
     return [held = held_] {
       const std::lock_guard lock(held->mutex);
@@ -98,7 +98,7 @@ class HeldErrors {
  private:
   struct Held {
     std::mutex mutex;
-    std::vector<std::pair<int, std::string>> errors;  // with the rank that has logged it
+    std::vector<std::pair<int, std::string>> errors;  // with the rank that logged the error
   };
   const std::shared_ptr<Held> held_ = std::make_shared<Held>();
 };
@@ -153,7 +153,7 @@ bool report(const Communicator& world) {
 bool test_processes(const std::string& transport, const TestFlags& flags) {
   const auto port = std::to_string(free_port());
   const auto limit = flags.left();
-  const auto limit_of_ranks = limit * 4 / 5;  // so that they can say for whom they have waited
+  const auto limit_of_ranks = limit * 4 / 5;  // shorter, so that ranks can say for which rank they have waited
   const auto secret = random_secret();
   std::vector<Process> ranks;
   for (int rank = 0; rank < flags.ranks; rank++) {
@@ -225,27 +225,28 @@ bool test_as_rank(const TestFlags& flags) {
   return report(world);
 }
 
-/// Ends this process when the limit is over, whatever waits then, with the errors that are held.
+/// Ends this process when the limit is over, even if other threads still wait, and prints the errors that are held.
 void keep_limit(const TestFlags& flags, std::function<std::string()> held) {
   std::thread([left = flags.left(), seconds = flags.limit_s, held = std::move(held)] {
-    constexpr auto kMoment = std::chrono::seconds(1);  // for ranks that notice it themselves
+    constexpr auto kMoment = std::chrono::seconds(1);  // for ranks that notice the end of the limit themselves
     std::this_thread::sleep_for(left + kMoment);
     const auto words = held() + fmt::format("tessera: the test has not ended within {} s; --limit gives it more\n", seconds);
-    Output(STDERR_FILENO).write(words);  // does not wait, unlike the streams: their reader may be what the test waits for
+    Output(STDERR_FILENO).write(words);  // never blocks, unlike stderr, whose reader may be the reason why the test hangs
     std::_Exit(1);
   }).detach();
 }
 
-/// Throws if this command and a launcher around it both decide. `has_choice`: whether flags say what a launcher decides.
+/// Throws ConfigError if both flags and a launcher say how many ranks there are or what they talk over, or if TESSERA_TRANSPORT is set
+/// without a launcher. `has_choice`: whether flags say it.
 void expect_one_master(bool has_choice) {
   if (identity_from_environment()) {
     if (!has_choice) return;
     throw ConfigError(
         "the launcher that started this rank decides how many there are, and TESSERA_TRANSPORT what they talk over: leave --ranks "
-        "and --transport out, or start the command by itself");
+        "and --transport out, or start the command without a launcher");
   }
   if (const auto given = env("TESSERA_TRANSPORT")) {
-    throw ConfigError("TESSERA_TRANSPORT='{}' is set, but this command goes by --transport; unset it", *given);
+    throw ConfigError("TESSERA_TRANSPORT='{}' is set, but this command takes --transport instead; unset the variable", *given);
   }
 }
 
@@ -257,7 +258,7 @@ int run(const TestFlags& flags) {
   for (const auto& engine : engines()) {
     if (flags.transport == "all" || flags.transport == engine.name) good &= test_engine(engine, flags);
   }
-  fmt::print("{}\n", good ? "all transports keep their promises" : "not all promises are kept, or could be tested: see the lines above");
+  fmt::print("{}\n", good ? "all transports keep their promises" : "some checks failed or could not run: see the lines above");
   return errors.end(good);
 }
 
@@ -265,20 +266,20 @@ int run(const TestFlags& flags) {
 
 void add_test_command(CLI::App& app, std::function<int()>& chosen) {
   auto* command =
-      app.add_subcommand("test", "Shows that ranks on this machine can talk, with a verdict for every operation");
+      app.add_subcommand("test", "Checks that ranks on this machine can communicate, and prints a result for every operation");
   const auto flags = std::make_shared<TestFlags>();
   std::vector<std::string> names = {"all"};
   for (const auto& engine : engines()) names.emplace_back(engine.name);
   auto* transport =
       command->add_option("--transport", flags->transport, "What the ranks talk over")->check(one_of(names))->capture_default_str();
   auto* ranks =
-      command->add_option("--ranks", flags->ranks, "How many ranks; self always has one")->check(from_to(1, 64))->capture_default_str();
+      command->add_option("--ranks", flags->ranks, "How many ranks; the transport self always has one")->check(from_to(1, 64))->capture_default_str();
   command->add_option("--limit", flags->limit_s, "Seconds that the whole test may take")
       ->check(from_to(0.1, 3600.0))
       ->capture_default_str();
   command->footer(Help::footer_of({"tessera test", "tessera test --transport gloo --ranks 4", "mpirun -n 4 tessera test",
                                    "torchrun --no-python --nproc-per-node 4 tessera test"},
-                                  "Started by torchrun or mpirun it is one rank of their job."));
+                                  "If torchrun or mpirun starts it, it runs as one rank of their job."));
   command->callback([&chosen, flags, transport, ranks] {
     expect_one_master(transport->count() + ranks->count() > 0);
     chosen = [flags] { return run(*flags); };

@@ -1,4 +1,4 @@
-// Files that Python's accelerate has written, and ours as it reads them.
+// Tessera reads files that Python's accelerate has written, and accelerate reads Tessera's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Derives what several settings mean together, and refuses those that contradict each other.
+// Derives the sharding strategy from several settings, and refuses settings that contradict each other.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ void expect_need(const Settings& settings, std::string_view key, std::string_vie
                     place_of(settings, other));
 }
 
-/// Checks what the row of a key demands of other keys.
+/// Checks the needs and contradictions in the rows of all keys.
 void expect_rows(const Settings& settings) {
   const auto holds = [&](std::string_view key, std::string_view value) {
     return settings.is_set(key) && (value.empty() ? !settings.is_usual(key) : settings.text(key) == value);
@@ -129,7 +129,7 @@ void expect_pattern(const Setting& pattern) {
   try {
     const std::regex compiled(pattern.value);
   } catch (const std::regex_error& error) {
-    throw ConfigError("{}: fsdp_ignored_modules '{}' is no regular expression: {}", pattern.where, printable(pattern.value), error.what());
+    throw ConfigError("{}: fsdp_ignored_modules '{}' is not a regular expression: {}", pattern.where, printable(pattern.value), error.what());
   }
 }
 
@@ -160,8 +160,8 @@ std::string Settings::keyed_strategy() const {
   const auto& [reshard, reshard_origin, reshard_where] = setting("fsdp_reshard_after_forward");
   if (reshard_origin == Origin::Default || strategy_origin > reshard_origin) return strategy;
   const bool is_bool = reshard == "true" || reshard == "false";
-  // Accelerate's launch gives ranks both keys, one of them with a default that nobody wrote: FULL_SHARD beside another name, or true
-  // beside a strategy of version 1.
+  // Accelerate's launch passes both keys to ranks, one of them with a default that nobody wrote: the strategy FULL_SHARD while the other key
+  // names another one, or `true` while the strategy is one of version 1.
   if (strategy_origin == reshard_origin && text("fsdp_version") == "1" && (is_bool || strategy != "FULL_SHARD")) return strategy;
   return is_bool ? with_resharding(strategy, reshard == "true") : reshard;
 }

@@ -1,4 +1,4 @@
-// Configurations of DeepSpeed: the stages of ZeRO as sharding strategies.
+// Reads configurations of DeepSpeed. The stages of ZeRO become sharding strategies.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -52,9 +52,9 @@ class DeepSpeedFile {
     return kTakers;
   }
 
-  /// The name at the top that is most like a misspelt one; empty if none is like it.
+  /// Returns the known name that is most like a misspelt one at the top of the file; empty if none is.
   static std::string name_like(const std::string& name) {
-    constexpr size_t kSameLetters = 5;  // DeepSpeed has many more names, which need not be like these by accident
+    constexpr size_t kSameLetters = 5;  // DeepSpeed has many more names, some of which resemble these by chance
     std::vector<std::string> known;
     for (const auto* each : {"zero_optimization", "bfloat16", "gradient_accumulation_steps", "gradient_clipping", "train_batch_size",
                              "train_micro_batch_size_per_gpu"})
@@ -67,7 +67,7 @@ class DeepSpeedFile {
     for (size_t i = 0; i < map.names.size(); i++) {
       const auto& value = map.values[i];
       const auto name = above + printable(map.names[i]);
-      // Values of Accelerate's own questions that mean the same as leaving them out.
+      // Accelerate's wizard writes these values for settings that are not used.
       const bool is_none = is_section_ && (value.text == "none" || to_bool(value.text) == false || name == "deepspeed_config_file");
       const auto is_inside = [&](const auto& row) { return row.first.starts_with(name + "."); };
       const auto taker = std::ranges::find(takers(), name, [](const auto& row) { return row.first; });
@@ -107,13 +107,13 @@ class DeepSpeedFile {
     stage_ = *stage;
     stage_where_ = value.where;
     if (stage_ == 1) remark(value, "stage 1 of ZeRO becomes SHARD_GRAD_OP, which also shards the gradients");
-    if (stage_ == 3) remark(value, "stage 3 of ZeRO becomes FULL_SHARD; what is gathered together is for fsdp_auto_wrap_policy to say");
+    if (stage_ == 3) remark(value, "stage 3 of ZeRO becomes FULL_SHARD; fsdp_auto_wrap_policy decides which parameters are gathered together");
   }
 
   void take_partition(Name /*name*/, Value value) {
     const auto ranks = to_integer(value.text);
     if (!ranks || *ranks < 1)
-      throw ConfigError("{}: zero_hpz_partition_size '{}' is no number of ranks", value.where, printable(value.text));
+      throw ConfigError("{}: zero_hpz_partition_size '{}' is not a number of ranks", value.where, printable(value.text));
     is_hybrid_ = *ranks > 1;
     if (is_hybrid_)
       remark(value, fmt::format("zero_hpz_partition_size {} becomes HYBRID_SHARD: parameters are sharded within each machine", *ranks));
@@ -126,7 +126,7 @@ class DeepSpeedFile {
     }
     if (device.text == "nvme")
       remark(device,
-             fmt::format("{} nvme becomes the memory of the host; tessera_offload disk keeps what ranks on CPUs have in files", name));
+             fmt::format("{} nvme becomes the memory of the host; for ranks on CPUs, tessera_offload disk keeps shards in files", name));
     if (name.find("offload_optimizer") != std::string::npos)
       remark(device, fmt::format("{} moves shards and gradients to the host, too", name));
     if (offload_where_.empty()) offload_where_ = device.where;
@@ -176,7 +176,7 @@ FileEntries deepspeed_section_entries(const YamlValue& section) {
   const auto* file = section.find("deepspeed_config_file");
   if (file == nullptr || file->text == "none") return DeepSpeedFile().read(section, /*is_section=*/true);
   const auto root = read_yaml(file->text);
-  if (!is_deepspeed(root)) throw ConfigError("{}: {} is no configuration of DeepSpeed", file->where, file->text);
+  if (!is_deepspeed(root)) throw ConfigError("{}: {} is not a configuration of DeepSpeed", file->where, file->text);
   return deepspeed_entries(root);
 }
 

@@ -1,4 +1,4 @@
-// Configurations of DeepSpeed.
+// Reading configurations of DeepSpeed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

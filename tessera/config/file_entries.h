@@ -24,7 +24,7 @@ struct FileEntries {
   void remark(std::string_view where, std::string_view text) { remarks.push_back(formatted("{}: {}", where, text)); }
 };
 
-/// Throws ConfigError for unknown keys and invalid values.
+/// Reads a file of Accelerate. Throws ConfigError for unknown keys and invalid values.
 FileEntries accelerate_entries(const YamlValue& root);
 
 bool is_deepspeed(const YamlValue& root);

@@ -22,7 +22,8 @@ enum class Effect {
 
 inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
-/// The call of the library that has an option for the key: init, adapt or fully_shard. Its errors name those of its keys that were given.
+/// The function of the library that has an option for the key: init, adapt or fully_shard. If it throws, the error also names the given keys
+/// of that function.
 enum class Call { None, Init, Adapt, Shard };
 
 /// The value that another key must have if this one differs from its default.
@@ -35,7 +36,7 @@ struct Contradiction {
   std::string_view value, other, other_value = {};
 };
 
-/// An option, with all that files, variables, flags, the wizard, pages and errors say of it.
+/// A key, with everything that files, variables, flags, the questions of `tessera config`, pages and errors need.
 struct Key {
   std::string_view name;                       // "mixed_precision", "fsdp_sharding_strategy"
   std::string_view otherwise = {};             // the default
@@ -44,8 +45,8 @@ struct Key {
   std::vector<std::string_view> choices = {};  // of Kind::Choice, in the order of Accelerate's menus: 1 stands for the first one
   std::string variable = {};                   // by which launch passes the value to ranks; empty if only launch needs it
   std::string_view flag = {};                  // another name of its flag, that of torchrun or an older one: "--nnodes"
-  std::string_view answer = {};                // what an empty answer to the question means, unless the default
-  std::vector<std::string_view> labels = {};   // of choices in its menu, if they are not shown as they are: one without has none
+  std::string_view answer = {};                // the value of an empty answer to the question; the default unless given
+  std::vector<std::string_view> labels = {};   // names of choices in the menu, which leaves out those without; unless given, the choices
   std::vector<Need> needs = {};
   std::vector<Contradiction> contradicts = {};
   std::string_view reason = {};   // why other values, or other choices, are refused or have no effect
@@ -56,7 +57,7 @@ struct Key {
   Call call = Call::None;
   bool is_of_version_1 = false;  // Accelerate has no such key with fsdp_version 2
   bool is_of_deepspeed = false;  // Accelerate has it in the section deepspeed_config; here it is good for any training
-  bool is_written = false;       // each file of Accelerate has it
+  bool is_written = false;       // Accelerate writes it into each file
   Section section = Section::Top;
 };
 
@@ -67,20 +68,20 @@ inline bool has_effect(const Key& key) {
   return key.effect == Effect::Own;
 }
 
-/// The current name of a key. A name that no key ever had stays as it is.
+/// Returns the current name of a key that has an older name; any other name unchanged.
 std::string_view todays_name(std::string_view name);
-/// Nothing if there is no such key. Also finds a key by an older name of it.
+/// Returns null if there is no such key. Also finds a key by an older name.
 const Key* find_key(std::string_view name);
 
-/// The key under which a section stands in a file, "fsdp_config", and the prefix of its keys, "fsdp_". Empty for the top.
+/// The name of a section in a file, "fsdp_config", and the prefix of its keys, "fsdp_". Both are empty for the top.
 std::string_view section_name(Section section);
 std::string_view section_prefix(Section section);
-/// All but the top.
+/// All sections but the top.
 inline constexpr Section kSections[] = {Section::Fsdp, Section::Tessera, Section::Parallelism, Section::Dynamo};
 
-/// " here (tessera_residence belongs under tessera_config)" for "residence" or "tessera_residence"; empty if no key has the name.
+/// Returns " here (tessera_residence belongs under tessera_config)" for "residence" or "tessera_residence"; empty if no key has the name.
 std::string places_of(std::string_view name);
-/// " (did you mean fsdp_version?)"; empty if no key has a name like this one.
+/// Returns " (did you mean fsdp_version?)"; empty if no key has a similar name.
 std::string suggestion(std::string_view name);
 
 }  // namespace tessera::config

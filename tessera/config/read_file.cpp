@@ -18,7 +18,7 @@ using Shape = YamlValue::Shape;
 std::string text_of(const Key& key, const YamlValue& value) {
   if (value.shape == Shape::Scalar) return value.text;
   if (key.kind != Kind::Text || (value.shape == Shape::Map && key.effect != Effect::Refused)) {
-    throw ConfigError("{}: {} has several values; it is {}", value.where, key.name, describe_values(key));
+    throw ConfigError("{}: {} has several values, but has to be {}", value.where, key.name, describe_values(key));
   }
   if (value.shape == Shape::Map) return value.values.empty() ? "" : "{...}";
   std::string text;
@@ -62,7 +62,7 @@ class AccelerateFile {
     add(name, value);
   }
 
-  /// Allows a key of a section at the top if the section is there and empty: copied from a page, it may have lost its indentation.
+  /// Allows a key of a section at the top if the section is there and empty: a file copied from a page may have lost its indentation.
   void expect_lost_indentation(const Key& key, const YamlValue& value) const {
     const auto name = section_name(key.section);
     const auto* section = root_.find(name);
@@ -86,7 +86,7 @@ class AccelerateFile {
     }
   }
 
-  /// Throws ConfigError: there is no key `name`, or `full`, which has the prefix of the section.
+  /// Throws ConfigError because there is no key `name`. `full` is the name with the prefix of the section.
   [[noreturn]] static void refuse(const std::string& name, const std::string& full, const YamlValue& value) {
     const auto elsewhere = places_of(name);
     throw ConfigError("{}: there is no key '{}'{}", value.where, printable(name), elsewhere.empty() ? suggestion(full) : elsewhere);

@@ -18,7 +18,7 @@
 namespace tessera::config {
 namespace {
 
-/// This variable says only whether there is FSDP.
+/// This variable says only whether distributed_type is FSDP.
 constexpr std::string_view kUseFsdp = "ACCELERATE_USE_FSDP";
 
 std::string from_variable(const Key& key, const std::string& value) {
@@ -33,7 +33,8 @@ std::string to_variable(const Key& key, const std::string& value) {
   return value == "FSDP" ? "true" : "false";
 }
 
-/// Nothing if the variable is empty, as env() has it. Not env(), because a program's own key may have a variable that is in no table.
+/// Returns the value of a key's variable; nothing if it is unset or empty. Unlike env(), also reads the variable of a program's own key, which
+/// may be in no table.
 std::optional<std::string> variable(const Key& key) {
   const char* value = std::getenv(key.variable.c_str());
   return value == nullptr || *value == '\0' ? std::nullopt : std::optional<std::string>(value);
@@ -43,7 +44,7 @@ std::string home() {
   if (auto folder = env("HOME")) return *folder;
   const auto* user = ::getpwuid(::getuid());
   if (user == nullptr)
-    throw ConfigError("there is no HOME in the environment, so the configuration has no place; name a file with --config-file");
+    throw ConfigError("there is no HOME in the environment, so there is no folder for the configuration; name a file with --config-file");
   return user->pw_dir;
 }
 
@@ -79,7 +80,8 @@ std::vector<std::string> remarks_on_environment() {
 
 constexpr auto kOrigins = "TESSERA_SETTINGS_FROM";
 
-/// The settings that launch passes on in variables: a line for each variable, with its value, the number of its origin, and where that is.
+/// Reads where the settings come from that launch passes on in variables: a line for each variable, with its value, the number of its origin
+/// and the place.
 std::map<std::string, Setting> told_settings() {
   std::map<std::string, Setting> told;
   std::istringstream lines(env(kOrigins).value_or(""));

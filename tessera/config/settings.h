@@ -13,7 +13,7 @@
 
 namespace tessera::config {
 
-/// A later one wins.
+/// Where a value comes from. A later origin wins over an earlier one.
 enum class Origin { Default, File, Environment, Flag, Code };
 
 struct Setting {
@@ -33,7 +33,7 @@ class Settings {
   /// Reads the variables of all keys. A value that launch passes on keeps the origin that it had there. Variables that are spelled almost
   /// like one of these become remarks.
   void read_environment();
-  /// Does nothing if the key has a value of a later origin. Throws ConfigError, which names `where`, as read_file does.
+  /// Sets the value of a key, unless it has one of a later origin. Throws ConfigError, which names `where`, in the same cases as read_file.
   void set(std::string_view key, std::string_view value, Origin origin, std::string where);
   /// Throws ConfigError for settings that contradict each other.
   void expect_consistent() const;
@@ -55,7 +55,7 @@ class Settings {
   /// Throws ConfigError if there are sizes of parallelism_config that don't divide so many ranks.
   void expect_sizes_for(int64_t ranks) const;
 
-  /// A copy for readers that know no origins: if both keys for a strategy are set, they say the same.
+  /// Returns a copy for readers that don't know origins: if both keys for the strategy are set, both have the strategy that wins.
   Settings settled() const;
   /// The variables for ranks: one for each key that was set, and one with the origins of all.
   std::map<std::string, std::string> environment() const;

@@ -25,7 +25,7 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
-/// A file copied from a page, where it lost its indentation: the keys of fsdp_config stand at the top.
+/// A file copied from a page, which lost its indentation: the keys of fsdp_config are at the top.
 constexpr auto kWithoutIndentation = R"(compute_environment: LOCAL_MACHINE
 debug: false
 distributed_type: FSDP
@@ -81,7 +81,7 @@ class Files : public ::testing::Test {
   Folder folder_;
 };
 
-/// Sets a variable for as long as it lives.
+/// Sets a variable as long as the object lives.
 class Set {
  public:
   Set(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
@@ -194,10 +194,10 @@ TEST_F(Files, AreRefusedWithTheReason) {
 TEST_F(Files, ThatAreNoneSayWhy) {
   EXPECT_THAT(error(""), HasSubstr("has no keys"));
   EXPECT_THAT(error("- a\n"), HasSubstr("has no keys"));
-  EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is no YAML or JSON"));
-  EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is no YAML or JSON"));
+  EXPECT_THAT(error("debug: [\n\n"), HasSubstr("is neither YAML nor JSON"));
+  EXPECT_THAT(error("debug: true\n  use_cpu: [}"), HasSubstr("c.yaml:2 is neither YAML nor JSON"));
   EXPECT_THAT(error("debug: true\nfsdp_config:\n\tfsdp_version: 2\n"),
-              HasSubstr(" (a tab indents line 3; YAML takes spaces alone there)"));
+              HasSubstr(" (a tab indents line 3; YAML allows only spaces there)"));
   EXPECT_THAT(error(std::string(1000, '[')), HasSubstr("c.yaml"));
   for (const auto* wrong : {"a: &a [*a]\n", "a: &a {<<: *a}\n", "a: &a {b: [{c: *a}]}\n"})
     EXPECT_THAT(error(wrong), HasSubstr("c.yaml:1: a value contains itself")) << wrong;
@@ -290,7 +290,7 @@ TEST_F(Files, HaveMergeKeys) {
   EXPECT_EQ(sizes("fsdp_config:\n  <<: &a {min_num_params: 1}\n<<: [{debug: no}, {use_cpu: yes}]\n").text("use_cpu"), "true");
   EXPECT_THAT(error(base + "dynamo_config:\n  <<: *base\n"), HasSubstr("c.yaml:2: there is no key 'fsdp_version' here"));
   for (const auto* wrong : {"<<: 3\n", "<<: [1]\n", "<<:\n"})
-    EXPECT_THAT(error(wrong), HasSubstr(": behind << stands a map or a list of maps")) << wrong;
+    EXPECT_THAT(error(wrong), HasSubstr(": << needs a map or a list of maps")) << wrong;
   EXPECT_THAT(error("'<<': 3\n"), HasSubstr("there is no key '<<'"));
 }
 
@@ -359,7 +359,7 @@ TEST(Settings, KeepTheirOriginsInTheEnvironment) {
   const auto variables = sent.environment();
   std::list<Set> set;
   for (const auto& [name, value] : variables) set.emplace_back(name.c_str(), value.c_str());
-  const Set changed("TESSERA_PREFETCH_DEPTH", "3");  // by somebody between launch and the rank
+  const Set changed("TESSERA_PREFETCH_DEPTH", "3");  // set by a script between launch and the rank
   Settings received;
   received.read_environment();
   const auto origin = [&](const char* key) { return std::pair(received.setting(key).origin, received.setting(key).where); };
@@ -377,7 +377,7 @@ TEST(Settings, KeepTheirOriginsInTheEnvironment) {
 }
 
 TEST(Settings, UnderstandWhatAccelerateGivesItsRanks) {
-  // Beside the key of a file, it sets the other key to a default that nobody wrote.
+  // Accelerate passes the key of the file and sets the other key to a default that nobody wrote.
   const auto strategy = [](const char* version, const char* strategy, const char* reshard) {
     const Set use("ACCELERATE_USE_FSDP", "true"), one("FSDP_VERSION", version), two("FSDP_SHARDING_STRATEGY", strategy),
         three("FSDP_RESHARD_AFTER_FORWARD", reshard);

@@ -1,4 +1,4 @@
-// The same training in fewer keys: in those of fsdp_version 2, or without Tessera's own.
+// Rewrites settings with the keys of fsdp_version 2, or without Tessera's own keys.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,7 +8,8 @@
 namespace tessera::config {
 namespace {
 
-/// Copies all settings but those that `is_left_out`. If such a value is not the default, it becomes a remark.
+/// Copies all settings except those for which `is_left_out` is true. A setting that is left out becomes a remark, with the reason, if its
+/// value is not the default.
 template <class Predicate>
 Settings without(const Settings& from, std::string_view reason, Predicate is_left_out) {
   Settings to;
@@ -25,16 +26,16 @@ Settings without(const Settings& from, std::string_view reason, Predicate is_lef
   return to;
 }
 
-/// Version 2 knows copies of the model only as sizes.
+/// Sets the sizes of parallelism_config, because version 2 has no strategy by which there are several copies of the model.
 void set_sizes(const Settings& from, Settings& to, const std::string& strategy) {
-  if (from.has_sizes()) return;  // copied
+  if (from.has_sizes()) return;  // without() has copied them
   const auto ranks = from.integer("num_processes"), machines = from.integer("num_machines");
   const auto copies = strategy == "NO_SHARD" ? ranks : machines;
   const auto where = fmt::format("strategy {}", strategy);
   if (!from.is_set("num_processes")) {
     to.add_remark(
-        fmt::format("{}: in version 2 it needs num_processes, and then parallelism_config_dp_replicate_size and "
-                    "parallelism_config_dp_shard_size; without them all ranks share one copy",
+        fmt::format("{}: version 2 has parallelism_config_dp_replicate_size and parallelism_config_dp_shard_size for it, which depend on "
+                    "num_processes; give that first, or else all ranks share one copy",
                     where));
     return;
   }
@@ -61,7 +62,7 @@ Settings to_fsdp2(const Settings& given) {
   if (strategy != "FULL_SHARD" && strategy != "SHARD_GRAD_OP") set_sizes(given, to, strategy);
   const auto own = [&](const Key& key) { return key.section == Section::Tessera && to.is_set(key.name); };
   if (std::ranges::any_of(keys(), own))
-    to.add_remark("Accelerate refuses a file with tessera_config; `tessera config update --for-accelerate` leaves that out");
+    to.add_remark("Accelerate refuses a file with tessera_config; `tessera config update --for-accelerate` leaves that section out");
   return to;
 }
 

@@ -1,4 +1,4 @@
-// Files as Accelerate writes them: sorted keys, sections in blocks.
+// Writes files as Accelerate does: with sorted keys, and sections in blocks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Whether YAML 1.1 reads a word as the text that it is, and not as a number, a truth or nothing.
+/// Whether YAML 1.1 reads an unquoted word as text, and not as a number, a truth value or null.
 bool is_plain(const std::string& text) {
   const auto is_letter = [](char letter) { return (letter >= 'a' && letter <= 'z') || (letter >= 'A' && letter <= 'Z') || letter == '_'; };
   const auto is_fine = [&](char letter) {
@@ -42,7 +42,7 @@ bool is_written(const Settings& settings, const Key& key) {
 
 json to_json_value(const Key& key, const std::string& value) {
   if (!is_utf8(value)) {
-    throw ConfigError("{} is '{}', which is no UTF-8, as YAML and JSON have to be; write it in UTF-8, or leave it out", key.name,
+    throw ConfigError("{} is '{}', which is not UTF-8, as YAML and JSON have to be; write it in UTF-8, or leave it out", key.name,
                       printable(value));
   }
   if (key.name == "tpu_env") return json::array();
@@ -57,7 +57,7 @@ json to_tree(const Settings& given) {
   json top;
   for (const auto& key : keys()) {
     if (!is_written(settings, key)) continue;
-    // With -1 in the file, Accelerate's launch asks for the number of ranks, as ours does if nobody has given it.
+    // Writes -1 if the number of ranks was not given: Accelerate's launch then demands it, as ours does.
     const bool is_open = key.name == "num_processes" && !settings.is_set(key.name);
     const auto section = key.is_of_deepspeed ? "deepspeed_config" : section_name(key.section);
     auto& place = section.empty() ? top : top[std::string(section)];

@@ -24,7 +24,7 @@ namespace tessera::config {
 namespace {
 
 constexpr uintmax_t kMostBytes = 1 << 20;
-// References to the same value can make a small file endless.
+// Limits of the tree: aliases of the same value can make that of a small file huge.
 constexpr int kMostDepth = 30, kMostValues = 10'000;
 
 constexpr std::string_view kTags = "tag:yaml.org,2002:";
@@ -42,14 +42,14 @@ void expect_plain_tag(const YAML::Node& node, const std::string& where) {
   if (tag.empty() || tag == "?" || tag == "!") return;
   if (tag.starts_with(kTags) && std::ranges::find(kKnown, tag.substr(kTags.size())) != kKnown.end()) return;
   const auto shown = tag.starts_with(kTags) ? fmt::format("!!{}", tag.substr(kTags.size())) : std::string(tag);
-  throw ConfigError("{}: the tag {} is refused; a configuration has plain values", where, printable(shown));
+  throw ConfigError("{}: the tag {} is refused; a configuration has plain values only", where, printable(shown));
 }
 
 /// Throws ConfigError for a number that YAML 1.1 reads, but not as its digits say: 010 is 8 there, 1_0 is 10, and 1:30 is 90.
 void expect_decimal(const std::string& text, const std::string& where) {
   static const std::regex kOthers("[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]+|[0-9][0-9_]*_[0-9_.]*|[0-9]+(:[0-5]?[0-9])+(\\.[0-9]*)?)");
   if (std::regex_match(text, kOthers))
-    throw ConfigError("{}: {} is a number that is not written in decimal; write its value so, or a text in quotes", where, text);
+    throw ConfigError("{}: {} is a number that is not written in decimal; write it in decimal, or in quotes if it is a text", where, text);
 }
 
 class TreeMaker {
@@ -93,19 +93,19 @@ class TreeMaker {
  private:
   static bool is_merge_key(const YAML::Node& name) { return is_plain(name) && name.Scalar() == "<<"; }
 
-  /// Takes over from the maps behind << what the map does not have itself.
+  /// Adds the entries of the maps behind << whose names the map does not have itself.
   void merge(YamlValue& map, const YAML::Node& node, int depth) {
     std::vector<YamlValue> others;
     for (const auto& each : node) {
       if (is_merge_key(each.first)) others.push_back(make(each.second, depth + 1));
     }
-    for (const auto& other : others | std::views::reverse) {  // the last << of a map counts, and in a list of maps the first
+    for (const auto& other : others | std::views::reverse) {  // of several << the last one wins, but in a list of maps the first one
       if (other.shape == YamlValue::Shape::List && std::ranges::all_of(other.values, &YamlValue::is_map)) {
         for (const auto& each : other.values) take_over(map, each);
       } else if (other.is_map()) {
         take_over(map, other);
       } else {
-        throw ConfigError("{}: behind << stands a map or a list of maps", other.where);
+        throw ConfigError("{}: << needs a map or a list of maps", other.where);
       }
     }
   }
@@ -129,7 +129,7 @@ class TreeMaker {
 
   std::string file_;
   int values_ = 0;
-  std::vector<YAML::Node> around_;  // the one that is being made, and those that it is in
+  std::vector<YAML::Node> around_;  // the nodes that are being made, each inside the one before it
 };
 
 struct Ignored : YAML::EventHandler {
@@ -144,7 +144,7 @@ struct Ignored : YAML::EventHandler {
   void OnMapEnd() override {}
 };
 
-/// Whether anything follows the first document. YAML::LoadAll would tell, too, but never ends for some files that are no YAML.
+/// Whether anything follows the first document. Does not use YAML::LoadAll, which never returns for some files that are not YAML.
 bool has_more_documents(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);
@@ -167,14 +167,14 @@ std::string read_small_file(const std::filesystem::path& file) {
   return text;
 }
 
-/// " (a tab indents line 3; ...)" if that is so near the line at which reading failed, counted from 0; or else nothing.
+/// Returns " (a tab indents line 3; ...)" if a tab does so near the line, counted from 0, at which reading failed; otherwise an empty text.
 std::string word_of_tabs(const std::string& text, int line) {
   std::istringstream lines(text);
   std::string each;
   for (int number = 0; std::getline(lines, each) && number <= line + 1; number++) {
     const auto indentation = each.substr(0, each.find_first_not_of(" \t"));
     if (number >= line - 1 && indentation.find('\t') != std::string::npos)
-      return fmt::format(" (a tab indents line {}; YAML takes spaces alone there)", number + 1);
+      return fmt::format(" (a tab indents line {}; YAML allows only spaces there)", number + 1);
   }
   return {};
 }
@@ -193,7 +193,7 @@ YamlValue read_yaml(const std::filesystem::path& file) {
     if (has_more_documents(text)) throw ConfigError("{} holds more than one document; a configuration is one", file);
     return maker.make(YAML::Load(text));
   } catch (const YAML::Exception& error) {
-    throw ConfigError("{} is no YAML or JSON: {}{}", maker.place(error.mark), printable(error.msg), word_of_tabs(text, error.mark.line));
+    throw ConfigError("{} is neither YAML nor JSON: {}{}", maker.place(error.mark), printable(error.msg), word_of_tabs(text, error.mark.line));
   }
 }
 

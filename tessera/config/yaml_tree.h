@@ -1,4 +1,4 @@
-// A YAML file as a tree that knows its lines.
+// Reads a YAML file into a tree whose values know their lines.
 #pragma once
 
 #include <filesystem>
@@ -19,12 +19,12 @@ struct YamlValue {
 
   bool is_map() const { return shape == Shape::Map; }
   bool is_empty() const { return shape == Shape::Null || (shape != Shape::Scalar && values.empty()); }
-  /// Null if this is not a map, or does not have the name.
+  /// Returns null if this is not a map, or does not have the name.
   const YamlValue* find(std::string_view name) const;
 };
 
-/// Throws IoError if the file can't be read, and ConfigError, with the line, if it is no YAML, a map has a name twice, or a number is
-/// written like 010. Keys << mean what YAML 1.1 says.
+/// Throws IoError if the file can't be read, and ConfigError, with the line, if it is not YAML, a map has a name twice, or a number is
+/// written like 010. Merges the maps of << keys, as YAML 1.1 says.
 YamlValue read_yaml(const std::filesystem::path& file);
 
 }  // namespace tessera::config

@@ -1,4 +1,4 @@
-// Each rank gets what Accelerate's functions of the same names give it.
+// The Trainer's functions return the same on each rank as Accelerate's functions of the same names.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -19,10 +19,10 @@ void adapt(const config::Settings& settings, ModuleRef model) {
   const bool adds = settings.integer("tessera_lora_r") > 0;
   const auto is_given = [&](const config::Key& key) { return key.name.starts_with("tessera_lora_") && !settings.is_usual(key.name); };
   if (!adds && !settings.is_set("tessera_lora_r") && std::ranges::any_of(config::keys(), is_given))
-    throw ConfigError("there are no adapters; give tessera_lora_r");
+    throw ConfigError("settings of adapters have no effect without tessera_lora_r; give it the rank of the adapters");
   if (!adds && settings.text("tessera_quantisation") == "no") return;
   if (registered == nullptr) {
-    throw ConfigError("{} is a setting of Tessera's package models, with which this program is not linked; link tessera::models",
+    throw ConfigError("{} needs Tessera's package models, but this program is not linked with it; link tessera::models",
                       adds ? "tessera_lora_r" : "tessera_quantisation");
   }
   registered(settings, model);

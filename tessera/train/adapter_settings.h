@@ -1,4 +1,5 @@
-// Adapters and quantised weights that a configuration asks for. The package models applies them to a model, and registers itself here.
+// Gives a model the adapters and quantised weights of a configuration. The package models has the function that does this, and registers it
+// here.
 #pragma once
 
 #include "tessera/base/module_ref.h"
@@ -6,11 +7,11 @@
 
 namespace tessera::train {
 
-/// Gives a model that is not sharded yet the adapters and quantised weights of the settings. Throws ConfigError if settings contradict each
-/// other or the package is not there, and UsageError for names that the model lacks.
+/// Gives a model the adapters and quantised weights that the settings ask for, before the model is sharded. Throws ConfigError if settings
+/// contradict each other or the package is missing, and UsageError for names that the model lacks.
 void adapt(const config::Settings& settings, ModuleRef model);
 
-/// Registers the function that does it, while the package is loaded.
+/// Registers the function that adapt() calls, while the package is loaded.
 struct AddedAdapt {
   explicit AddedAdapt(void (*adapt)(const config::Settings& settings, ModuleRef model));
 };

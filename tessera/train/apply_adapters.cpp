@@ -1,4 +1,4 @@
-// Gives models of the Trainer the adapters and quantised weights of the package models.
+// Gives models the adapters and quantised weights that settings ask for: the part of adapter_settings.h that needs the package models.
 #include "tessera/base/error.h"
 #include "tessera/nn/lora.h"
 #include "tessera/nn/quantize.h"

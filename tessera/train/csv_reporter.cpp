@@ -30,7 +30,7 @@ std::string field_text(std::string_view text) {
   return result + '"';
 }
 
-/// Takes a record off the beginning of the text. Nothing if it has no end.
+/// Removes the first record from the text and returns its fields; nothing if the record has no end.
 std::optional<std::vector<std::string>> take_record(std::string_view& text) {
   std::vector<std::string> fields(1);
   bool quoted = false;
@@ -67,7 +67,7 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
   std::error_code unknown;
   if (const auto there = std::filesystem::status(path_, unknown); std::filesystem::is_other(there)) {
     throw IoError(
-        "the metrics file {} is a pipe or a device, where a table can't get another column; name a file, or write "
+        "the metrics file {} is a pipe or a device, where a table can't get new columns; name a file, or write "
         "lines of JSON (.jsonl)",
         path_);
   }
@@ -75,8 +75,9 @@ CsvReporter::CsvReporter(std::filesystem::path path, const ReporterOptions& opti
   replace(options.first_step > 0 ? rows_before(options, {}) : "");
 }
 
-/// Reads the columns, the rows that the new run does not make again, and the last of these. Drops an incomplete last row, which an
-/// interrupted run has left. Returns the rows with more columns behind them. An error changes nothing.
+/// Reads the columns into columns_, with `more` after them, and the last row that the new run does not write again into last_. Returns the
+/// text of all rows up to that one, with the new columns. Drops an incomplete last row, which an interrupted run has left. An error changes
+/// nothing.
 std::string CsvReporter::rows_before(const ReporterOptions& options, std::vector<std::string> more) {
   std::ifstream stream(path_, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(stream), {});
@@ -86,7 +87,7 @@ std::string CsvReporter::rows_before(const ReporterOptions& options, std::vector
     return {};
   }
   const auto refuse = [&](const std::string& what) {
-    throw IoError("{} of {}, so this run does not go on in that file; name another one", what, path_);
+    throw IoError("{} of {}, so this run can't continue the file; name another file", what, path_);
   };
   const auto names = take_record(rest);
   if (!names || names->front() != kStep) refuse("'step' is not the first column");
@@ -97,7 +98,7 @@ std::string CsvReporter::rows_before(const ReporterOptions& options, std::vector
     const auto fields = take_record(rest);
     if (!fields && line.size() == rest.size()) break;
     const auto step = fields && fields->size() == names->size() ? leading_number(fields->front()) : std::nullopt;
-    if (!step) refuse(fmt::format("row {} ('{}') is not one", number, printable(line.substr(0, 40))));
+    if (!step) refuse(fmt::format("row {} ('{}') is not a row of metrics", number, printable(line.substr(0, 40))));
     const auto has = [&](const std::string& name) {
       const auto column = std::ranges::find(*names, name) - names->begin();
       return column < std::ssize(*fields) && !(*fields)[static_cast<size_t>(column)].empty();
@@ -125,7 +126,7 @@ std::string CsvReporter::header() const {
   return line + '\n';
 }
 
-/// Replaces the file by a header and these rows, the last of which is `last_`.
+/// Replaces the file with the header and these rows, the last of which is `last_`.
 void CsvReporter::replace(const std::string& rows) {
   const auto text = header() + rows;
   write_text(path_, text);
@@ -159,7 +160,7 @@ void CsvReporter::write(int64_t step, const Values& values) {
   const auto line = text_of(*last_);
   write_report(file_, path_, step, line, last_begin_);
   size_ = last_begin_ + static_cast<off_t>(line.size());
-  // Another value of the same name may be shorter, and a full disk may have left a part of a row.
+  // A later value of the same name may be shorter, and a full disk may have left a part of a row.
   if (::ftruncate(file_.get(), size_) != 0) {
     throw IoError("can't shorten the metrics file {}: {}", path_, std::strerror(errno));
   }

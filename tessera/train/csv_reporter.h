@@ -1,4 +1,4 @@
-// Reports as a table of comma-separated values: a row for each step, a column for each name.
+// CsvReporter: writes reports to a table of comma-separated values, with a row for each step and a column for each name.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 
 namespace tessera::train {
 
-/// Quoted as RFC 4180 says, with lines that end in \n. Several reports of a step share its row; a field without a value is empty; numbers
-/// are exact, "nan", "inf" or "-inf". When a report has a new name, the file is replaced at once by one with another column.
+/// Texts are quoted as RFC 4180 says, and lines end in \n. Several reports of a step share its row; a field without a value is empty; numbers
+/// are exact, "nan", "inf" or "-inf". A report with a new name replaces the file by one that has a column for the name.
 class CsvReporter : public Reporter {
  public:
   explicit CsvReporter(std::filesystem::path path, const ReporterOptions& options = {});

@@ -41,7 +41,7 @@ Display Display::of(std::FILE* file) {
   const int fd = ::fileno(file);
   const bool terminal = ::isatty(fd) != 0 && env("TERM") != "dumb";
   return {
-      // Through the program's own stream, so that the order with the program's own output is kept.
+      // Writes through the program's own stream, to keep the order with the program's other output.
       .write =
           [file](std::string_view text) {
             std::fwrite(text.data(), 1, text.size(), file);

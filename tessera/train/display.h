@@ -1,4 +1,4 @@
-// Display: where progress is shown. Tests replace its functions.
+// Display: the stream on which progress is shown, as functions that tests replace.
 #pragma once
 
 #include <chrono>
@@ -9,10 +9,10 @@
 
 namespace tessera::train {
 
-/// The characters of which a bar consists.
+/// The characters that form a bar.
 enum class Glyphs { Ascii, Blocks };
 
-/// Blocks if the environment sets a UTF-8 locale.
+/// Returns Blocks if the environment sets a UTF-8 locale.
 Glyphs glyphs_of_locale();
 
 struct Display {
@@ -23,8 +23,8 @@ struct Display {
   std::function<Clock::time_point()> now = Clock::now;
   Glyphs glyphs = Glyphs::Ascii;
 
-  /// A bar if the file is a terminal that can move its cursor, else lines. Errors in writing are ignored, so that they can't end a training
-  /// run.
+  /// Shows a bar if the file is a terminal that can move its cursor, and lines otherwise. Ignores errors in writing, so that they can't end a
+  /// training run.
   static Display of(std::FILE* file);
 };
 

@@ -24,7 +24,7 @@ Evaluation::~Evaluation() {
   loader_.seek(position_, taken_);
 }
 
-/// Where steps are compiled, reshards all units, so that each step begins alike and all are the same program.
+/// Where steps are compiled, reshards all units, so that all steps begin in the same state and are the same program.
 void Evaluation::end_step() {
   if (world_.traits().traces) reshard_all(*modes_.front().first);
   world_.step_done();

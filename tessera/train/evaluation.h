@@ -16,13 +16,13 @@
 
 namespace tessera::train {
 
-/// for (auto& batch : trainer.evaluation(model, loader)). Shows how far it is as long as it takes.
+/// for (auto& batch : trainer.evaluation(model, loader)). Shows its progress until it ends.
 class Evaluation {
  public:
   Evaluation(ModuleRef model, data::Loader& loader, const Communicator& world);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
-  ~Evaluation();  // each module trains again if it did before, and the loader stands where it stood, with the batch that it had given
+  ~Evaluation();  // restores the training modes of modules, and the position and the last batch of the loader
 
   data::BatchIterator<Evaluation> begin() { return data::BatchIterator(*this); }
   std::default_sentinel_t end() { return {}; }

@@ -30,7 +30,7 @@ std::string json_text(std::string_view text) {
   return result + '"';
 }
 
-/// Truncates the file before the first line that the new run makes again. Also drops an incomplete last line, which an interrupted run has
+/// Truncates the file before the first line that the new run writes again. Also drops an incomplete last line, which an interrupted run has
 /// left.
 void keep_before(const std::filesystem::path& path, const ReporterOptions& options) {
   std::error_code unknown;
@@ -42,7 +42,7 @@ void keep_before(const std::filesystem::path& path, const ReporterOptions& optio
   for (std::string line; std::getline(stream, line) && !stream.eof(); number++) {
     const auto found = line.starts_with(kBegin) ? leading_number(std::string_view(line).substr(kBegin.size())) : std::nullopt;
     if (!found) {
-      throw IoError("line {} of {} is not one of metrics ('{}'), so this run does not go on in that file; name another one", number, path,
+      throw IoError("line {} of {} is not a line of metrics ('{}'), so this run can't continue the file; name another file", number, path,
                     printable(line.substr(0, 40)));
     }
     if (is_made_again(*found, options, [&](const auto& name) { return line.find(',' + json_text(name) + ':') != std::string::npos; }))

@@ -1,4 +1,4 @@
-// Reports as a file of JSON lines: {"step":17,"loss":0.4123,"lr":0.02,"grad_norm":1.25}
+// JsonlReporter: writes reports to a file of JSON lines: {"step":17,"loss":0.4123,"lr":0.02,"grad_norm":1.25}
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace tessera::train {
 
-/// A report is a line. Numbers have as many digits as it takes to read them back exactly; infinities and NaN become null.
+/// Each report is a line. Numbers have enough digits to be read back exactly; infinities and NaN become null.
 class JsonlReporter : public Reporter {
  public:
   explicit JsonlReporter(std::filesystem::path path, const ReporterOptions& options = {});

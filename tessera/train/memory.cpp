@@ -11,7 +11,7 @@
 namespace tessera::train {
 namespace {
 
-/// From a line such as "VmRSS:     3124 kB"; NaN where the system does not say.
+/// Reads a line such as "VmRSS:     3124 kB" of /proc/self/status; NaN if there is none.
 double bytes_of_status(std::string_view name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -1,4 +1,4 @@
-// The memory of this process, as values to show.
+// The memory of this process, as values for Progress and reports.
 #pragma once
 
 #include "tessera/train/value.h"
@@ -8,7 +8,7 @@ namespace tessera::train {
 /// The resident memory of this process: {"memory", 3.2e9, Unit::Bytes}. Memory that ranks of a host share counts in each of them.
 Value memory();
 
-/// The most that the process has had so far: {"peak_memory", 4.1e9, Unit::Bytes}
+/// The most memory that the process has had so far: {"peak_memory", 4.1e9, Unit::Bytes}
 Value peak_memory();
 
 }  // namespace tessera::train

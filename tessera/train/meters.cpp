@@ -35,7 +35,7 @@ double Mean::value(const Communicator& world) const {
 }
 
 RunningMean::RunningMean(int64_t values) : most_(static_cast<size_t>(values)) {
-  if (values < 1) throw UsageError("a running mean of {} values makes no sense; it needs one or more", values);
+  if (values < 1) throw UsageError("a running mean can't be of {} values; give one or more", values);
 }
 
 double RunningMean::add(double value) {

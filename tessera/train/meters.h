@@ -10,15 +10,15 @@
 
 namespace tessera::train {
 
-/// add() does not wait for a device: the sum stays on the device until value() is called.
+/// The mean over the samples of many batches. add() does not wait for a device: the sum stays there until value() is called.
 class Mean {
  public:
-  /// Adds a batch: the mean over its samples, as loss functions return it, and the number of samples.
+  /// Adds a batch, given as the mean over its samples, which loss functions return, and the number of samples.
   void add(const at::Tensor& mean, int64_t samples);
 
   /// The mean over all samples; NaN if there were none.
   double value() const;
-  /// The mean over the samples of all ranks. Collective: also ranks without samples call it.
+  /// The mean over the samples of all ranks. Collective: ranks without samples call it, too.
   double value(const Communicator& world) const;
 
   int64_t samples() const { return samples_; }
@@ -28,12 +28,12 @@ class Mean {
   int64_t samples_ = 0;
 };
 
-/// The mean of the last values that were added: where a loss goes, without the jitter of single batches.
+/// The mean of the last values that were added: shows the trend of a loss without the jitter of single batches.
 class RunningMean {
  public:
   explicit RunningMean(int64_t values = 20);
 
-  /// Adds a value and returns the mean. One that is not finite shows until it is no longer among the last.
+  /// Adds a value and returns the mean, which is not finite as long as one of the last values is not.
   double add(double value);
 
  private:

@@ -26,7 +26,7 @@ std::atomic<bool> is_profiled = false;
 Profile::Profile(const ProfileOptions& options, int rank) : path_(options.output_trace_dir / fmt::format("profile_{}.json", rank)) {
   make_folder(options.output_trace_dir);
   if (is_profiled.exchange(true)) {
-    throw UsageError("a profile was begun while another one runs in this process; libtorch's profiler takes one at a time");
+    throw UsageError("a profile was begun while another one runs in this process; finish that one first, because libtorch's profiler takes one at a time");
   }
   const ProfilerConfig config(ProfilerState::KINETO, /*report_input_shapes=*/false, options.profile_memory, /*with_stack=*/false,
                               options.with_flops);

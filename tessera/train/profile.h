@@ -1,4 +1,4 @@
-// Profile: what a rank spends its time with, as a trace that chrome://tracing and Perfetto show.
+// Profile: records what a rank spends its time on, as a trace that chrome://tracing and Perfetto show.
 #pragma once
 
 #include <filesystem>
@@ -7,22 +7,22 @@ namespace tessera::train {
 
 struct ProfileOptions {
   std::filesystem::path output_trace_dir = "profile";
-  bool profile_memory = false;  // each allocation
-  bool with_flops = false;      // of matrix products and convolutions, by formula
+  bool profile_memory = false;  // records each allocation
+  bool with_flops = false;      // estimates those of matrix products and convolutions from their sizes
 };
 
-/// From its construction to its end, libtorch's profiler records the operators of this thread, and of the backward passes that it starts,
-/// beside what Tessera waits for ("tessera::unshard layers.3"). A process has one at a time. It records no shapes of inputs, for which it
-/// would have to read parameters before their operator has them.
+/// While a Profile exists, libtorch's profiler records the operators of this thread and of the backward passes that the thread starts, and also
+/// Tessera's waits ("tessera::unshard layers.3"). A process can have one Profile at a time. The profiler does not record the shapes of inputs,
+/// because it would read parameters before they are gathered for their operator.
 class [[nodiscard]] Profile {
  public:
   Profile(const ProfileOptions& options, int rank);
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
-  ~Profile();  // finishes; what goes wrong then is a warning
+  ~Profile();  // calls finish(); errors become warnings
 
   const std::filesystem::path& path() const { return path_; }
-  /// Ends the recording and writes the trace. Throws IoError. Must be called on the thread that has begun it.
+  /// Ends the recording and writes the trace. Throws IoError. Must be called on the thread that made the object.
   void finish();
 
  private:

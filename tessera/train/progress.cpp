@@ -32,13 +32,13 @@ Progress::Progress(ProgressOptions options, Display display)
 Progress::~Progress() {
   try {
     finish();
-  } catch (const std::exception&) {  // from the program's own display; a destructor can't throw
+  } catch (const std::exception&) {  // thrown by the program's own display; a destructor must not throw
   }
 }
 
 void Progress::update(int64_t step, Values values) {
   if (phase_ == Phase::Finished) {
-    throw UsageError("the progress of '{}' was finished; make a new one for what follows", options_.title);
+    throw UsageError("update() was called after the progress of '{}' was finished; make a new Progress", options_.title);
   }
   phase_ = Phase::Running;
   if (options_.rank != 0) return;
@@ -50,7 +50,7 @@ void Progress::update(int64_t step, Values values) {
     if (now - drawn_ >= kRedraw) draw("");
   } else if (const auto every = options_.at_end == AtEnd::Vanishes ? 0 : options_.line_every;
              every > 0 && step / every != before / every && step != options_.steps) {
-    draw("\n");  // the last step's line is finish()'s
+    draw("\n");  // not for the last step, whose line finish() draws
   }
 }
 
@@ -69,7 +69,7 @@ void Progress::finish() {
     if (bar) display_.write(kStartOfLine);
     return;
   }
-  // A bar has started a line that has to end. Without a bar, nothing is printed if there was no step.
+  // The line of a bar has to be ended. Without a bar, nothing is printed if there was no step.
   if (phase == Phase::Running || bar) draw("\n");
 }
 

@@ -1,4 +1,4 @@
-// Progress: shows the progress of training, as a bar on a terminal and as plain lines elsewhere.
+// Progress: shows how far training is, as a bar on a terminal and as plain lines elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 namespace tessera::train {
 
-/// What becomes of the display when the work is done.
+/// The display after the work is done.
 enum class AtEnd {
-  Stays,     // the last state, as one line
-  Vanishes,  // nothing, for work between others, such as an evaluation; without a terminal it shows nothing at all
+  Stays,     // shows the last state, as one line
+  Vanishes,  // leaves nothing, for short work such as an evaluation; without a terminal, nothing is shown at all
 };
 
 struct ProgressOptions {
@@ -36,13 +36,13 @@ class Progress {
   Progress(Progress&&) = delete;
   ~Progress();
 
-  /// Reports that `step` steps are done. It is cheap: a bar is drawn at most ten times a second.
+  /// Shows that `step` steps are done. Cheap, because a bar is drawn at most ten times a second.
   void update(int64_t step, Values values = {});
 
-  /// Prints a line of the program's own, above the bar if there is one. Ranks that show nothing print nothing.
+  /// Prints a line of the program, above the bar if there is one. Ranks other than 0 print nothing.
   void say(std::string_view text);
 
-  /// Leaves the last state as one line, with the mean rate and the total time, or nothing if it vanishes.
+  /// Leaves the last state as one line, with the mean rate and the total time, or nothing with AtEnd::Vanishes.
   void finish();
 
  private:

@@ -11,7 +11,7 @@
 namespace tessera::train {
 namespace {
 
-// Columns, including both edges. A bar of kUsefulBar is worth more than the details that are needed least.
+// Columns of a bar, including both edges. Details that are needed least are left out to make room for a bar of kUsefulBar.
 constexpr int kShortestBar = 6, kUsefulBar = 9, kLongestBar = 40;
 constexpr int kEighths = 8;
 constexpr std::array<std::string_view, kEighths> kBlocks = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
@@ -39,7 +39,7 @@ int columns_of(std::string_view text) {
   return result;
 }
 
-/// The beginning of the text that fits into the columns, with control characters replaced by spaces.
+/// Returns the beginning of the text that fits into the columns, with control characters replaced by spaces.
 std::string truncated(std::string_view text, int columns) {
   std::string result;
   while (!text.empty()) {
@@ -90,7 +90,7 @@ struct Detail {
   std::string text;
 };
 
-/// In the order in which they are shown.
+/// Returns the details in the order in which they are shown.
 std::vector<Detail> details(const ProgressState& state) {
   std::vector<Detail> result;
   for (const auto& value : state.values) {
@@ -105,8 +105,8 @@ std::vector<Detail> details(const ProgressState& state) {
   return result;
 }
 
-/// The details that fit into the columns with a gap before each. If one does not fit, none that is needed less is shown. The columns for a
-/// bar are needed more than details of Need::AtLast.
+/// Returns the details that fit into the columns with a gap before each. If one does not fit, those that are needed less are left out, too.
+/// Keeps columns for a bar before adding details of Need::AtLast.
 std::vector<std::string> fitting(const std::vector<Detail>& all, int columns, int gap, int for_bar) {
   std::vector<bool> fits(all.size());
   bool is_room = true;

@@ -1,4 +1,4 @@
-// Formats progress as text. Pure functions: the same state gives the same text.
+// Formats progress as text. The functions are pure: the same state gives the same text.
 #pragma once
 
 #include <chrono>
@@ -24,8 +24,8 @@ struct ProgressState {
 };
 
 /// "epoch 1/2  42% ▕███▎    ▏ 788/1875  loss 0.412  9.8k samples/s  0:14 left", in at most `columns` columns. If there are too few, the bar
-/// shrinks first; then values are left out, the last one first, so that a short bar stays; then the bar, time and rate, and the first value.
-/// Items are never truncated, because half a number would be another number.
+/// shrinks first. Then values but the first are left out, beginning with the last, so that a short bar remains; then the bar, time and rate,
+/// and the first value. Items are never truncated, because half a number would be another number.
 std::string render_bar(const ProgressState& state, int columns, Glyphs glyphs);
 
 /// "epoch 1/2 step 800/1875 loss 0.412 9.8k samples/s 0:14 left"

@@ -13,7 +13,7 @@ class Rate {
   using Time = std::chrono::steady_clock::time_point;
 
   void add(Time time, int64_t step);
-  /// Nothing until there has been a step.
+  /// Returns nothing before the first step.
   std::optional<double> per_second() const;
 
  private:

@@ -19,7 +19,7 @@ void expect_names(const std::filesystem::path& path, int64_t step, const Values&
   for (auto value = values.begin(); value != values.end(); ++value) {
     const auto& name = value->name;
     if (name.empty() || name == "step" || !is_utf8(name)) {
-      throw UsageError("a value of step {} for {} can't be called '{}'; a name is a UTF-8 text, and not 'step', which is there", step, path,
+      throw UsageError("a value of step {} for {} can't be called '{}'; choose a UTF-8 text other than 'step', which is taken", step, path,
                        printable(name));
     }
     if (std::ranges::find(values.begin(), value, name, &Value::name) == value) continue;
@@ -37,7 +37,7 @@ bool is_made_again(int64_t step, const ReporterOptions& options, c10::function_r
 void make_folders_for(const std::filesystem::path& file) try {
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path());
 } catch (const std::filesystem::filesystem_error& error) {
-  throw IoError("no folder can be made for the metrics file {}: {}", file, error.what());
+  throw IoError("can't make the folder of the metrics file {}: {}", file, error.what());
 }
 
 Fd open_report(const std::filesystem::path& path, int flags) {

@@ -10,9 +10,9 @@
 namespace tessera::train {
 
 struct ReporterOptions {
-  /// The first step of this run: reports of an earlier run are kept up to the first one of this step or a later one.
+  /// The first step of this run: an earlier run's reports are kept up to the first report of this step or of a later one, and dropped from there.
   int64_t first_step = 0;
-  /// The same for values that are logged by another count, such as epochs, by the names of the values.
+  /// The same by the names of values, for values that count something else than steps, such as epochs.
   std::map<std::string, int64_t> first_of = {};
   int rank = 0;            // only rank 0 writes
 };
@@ -24,8 +24,8 @@ class Reporter {
   Reporter& operator=(const Reporter&) = delete;
   virtual ~Reporter() = default;
 
-  /// A step may have several reports, and steps come in any order, because values may count different things: steps and epochs. Only rank
-  /// 0 writes. What is written is in the file when it returns.
+  /// Writes a report. A step may have several, and steps come in any order, because values may count different things: steps and epochs. Only
+  /// rank 0 writes. The report is in the file when the function returns.
   virtual void write(int64_t step, const Values& values) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Reporters by the names of files: what a flag such as --metrics takes.
+// Makes reporters from the names of files, which flags such as --metrics take.
 #pragma once
 
 #include <filesystem>
@@ -13,15 +13,15 @@ namespace tessera::train {
 enum class ReportFormat {
   Jsonl,        // FILE.jsonl
   Csv,          // FILE.csv
-  TensorBoard,  // a folder: one that is there, or a name without an ending or with a slash at its end
+  TensorBoard,  // a folder that exists, or a name that has no ending or ends in a slash
 };
 
-/// The format that a name stands for. Throws ConfigError if it stands for none.
+/// Returns the format for a name. Throws ConfigError if the name does not tell one.
 ReportFormat report_format(const std::string& path);
 
 std::unique_ptr<Reporter> make_reporter(const std::string& path, const ReporterOptions& options = {});
 
-/// Several reporters as one. Without any, nothing is written.
+/// Writes to several reporters, or to none.
 class Reporters : public Reporter {
  public:
   Reporters(const std::vector<std::string>& paths, const ReporterOptions& options = {});

@@ -30,18 +30,19 @@ namespace tessera::train {
 
 namespace {
 
-constexpr int64_t kReportsShown = 10;  // reports whose mean is shown, and reports between two lines if there is no terminal
+constexpr int64_t kReportsShown = 10;  // how many reports the shown means are over; without a terminal, also the number of reports between two lines
 
 void expect_sensible(const RunOptions& options) {
-  if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would have no end");
+  if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would never end; give one of them");
   if (options.epochs.value_or(0) < 0 || options.steps.value_or(0) < 0 || options.save_every < 0 || options.report_every < 1) {
     throw UsageError(
-        "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0, for reports from 1",
+        "RunOptions has {} epochs, {} steps, a save every {} and a report every {} steps; choose numbers from 0 on, and for reports from 1 on",
         options.epochs.value_or(0), options.steps.value_or(0), options.save_every, options.report_every);
   }
   if (options.keep) checkpoint::expect_sensible(*options.keep);
   const bool saves = options.resume || options.save_every > 0 || options.keep;
-  if (options.prefix.empty() && saves) throw UsageError("RunOptions asks for checkpoints, but has no prefix under which they would be");
+  if (options.prefix.empty() && saves)
+    throw UsageError("RunOptions asks for checkpoints, but has no prefix; give RunOptions::prefix, under which they are saved");
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ Run::Run(Trainer& trainer, data::Loader& loader, RunOptions options)
     : trainer_(trainer), loader_(loader), options_(std::move(options)), parts_(std::make_unique<Parts>()) {
   expect_sensible(options_);
   if (!trainer.has_prepared(loader))
-    throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would be lost");
+    throw UsageError("Run was given a loader that the Trainer did not prepare, so its position would not be saved; pass it to Trainer::prepare");
   trainer.lr();  // throws where no optimizer was prepared
   if (options_.prefix.empty()) return;
   trainer.contents();  // throws for what it can't save
@@ -82,22 +83,22 @@ void Run::go_on() {
   const bool resumes = options_.resume || restart_count() > 0;
   if (!newest) {
     if (const auto prefix = checkpoint::prefix_of(options_.prefix); prefix && is_folder(options_.prefix)) {
-      throw ConfigError("{} is a checkpoint; to go on from it, give its prefix: --ckpt-prefix {}", options_.prefix, prefix->string());
+      throw ConfigError("{} is a checkpoint; to resume from it, give its prefix: --ckpt-prefix {}", options_.prefix, prefix->string());
     }
     const auto damaged = std::ssize(checkpoint::step_folders(options_.prefix));
     if (resumes && damaged > 0) {
-      throw ConfigError("of {} under {} none can be loaded, for the reasons above; remove or rename them to start anew",
+      throw ConfigError("none of {} under {} can be loaded, for the reasons above; remove or rename them to start anew",
                         counted(damaged, "checkpoint"), options_.prefix);
     }
     if (resumes) say(fmt::format("no checkpoint {}-step-N yet, starting anew", options_.prefix.string()));
     return;
   }
   if (!resumes) {
-    throw ConfigError("there is a {} already; go on from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
+    throw ConfigError("there is a {} already; resume from it (RunOptions::resume, --resume), or save under another prefix (--ckpt-prefix)",
                       newest->string());
   }
   load(*newest);
-  say(fmt::format("going on from {}", last_->string()));
+  say(fmt::format("resuming from {}", last_->string()));
 }
 
 void Run::load(const std::filesystem::path& newest) {
@@ -109,7 +110,7 @@ void Run::load(const std::filesystem::path& newest) {
       trainer_.load_state(folder);
       break;
     } catch (const IoError& error) {
-      const auto advice = fmt::format("; to go on from the checkpoint before, remove or rename {}", folder.string());
+      const auto advice = fmt::format("; to resume from the checkpoint before, remove or rename {}", folder.string());
       std::optional<std::string> why;
       try {
         why = checkpoint::damage_in(folder, world);
@@ -121,12 +122,12 @@ void Run::load(const std::filesystem::path& newest) {
     }
     const auto before = checkpoint::latest(options_.prefix, world, checkpoint::Check::Sizes, checkpoint::step_of(folder));
     if (!before) {
-      throw IoError("{}; no checkpoint before {} can be loaded: remove or rename what is there to start anew", damaged.front().second,
+      throw IoError("{}; no checkpoint before {} can be loaded either: remove or rename all of them to start anew", damaged.front().second,
                     newest);
     }
     folder = *before;
   }
-  // Folders in a store can't be renamed, so those saved from now on need higher numbers than the damaged ones.
+  // In an object store, damaged folders can't be renamed, so new folders need higher numbers than those.
   const bool keeps_names = object_path(newest).has_value();
   all_or_none(world, {.unit = "checkpoint"}, fmt::format("can't resume from {}", folder.string()), [&] {
     if (!world.is_first()) return;
@@ -141,7 +142,7 @@ void Run::load(const std::filesystem::path& newest) {
   });
   last_ = folder;
   saved_step_ = trainer_.steps();
-  // With larger batches than before, steps count as fewer; later folders must have higher numbers all the same.
+  // With larger batches than before, the step count is rescaled to fewer steps, but later folders must still have higher numbers.
   steps_more_ = std::max<int64_t>(checkpoint::step_of(keeps_names ? newest : folder).value() - trainer_.steps(), 0);
 }
 
@@ -156,7 +157,7 @@ bool Run::next_epoch() {
   if (epoch_ > 0 && !has_ended()) look_for_signals();
   if (has_ended()) {
     if (epoch_ > 0) {
-      save();  // the last step of all, if nothing else has
+      save();  // saves the last step of the run, if that is not saved yet
     } else if (last_) {
       const bool of_epochs = options_.epochs && position.epoch >= *options_.epochs;
       const auto had = of_epochs ? counted(*options_.epochs, "epoch") : counted(*options_.steps, "step");
@@ -164,7 +165,7 @@ bool Run::next_epoch() {
                       of_epochs ? "--num-epochs (RunOptions::epochs)" : "--max-steps (RunOptions::steps)"));
     }
     if (parts_->saver) parts_->saver->wait();
-    parts_->stop.reset();  // from now on signals do what they do in any program
+    parts_->stop.reset();  // from now on signals have their usual effect
     return false;
   }
   epoch_ = position.epoch + 1;
@@ -191,14 +192,14 @@ bool Run::saves_at(bool end_of_epoch) const {
 
 std::optional<data::Samples> Run::next() {
   if (std::exchange(is_in_batch_, false)) batch_done();
-  if (!parts_->progress && !stopped_) throw UsageError("Run::batches is for once an epoch, after next_epoch()");
+  if (!parts_->progress && !stopped_) throw UsageError("Run::batches was used without next_epoch(); call next_epoch() before each use");
   const bool at_end = loader_.at_end();
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
     is_in_batch_ = true;
     auto samples = loader_.next();
     const auto step = steps_before_ + 1;
-    // An epoch that is shorter than the time between two reports has one of its last step.
+    // If no other step of the epoch was reported, its last one is.
     is_due_ = step % options_.report_every == 0 || (!has_reported_ && (loader_.at_end() || step == options_.steps));
     return samples;
   }
@@ -225,12 +226,12 @@ void Run::look_for_signals() {
   parts_->progress.reset();
   save();
   if (parts_->saver) parts_->saver->wait();
-  say("stopped by a signal; go on with --resume");
+  say("stopped by a signal; continue with --resume");
 }
 
 void Run::add(const std::vector<Measured>& numbers) {
   const auto number_of = [&](const std::string& name, const at::Tensor& value) {
-    if (value.numel() != 1) throw UsageError("Run::report takes numbers, and '{}' has {} values", name, value.numel());
+    if (value.numel() != 1) throw UsageError("Run::report takes single numbers, but '{}' has {} values", name, value.numel());
     return value.detach().reshape({}).to(trainer_.world().traits().device, at::kDouble);
   };
   const auto add_to = [](at::Tensor& sum, const at::Tensor& value) { sum = sum.defined() ? sum + value : value; };
@@ -239,7 +240,7 @@ void Run::add(const std::vector<Measured>& numbers) {
     if (!value.defined()) continue;
     auto& sum = parts_->sums[name];
     if (sum.batches++ > 0 && sum.of.defined() != of.defined())
-      throw UsageError("Run::report was told for some batches of a step of how many '{}' is the mean, and for others not", name);
+      throw UsageError("Run::report was given Measured::of for '{}' in some batches of a step, but not in all; give it in all or none", name);
     const auto number = number_of(name, value);
     if (of.defined()) {
       const auto count = number_of(name, of);
@@ -253,13 +254,13 @@ void Run::add(const std::vector<Measured>& numbers) {
 }
 
 void Run::report(const std::vector<Measured>& numbers) {
-  // The last step of an epoch is known to be due at its last pass only.
+  // Only its last pass tells whether the last step of an epoch is due, so the passes before it are added in any case.
   const bool may_be_due = !has_reported_ && !trainer_.sync_gradients();
   if (!is_due_ && !may_be_due) return;
   add(numbers);
   if (!trainer_.sync_gradients()) return;
   if (trainer_.steps() == steps_before_) {
-    if (trainer_.settings().text("mixed_precision") == "fp16") return;  // gradients have overflowed, and the next batch is due
+    if (trainer_.settings().text("mixed_precision") == "fp16") return;  // gradients have overflowed; the next batch is due in place of this one
     throw UsageError("Run::report was called before Trainer::step()");
   }
   std::vector<at::Tensor> values;
@@ -298,7 +299,7 @@ void Run::save(const Values& metrics) {
   if (trainer_.steps() == saved_step_) {
     if (metrics.empty() || !has_saved_ || !trainer_.is_main_process()) return;
     return log(LogLevel::Warning,
-               fmt::format("step {} is saved already, without '{}'; save_epochs = false leaves the end of an epoch to Run::save",
+               fmt::format("step {} was already saved, without '{}'; set save_epochs = false, so that only Run::save saves at the end of an epoch",
                            saved_step_, metrics.front().name));
   }
   checkpoint::Contents contents;

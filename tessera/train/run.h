@@ -1,5 +1,5 @@
-// Run: the work of a training program around its loop. It resumes from the last checkpoint, saves, stops when told to, reports, and shows
-// progress. The loop stays the program's.
+// Run: does the work of a training program around its loop: resumes from the newest checkpoint, saves, stops on signals, reports, and shows
+// progress. The program still writes the loop itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,53 +22,53 @@
 namespace tessera::train {
 
 struct RunOptions {
-  /// Of the whole run, with the part before it was resumed. One of them must be given; with both, the one that is reached first ends the
-  /// run.
+  /// The length of the whole run, including the part before it was resumed. One of the two must be given; with both, the run ends at the one
+  /// that is reached first.
   std::optional<int64_t> epochs = {}, steps = {};
   /// Checkpoints are PREFIX-step-N, in Tessera's format. While the run exists, no other job can save under the same prefix. Without a
   /// prefix, nothing is saved.
   std::filesystem::path prefix = {};
   bool resume = false;       // from the newest checkpoint, if there is one; a job that launch has restarted does so in any case
-  bool save_epochs = true;   // at the end of each
-  int64_t save_every = 0;    // steps between two more checkpoints; 0 for none
-  bool save_beside = false;  // by AsyncSaver, while training goes on
-  std::optional<checkpoint::Keep> keep = {};  // which older ones stay; all of them unless given
-  int64_t report_every = 20;                  // in steps; an epoch without a report has one of its last step
-  /// Signals that end the run after the present step, with a checkpoint: Ctrl-C, and those that batch systems send before the time is up.
-  /// Without a prefix they do what they do in any program.
+  bool save_epochs = true;   // saves at the end of each epoch
+  int64_t save_every = 0;    // also saves after each so many steps; 0: does not
+  bool save_beside = false;  // saves by AsyncSaver, while training continues
+  std::optional<checkpoint::Keep> keep = {};  // which older checkpoints to keep; all of them unless given
+  int64_t report_every = 20;                  // in steps; if no step of an epoch is due, its last step is reported
+  /// Signals that end the run after the present step, with a checkpoint: that of Ctrl-C, and those that batch systems send before the time is
+  /// up. Without a prefix they keep their usual effect.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
-/// A number of one rank's batch, such as the mean loss of its samples. An undefined one is left out.
+/// A number of one rank's batch, such as the mean loss of its samples. It is left out if `value` is undefined.
 struct Measured {
   std::string name;
   at::Tensor value;
-  /// The count of which the value is the mean, such as the tokens that are learned: the report is the mean over the counts of all ranks and
-  /// passes of a step. Unless given, passes count alike, and ranks by their samples, as for the gradients of Trainer::backward.
+  /// How many things the value is the mean of, such as tokens: the report is then the mean over those of all ranks and passes of a step. Unless
+  /// given, all passes have the same weight, and ranks have that of their samples, as for the gradients of Trainer::backward.
   at::Tensor of = {};
 };
 
-/// All ranks call the same functions in the same order. One model, with the optimizers and the loader that were prepared before.
+/// A run with one model, whose optimizers and loader the Trainer has prepared. All ranks call the same functions in the same order.
 class Run {
  public:
   /// Throws ConfigError if there are checkpoints and the run is not to resume, or if another job saves under the prefix. If bytes of the
-  /// newest checkpoint are damaged, resumes from the one before, and says so. Collective.
+  /// newest checkpoint are damaged, resumes from the one before, with a warning. Collective.
   Run(Trainer& trainer, data::Loader& loader, RunOptions options);
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
   ~Run();
 
-  /// Begins an epoch, or continues the one in which the run was saved. Returns false if there is none left or the run was stopped; then all
-  /// checkpoints are on the disk. Collective.
+  /// Begins an epoch, or continues the epoch in which the run was saved. Returns false if no epoch is left or the run was stopped; all
+  /// checkpoints are on the disk then. Collective.
   bool next_epoch();
   /// The number of the present epoch, from 1 on.
   int64_t epoch() const { return epoch_; }
 
-  /// The rest of the epoch: for (auto& batch : run.batches()). Saves between two batches, and at the end. Collective.
+  /// The remaining batches of the epoch: for (auto& batch : run.batches()). Saves between two batches, and at the end. Collective.
   class Batches;
   Batches batches();
 
-  /// Whether the present batch ends a step that is reported, for numbers that are costly.
+  /// Whether the present batch ends a step that is reported. Other batches need not compute costly numbers.
   bool is_due() const { return is_due_ && trainer_.sync_gradients(); }
   /// Called after Trainer::step() for each batch. If the batch ends a step that is reported, averages the numbers over all ranks and over
   /// the batches of the step, logs them with the learning rate, and shows their means over ten reports. Ignores numbers of other steps.
@@ -77,14 +77,14 @@ class Run {
   /// Prints a line on rank 0, above the bar if there is one.
   void say(std::string_view line);
 
-  /// Saves a checkpoint beside those of the options, unless no step was taken since the last one. Metrics become notes, by which Keep::best
-  /// chooses; so do the numbers that were reported last. Warns if this run has saved the step without the metrics. Collective.
+  /// Saves a checkpoint in addition to those of the options, unless no step was taken since the last one. Metrics and the numbers that were
+  /// reported last become notes, by which Keep::best chooses. Warns if this run has already saved the step without the metrics. Collective.
   void save(const Values& metrics = {});
   /// The checkpoint that was saved or loaded last.
   const std::optional<std::filesystem::path>& last_checkpoint() const { return last_; }
-  /// Ends the run after the present step, with a checkpoint, as when a metric gets no better. All ranks call it.
+  /// Ends the run after the present step, with a checkpoint, for example because a metric no longer improves. All ranks call it.
   void stop() { stopped_ = true; }
-  /// Whether a signal or stop() has ended the run. If it is resumed, it continues in the same epoch.
+  /// Whether a signal or stop() has ended the run. A resumed run then continues in the same epoch.
   bool stopped() const { return stopped_; }
 
  private:

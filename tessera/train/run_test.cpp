@@ -32,7 +32,7 @@ constexpr int64_t kBatches = 6;  // of an epoch
 
 struct Ended {
   std::vector<double> losses = {};  // of the steps that were taken
-  int64_t epochs = 0;               // that were begun
+  int64_t epochs = 0;               // how many were begun
   bool stopped = false;
 };
 
@@ -231,7 +231,7 @@ TEST(Run, EndsWhereTheProgramSaysSo) {
     trained(world, {.epochs = 3, .prefix = folder / "net", .resume = true}, [](train::Run& run, int64_t step) {
       if (step > 13) return;
       run.save();
-      run.save({{"accuracy", 0.5}});  // too late, of which a warning tells
+      run.save({{"accuracy", 0.5}});  // too late, so the run warns
     });
   });
   EXPECT_THAT(steps_in(folder / "net"), ElementsAre(4, 6, 10, 12, 13, 18));
@@ -297,7 +297,7 @@ TEST(Run, ReportsTheLastStepOfAnEpochWithoutAReport) {
   EXPECT_THAT(steps_reported({.steps = 8}), ElementsAre(6, 8));
 }
 
-/// A loss, and how many tokens it is the mean of, of each batch of one rank.
+/// For each batch of one rank, a loss and the number of tokens over which it is the mean.
 struct Passes {
   std::vector<double> losses, tokens;
 };
@@ -362,7 +362,7 @@ TEST(Run, ReportsMeansOverTheBatchesOfAStep) {
   expect_means_of_steps(20, {{6, 8}});
 }
 
-/// Returns the samples from which the run has learnt. Row i is that of sample i.
+/// Returns the samples on which the run has trained. Row i is sample i.
 std::vector<int64_t> learnt(const Communicator& world, const RunOptions& options) {
   Trainer trainer({.world = world});
   auto net = seeded_net();
@@ -413,7 +413,7 @@ TEST(Run, RefusesWhatCanNotBeMeant) {
     EXPECT_THAT(refusal(world, {.epochs = 1, .report_every = 0}), HasSubstr("a report every 0 steps"));
     EXPECT_THAT(refusal(world, {.epochs = 1, .resume = true}), HasSubstr("no prefix"));
     trained(world, {.epochs = 1, .prefix = folder / "net"});
-    EXPECT_THAT(refusal(world, {.epochs = 1, .prefix = folder / "net"}), HasSubstr("net-step-000006 already; go on from it"));
+    EXPECT_THAT(refusal(world, {.epochs = 1, .prefix = folder / "net"}), HasSubstr("net-step-000006 already; resume from it"));
     EXPECT_THAT(refusal(world, {.epochs = 2, .prefix = folder / "net", .resume = true}, /*seed=*/1),
                 AllOf(HasSubstr("with seed 0"), HasSubstr("with seed 1"), HasSubstr("another order")));
     Trainer trainer(options_for(world));
@@ -455,7 +455,7 @@ std::vector<at::Tensor> trained_on_a_stream(const Communicator& world, const Run
       run.report({{"loss", loss}});
     }
   }
-  EXPECT_THAT(message_of<UsageError>([&] { trainer.steps_of_epoch(loader); }), HasSubstr("no length that is known before they end"));
+  EXPECT_THAT(message_of<UsageError>([&] { trainer.steps_of_epoch(loader); }), HasSubstr("is not known before they end"));
   return whole_values(*net);
 }
 

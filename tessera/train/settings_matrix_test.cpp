@@ -1,4 +1,4 @@
-// What each key of a configuration changes in a run, measured, and the table of it in the guide.
+// Measures what each key of a configuration changes in a run, and makes the table of these effects in the guide.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gmock/gmock.h>
@@ -87,10 +87,10 @@ torch::nn::Sequential make_model() {
   return model;
 }
 
-/// What can be seen of a run, under names for people.
+/// Observations of a run, by their names in the table.
 using Seen = std::map<std::string, std::string>;
 
-/// The folder of the test is called FOLDER.
+/// Returns names for the folders, in which that of the test is called FOLDER.
 std::vector<std::string> named(const std::set<std::string>& folders, const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& each : folders)
@@ -177,7 +177,7 @@ void train_on(const Communicator& world, const Pairs& settings, const std::files
           {"saved", fmt::format("{}", fmt::join(names_in(folder).value(), ", "))}};
 }
 
-/// The values with which ranks begin that have made different ones.
+/// Says with which values ranks begin if they have made different ones.
 std::string beginning(const Pairs& settings) {
   std::string text = "the values of rank 0";
   try {
@@ -195,7 +195,7 @@ std::string beginning(const Pairs& settings) {
   return text;
 }
 
-/// Two steps on four ranks of two hosts, or of one that may share memory. Where a setting is refused, that is all.
+/// Observes two steps on four ranks of two hosts, or of one host, whose ranks may share memory. Only the error if the settings are refused.
 Seen observe(Pairs settings) {
   const Folder folder;
   std::filesystem::create_directory(folder / "offload");
@@ -318,7 +318,7 @@ Pairs joined(Pairs all, const Pairs& more) {
   return all;
 }
 
-/// "gathers 12 becomes 6, ...", or nothing if the two runs look the same.
+/// Returns "gathers 12 becomes 6, ...", or an empty text if the two runs look the same.
 std::string difference(const Seen& before, const Seen& after) {
   if (const auto error = after.find("error"); error != after.end()) return "refused: " + error->second.substr(0, error->second.find(';'));
   std::vector<std::string> changes;

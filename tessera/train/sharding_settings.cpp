@@ -55,21 +55,21 @@ std::optional<WrapPolicy> policy_of(const Settings& settings) {
   return wrap_classes(classes);
 }
 
-/// The enumerator of a choice: those of the type have the order of the key's choices.
+/// Returns the enumerator of the chosen value. The enumerators have the order of the key's choices.
 template <class T>
 T chosen(const Settings& settings, std::string_view key) {
   const auto& choices = config::find_key(key)->choices;
   return static_cast<T>(std::ranges::find(choices, settings.text(key)) - choices.begin());
 }
 
-/// Throws ConfigError if nothing can be offloaded there from the device of these ranks.
+/// Returns `to`. Throws ConfigError if ranks on this device can't offload to it.
 OffloadTo expect_offload(OffloadTo to, const Settings& settings, std::string_view key, const Communicator& world) {
   const auto device = world.traits().device;
   const auto refuse = [&](std::string_view why) { throw ConfigError("{} is {}, but {}", shown(settings, key), settings.text(key), why); };
   if (to == OffloadTo::Host && device.is_cpu())
     refuse("parameters are in the memory of the host already; leave it out, or keep them in files by tessera_offload disk");
   if (to == OffloadTo::Disk && !device.is_cpu())
-    refuse(fmt::format("parameters are on {}; only what lies in host memory can be kept in files", device.str()));
+    refuse(fmt::format("parameters are on {}; only tensors in host memory can be kept in files", device.str()));
   return to;
 }
 

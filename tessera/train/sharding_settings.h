@@ -18,17 +18,18 @@ namespace tessera::train {
 
 struct Sharding {
   ShardOptions options;
-  std::optional<WrapPolicy> policy = {};               // which modules become units; only the model itself unless given
-  std::optional<activation::Options> activation = {};  // checkpointing of the units, if they are checkpointed
+  std::optional<WrapPolicy> policy = {};               // which modules become units; unless given, only the model itself does
+  std::optional<activation::Options> activation = {};  // activation checkpointing of the units; none unless given
 };
 
-/// Throws ConfigError, with the key and where its value comes from, for what this device or this world can't do. Collective.
+/// Returns the options that the settings ask for. Throws ConfigError, which names the key and the origin of its value, for what this device or
+/// this world can't do. Collective.
 Sharding sharding_of(const config::Settings& settings, const torch::nn::Module& model, const Communicator& world);
 
-/// Lists the keys of a call that were given, with where: "tessera_layout rows (config.yaml:4): ". Empty if none was.
+/// Lists the given keys of a call, with the places of their values: "tessera_layout rows (config.yaml:4): ". Empty if none was given.
 std::string given_of(const config::Settings& settings, config::Call call);
 
-/// Calls `act`, which makes this call. Its errors, which know only options of the library, name the keys that were given.
+/// Calls `act`, which makes this call of the library. Adds the given keys of the call to its errors, which name only options of the library.
 template <class Act>
 auto with_settings(const config::Settings& settings, config::Call call, const Act& act) try {
   return act();
@@ -38,7 +39,7 @@ auto with_settings(const config::Settings& settings, config::Call call, const Ac
   std::rethrow_exception(with_context(given));
 }
 
-/// The names in a value with commas between them.
+/// Splits a value into the names between its commas.
 std::vector<std::string> comma_separated(std::string_view text);
 
 }  // namespace tessera::train

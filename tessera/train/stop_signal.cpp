@@ -14,19 +14,19 @@
 namespace tessera::train {
 namespace {
 
-/// A signal for which this process has StopSignals: more than one if its ranks are threads.
+/// A signal that StopSignals of this process watch: several of them if ranks are threads.
 struct Watched {
   std::atomic<int> owners = 0;
   struct sigaction before = {};
 };
 
-constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds: the processes of a job may all get a signal, and each pass it on
+constexpr int64_t kSameEvent = 1'000'000'000;  // nanoseconds; if all processes of a job get a signal and pass it on, it comes several times
 
 std::mutex owners_mutex;
 std::array<Watched, NSIG> watched;
 std::atomic<int> arrived = 0;
 std::atomic<int64_t> arrived_at = 0;  // when the first signal came; 0 if none has
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);  // a handler may use them
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free);  // so a signal handler may use them
 
 int64_t now() {
   timespec time = {};
@@ -54,7 +54,7 @@ void note_signal(int signal) {
     for (int each = 1; each < NSIG; each++) {
       if (watched[static_cast<size_t>(each)].owners > 0) give_back(each);
     }
-    ::raise(signal);  // comes when this handler has ended
+    ::raise(signal);  // delivered when this handler returns
   }
   errno = error;
 }
@@ -77,7 +77,7 @@ StopSignal::StopSignal(Communicator world, StopOptions options) : world_(std::mo
   for (const int signal : options_.signals) {
     struct sigaction now = {};
     if (signal < 1 || signal >= NSIG || signal == SIGKILL || signal == SIGSTOP || ::sigaction(signal, nullptr, &now) != 0) {
-      throw UsageError("no program can take signal {}; SIGTERM, SIGUSR1, SIGUSR2, SIGINT and SIGHUP are usual", signal);
+      throw UsageError("no program can handle signal {}; choose another, such as SIGTERM, SIGUSR1, SIGUSR2, SIGINT or SIGHUP", signal);
     }
   }
   const std::lock_guard lock(owners_mutex);
@@ -93,7 +93,7 @@ StopSignal::~StopSignal() {
 }
 
 bool StopSignal::requested() {
-  if (requested_) return true;  // on all ranks
+  if (requested_) return true;  // which is so on all ranks, so no exchange is needed
   requested_ = world_.extremes(arrived != before_ ? 1 : 0, {.unit = "stop"}).most != 0;
   return requested_;
 }

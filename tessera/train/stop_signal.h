@@ -9,12 +9,12 @@
 namespace tessera::train {
 
 struct StopOptions {
-  /// Ctrl-C, and what batch systems send before the time is up.
+  /// Those of Ctrl-C and of batch systems before the time is up.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
 };
 
-/// From its creation on, the first of these signals only makes requested() true. Those that follow within a second count as the same one;
-/// later ones do what they did before. The destructor gives the signals back as well.
+/// As long as the object exists, the first of these signals only makes requested() true. Signals within a second after it count as the same
+/// one; later signals have the effect that they had before. The destructor also restores the earlier handlers.
 class StopSignal {
  public:
   explicit StopSignal(Communicator world, StopOptions options = {});
@@ -22,14 +22,14 @@ class StopSignal {
   StopSignal& operator=(const StopSignal&) = delete;
   ~StopSignal();
 
-  /// Whether any rank was told to stop, the same on all ranks: signals reach ranks at different moments, and some of them only one rank.
-  /// Collective: ask after each step, or after each tenth. It costs an all-reduce of one value.
+  /// Whether any rank has got a signal to stop. The answer is the same on all ranks, although a signal may reach ranks at different moments, or
+  /// only one of them. Collective: call it after each step, or after each tenth. It costs an all-reduce of one value.
   bool requested();
 
  private:
   const Communicator world_;
   const StopOptions options_;
-  const int before_;  // how many signals had come
+  const int before_;  // how many signals had come before the object was made
   bool requested_ = false;
 };
 

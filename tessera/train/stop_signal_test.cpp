@@ -13,7 +13,7 @@ namespace {
 
 int own_signals = 0;
 
-/// Counts a signal in a handler of the program's own, and puts back what was before.
+/// Counts a signal in a handler of the program's own, and restores the earlier handler.
 class OwnHandler {
  public:
   explicit OwnHandler(int signal) : signal_(signal), before_(std::signal(signal, [](int) { own_signals++; })) { own_signals = 0; }
@@ -33,7 +33,7 @@ TEST(StopSignal, IsTrueOnAllRanksOnceOneWasTold) {
     EXPECT_TRUE(stop.requested());
     EXPECT_TRUE(stop.requested());
     world.barrier();
-    StopSignal next(world);  // signals from before its time are not its own
+    StopSignal next(world);  // does not count signals that came before it was made
     EXPECT_FALSE(next.requested());
   });
 }
@@ -56,7 +56,7 @@ TEST(StopSignal, LeavesTheSecondSignalToTheProgram) {
       std::raise(SIGUSR1);
       EXPECT_EQ(own_signals, 0);
       EXPECT_TRUE(stop.requested());
-      std::raise(SIGUSR1);  // the same one, through another process
+      std::raise(SIGUSR1);  // counts as the same signal, passed on by another process
       EXPECT_EQ(own_signals, 0);
       std::this_thread::sleep_for(std::chrono::milliseconds(1100));
       std::raise(SIGTERM);
@@ -81,7 +81,7 @@ TEST(StopSignal, TakesTheSignalsThatItIsGiven) {
     std::raise(SIGINT);
     EXPECT_TRUE(stop.requested());
     EXPECT_THAT(testing::message_of<UsageError>([&] { StopSignal never(world, {.signals = {SIGKILL}}); }),
-                ::testing::HasSubstr("no program can take signal 9"));
+                ::testing::HasSubstr("no program can handle signal 9"));
   });
 }
 

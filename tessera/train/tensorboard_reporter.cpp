@@ -20,7 +20,7 @@ constexpr std::string_view kFirstOfName = "events.out.tfevents.";
 
 // --- protocol buffers: the few fields that scalars need ----------------------------------------------------------------------------------
 
-constexpr int kVersionOfFile = 3, kSummary = 5, kSessionLog = 7;  // fields of an event, beside its time (1) and its step (2)
+constexpr int kVersionOfFile = 3, kSummary = 5, kSessionLog = 7;  // fields of an event, besides its time (1) and its step (2)
 
 template <class Number>
 std::string little_endian(Number number) {
@@ -64,7 +64,7 @@ constexpr auto kCastagnoli = [] {
   return table;
 }();
 
-/// CRC-32C, masked, since a checksum of bytes that contain checksums would be a poor one.
+/// CRC-32C, masked as the format demands, because a plain CRC of bytes that contain CRCs would be weak.
 std::string masked_checksum(std::string_view bytes) {
   uint32_t crc = ~0U;
   for (const char byte : bytes) crc = crc >> 8 ^ kCastagnoli[(crc ^ static_cast<unsigned char>(byte)) & 0xff];
@@ -80,8 +80,8 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// TensorBoard reads the files of a folder in the order of their names, so a new one has a later time than all others, even if it comes in
-/// the same second or the clock was set back.
+/// Returns the time in the name of a new file. TensorBoard reads the files of a folder in the order of their names, so the time is later than
+/// those of all others, even if they were made in the same second or the clock was set back.
 int64_t time_of_next(const std::filesystem::path& folder) try {
   auto time = static_cast<int64_t>(seconds_now());
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -108,7 +108,7 @@ TensorBoardReporter::TensorBoardReporter(std::filesystem::path folder, const Rep
   file_ = open_report(path_, O_APPEND | O_EXCL);
   write_event(0, bytes_field(kVersionOfFile, "brain.Event:2"));
   constexpr int64_t kStart = 1;
-  // TensorBoard drops values of all names from this step on, so it is the largest of all first steps.
+  // TensorBoard drops the values of all names from this step on, so take the largest of all first steps.
   auto first = options.first_step;
   for (const auto& [name, step] : options.first_of) first = std::max(first, step);
   write_event(first, bytes_field(kSessionLog, varint_field(1, kStart)));

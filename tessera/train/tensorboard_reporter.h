@@ -1,4 +1,4 @@
-// Reports as event files of TensorBoard, in a folder of their own.
+// TensorBoardReporter: writes reports to event files of TensorBoard, in a folder of their own.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tessera::train {
 
-/// Each value is a scalar whose tag is its name, with the precision of a float, as TensorBoard has it. Each run adds a file to the folder,
-/// which begins by telling TensorBoard to forget what earlier files say of first_step and later ones.
+/// Each value is a scalar whose tag is its name, with the precision of a float, as in TensorBoard. Each run adds a file to the folder. The
+/// file first tells TensorBoard to drop the values that earlier files have for first_step and later steps.
 class TensorBoardReporter : public Reporter {
  public:
   explicit TensorBoardReporter(std::filesystem::path folder, const ReporterOptions& options = {});

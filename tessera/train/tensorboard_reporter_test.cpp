@@ -1,4 +1,4 @@
-// TensorBoard's own reader reads the event files that we write.
+// TensorBoard's own reader reads the event files of TensorBoardReporter.
 #include "tessera/train/tensorboard_reporter.h"
 
 #include <gmock/gmock.h>

@@ -42,7 +42,7 @@ config::Settings settings_of(const TrainerOptions& options) {
   return settings;
 }
 
-/// Settings that launch passes on must be the same on all ranks: launchers of several hosts may have been given different flags.
+/// Throws DisagreementError if settings that launch passes on differ between ranks: launchers of several hosts may have got different flags.
 void expect_same_settings(const config::Settings& settings, const Communicator& world) {
   if (!world.traits().can_differ()) return;
   std::string lines;
@@ -53,7 +53,8 @@ void expect_same_settings(const config::Settings& settings, const Communicator& 
   if (!different.empty()) throw DisagreementError("ranks have different settings; give all of them the same. {}", different);
 }
 
-/// Throws ConfigError if the program has made a world over another transport than the settings ask for.
+/// Returns the world that the program has given, or else the one of init(). Throws ConfigError if the given world is over another transport
+/// than the settings ask for.
 Communicator world_of(const TrainerOptions& options, const config::Settings& settings) {
   const auto& transport = settings.setting("tessera_transport");
   const bool is_asked_for = transport.origin != config::Origin::Default && transport.origin != config::Origin::Environment;
@@ -68,7 +69,7 @@ Communicator world_of(const TrainerOptions& options, const config::Settings& set
                     transport.where, transport.value, given);
 }
 
-/// The paths to which log() writes, by the program and the settings. Throws ConfigError for those that can't be written.
+/// Returns the paths to which log() writes, from the program and the settings. Throws ConfigError for one whose name tells no format.
 std::vector<std::string> reports_of(const TrainerOptions& options, const config::Settings& settings) {
   auto paths = options.log_with;
   for (const auto& path : paths) train::report_format(path);
@@ -95,7 +96,7 @@ bool are_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held)
   return std::ranges::all_of(held, [&](const at::Tensor& parameter) { return own.contains(parameter.unsafeGetTensorImpl()); });
 }
 
-/// A backward pass over an optimizer that was made before the model was sharded would leave its parameters without gradients.
+/// Throws UsageError if the optimizer was made before the model was sharded: a backward pass would give its parameters no gradients.
 void expect_parameters_of(const torch::nn::Module& model, const std::vector<at::Tensor>& held) {
   if (are_of(model, held)) return;
   throw UsageError(
@@ -184,7 +185,7 @@ void Trainer::prepare_one(data::Loader& loader) {
 int64_t Trainer::steps_of_epoch(data::Loader& loader) const {
   const auto position = loader.position();
   const auto count = position.first == 0 ? loader.batches() : loader.batches_of_epoch(position.epoch);
-  if (!count) throw UsageError("the epochs of this loader have no length that is known before they end; count steps instead");
+  if (!count) throw UsageError("the length of this loader's epochs is not known before they end; count steps instead");
   const auto batches = settings_.integer("gradient_accumulation_steps");
   return (*count + batches - 1) / batches;
 }
@@ -233,8 +234,8 @@ double Trainer::present_weight() const {
   const auto other = std::ranges::find_if(loaders, [&](const auto* loader) { return weight_of(loader) != weight; });
   if (other == loaders.end()) return weight;
   throw UsageError(
-      "Trainer::backward: batches of two prepared loaders were taken for this loss, with weights {} and {}; say of which the loss is: "
-      "trainer.backward(loss, batch), or trainer.backward(loss, {{}}) for a loss that has its weights",
+      "Trainer::backward: batches of two prepared loaders were taken for this loss, with weights {} and {}; say to which batch the loss belongs: "
+      "trainer.backward(loss, batch), or trainer.backward(loss, {{}}) for a loss that is weighted already",
       weight, weight_of(*other));
 }
 
@@ -266,7 +267,7 @@ void Trainer::prepare_one(torch::optim::Optimizer& optimizer) {
 
 Trainer::Prepared& Trainer::without_rate() {
   if (optimizers_.empty())
-    throw UsageError("Trainer::prepare was given a learning rate before an optimizer; it belongs to the one before it");
+    throw UsageError("Trainer::prepare was given a learning rate before an optimizer; give it after its optimizer");
   auto& optimizer = optimizers_.back();
   if (optimizer.rate || optimizer.scheduler != nullptr) throw UsageError("Trainer::prepare was given two learning rates for one optimizer");
   return optimizer;
@@ -280,7 +281,7 @@ void Trainer::prepare_one(const optim::LearningRate& rate) {
 void Trainer::prepare_one(torch::optim::LRScheduler& scheduler) {
   auto& optimizer = without_rate();
   if (!std::holds_alternative<torch::optim::Optimizer*>(optimizer.optimizer))
-    throw UsageError("Trainer::prepare was given a scheduler of torch after an optimizer of Tessera; give that one an optim::LearningRate");
+    throw UsageError("Trainer::prepare was given a scheduler of torch after an optimizer of Tessera; give such an optimizer an optim::LearningRate");
   optimizer.scheduler = &scheduler;
 }
 
@@ -322,11 +323,11 @@ void Trainer::backward_weighted(const at::Tensor& loss, double weight) {
 void Trainer::expect_one_scale(const Prepared& optimizer) const {
   if (!scaler_.options().enabled || !optimizer.stepped) return;
   throw UsageError(
-      "with mixed_precision fp16, an optimizer takes its next step when no other one has gradients of an earlier loss; step those, too, or "
+      "with mixed_precision fp16, an optimizer can step again only when no other one has gradients of an earlier loss; step the others, too, or "
       "drop their gradients by zero_grad()");
 }
 
-/// Averages the gradients of trained parameters in fsdp_ignored_modules over the ranks: they are in no unit, so backward does not.
+/// Averages the gradients of trained parameters in fsdp_ignored_modules over the ranks. Backward does not, because they are in no unit.
 void Trainer::average(Prepared& optimizer) const {
   if (!optimizer.averaged) average_gradients(parameters_of(optimizer), world_);
   optimizer.averaged = true;
@@ -339,7 +340,7 @@ void Trainer::unscale(Prepared& optimizer) {
   optimizer.unscaled = true;
 }
 
-/// Unscales the gradients of all optimizers that have some, and returns the parameters of these.
+/// Averages and unscales the gradients of all optimizers that have gradients, and returns the parameters of these optimizers.
 std::vector<at::Tensor> Trainer::unscaled_parameters() {
   std::vector<at::Tensor> all;
   for (auto& optimizer : optimizers_) {
@@ -352,7 +353,7 @@ std::vector<at::Tensor> Trainer::unscaled_parameters() {
   return all;
 }
 
-/// Updates the scale of gradients once none are left: those of one loss must have the same scale.
+/// Updates the scale of gradients once no optimizer has gradients left, because all gradients of one loss must have the same scale.
 void Trainer::update_scale() {
   const auto has_stepped = [](const Prepared& each) { return each.stepped; };
   const auto has_gradients = [](const Prepared& each) { return have_gradients(parameters_of(each)); };
@@ -362,7 +363,7 @@ void Trainer::update_scale() {
   for (auto& each : optimizers_) each.stepped = each.unscaled = false;
 }
 
-/// The only optimizer, if it is one of ours: it knows by what the next step multiplies gradients.
+/// Returns the only optimizer if it is one of Tessera's, which knows by what its next step multiplies gradients; null otherwise.
 optim::Optimizer* Trainer::only_optimizer() const {
   auto* const* own = optimizers_.size() == 1 ? std::get_if<optim::Optimizer*>(&optimizers_.front().optimizer) : nullptr;
   return own == nullptr ? nullptr : *own;
@@ -375,13 +376,13 @@ at::Tensor Trainer::grad_norm(double p) {
   return own != nullptr ? own->grad_norm(p) : tessera::grad_norm(all, {.p = p});
 }
 
-/// Warns because somebody has asked for the limit of the settings, such as by a flag of launch, and expects its effect.
+/// Warns if the settings have another limit: whoever has set it, such as by a flag of launch, expects its effect.
 void Trainer::warn_of_other_limit(double max_norm) {
   if (!settings_.is_set("gradient_clipping") || settings_.number("gradient_clipping") == max_norm) return;
   if (std::exchange(warned_of_limit_, true) || !is_main_process()) return;
   tessera::log(LogLevel::Warning,
-               fmt::format("gradient_clipping is {} ({}), but the program limits the norm of gradients to {} by clip_grad_norm, and that "
-                           "holds; a program takes the limit from the settings if it calls no clip_grad_norm",
+               fmt::format("gradient_clipping is {} ({}), but the program limits the norm of gradients to {} by clip_grad_norm, which "
+                           "wins; the limit of the settings has an effect only if the program does not call clip_grad_norm",
                            settings_.text("gradient_clipping"), settings_.setting("gradient_clipping").where, max_norm));
 }
 
@@ -441,7 +442,7 @@ void Trainer::take_rate(Prepared& optimizer) const {
   }
 }
 
-/// Of several optimizers, some may have parameters that this pass has not used.
+/// Whether the optimizer has no gradients to step with. Of several optimizers, some may have parameters that this pass has not used.
 bool Trainer::has_no_part(const Prepared& optimizer) const {
   auto* const* own = std::get_if<optim::Optimizer*>(&optimizer.optimizer);
   return own != nullptr && optimizers_.size() > 1 && !(*own)->steps_in_backward() && !have_gradients((*own)->parameters());
@@ -464,7 +465,7 @@ bool Trainer::take_step(Prepared& optimizer) {
   return changed;
 }
 
-/// A scheduler of torch can't be saved, but its steps can be taken again.
+/// Steps torch's scheduler until it has taken as many steps as the optimizer. This also restores it after a resume, because it can't be saved.
 void Trainer::follow_steps(Prepared& optimizer) {
   if (optimizer.scheduler == nullptr) return;
   for (; optimizer.scheduled < optimizer.steps; optimizer.scheduled++) optimizer.scheduler->step();

@@ -1,4 +1,4 @@
-// Trainer: prepares models, optimizers and loaders as the configuration says. The loop stays the program's.
+// Trainer: prepares models, optimizers and loaders as the configuration says, for a training loop that the program writes itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -49,30 +49,31 @@ namespace tessera {
 struct TrainerOptions {
   std::optional<Communicator> world = {};            // init() unless given
   std::map<std::string, std::string> settings = {};  // keys of the configuration, such as {"mixed_precision", "bf16"}; they win over all
-  std::map<std::string, std::string> defaults = {};  // of keys that nobody sets
-  /// A file of the configuration. What launch has set wins over it. TESSERA_CONFIG_FILE unless given.
+  std::map<std::string, std::string> defaults = {};  // the values of keys that nobody sets
+  /// The configuration file; TESSERA_CONFIG_FILE unless given. Settings that launch passes on win over it.
   std::filesystem::path config_file = {};
-  std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes what the settings give, for each model
+  std::function<void(ShardOptions& options)> adjust_sharding = {};  // changes the options that the settings give, for each model
   /// Where log() writes: FILE.jsonl for lines of JSON, FILE.csv for a table, FOLDER/ for TensorBoard. tessera_log_with adds to it.
   std::vector<std::string> log_with = {};
 };
 
 struct SeedOptions {
-  bool device_specific = false;  // each rank its own: the seed plus its number
-  bool deterministic = false;    // operators of libtorch that give other bits each time are errors
+  bool device_specific = false;  // each rank takes the seed plus its number
+  bool deterministic = false;    // operators of libtorch whose results may differ from run to run are errors
 };
 
 struct PadOptions {
   int64_t dim = 0;
-  double pad_index = 0;    // the value that fills
-  bool pad_first = false;  // at the beginning, not at the end
+  double pad_index = 0;    // the value to fill with
+  bool pad_first = false;  // pads at the beginning, not at the end
 };
 
 struct SaveModelOptions {
   int64_t max_shard_size = 5'000'000'000;  // bytes in a file
 };
 
-/// Everything that is prepared must live until the Trainer ends or free_memory(). All ranks call the same functions in the same order.
+/// Everything that is prepared must live until the Trainer is destroyed or free_memory() is called. All ranks call the same functions in the
+/// same order.
 class Trainer {
  public:
   explicit Trainer(TrainerOptions options = {});
@@ -95,9 +96,9 @@ class Trainer {
   /// Seeds the generators of libtorch, as Accelerate does.
   void set_seed(uint64_t seed, const SeedOptions& options = {}) const;
 
-  /// Calls `act` on rank 0, then on the others, and returns its result: for work that is done once and found by the others, such as a
-  /// download. If rank 0 fails, all ranks get the error, and the others do not call `act`. The others wait for as long as an operation may
-  /// take (InitOptions::operation_limit). `act` must not be collective itself. Collective.
+  /// Calls `act` on rank 0, then on the others, and returns its result: for work such as a download, which rank 0 does and the others find
+  /// done. If rank 0 fails, all ranks get the error, and the others do not call `act`. The others wait for as long as an operation may take
+  /// (InitOptions::operation_limit). `act` must not be collective itself. Collective.
   template <class Act>
   auto main_process_first(Act&& act) const {
     return call_in_turn(is_main_process(), act);
@@ -108,13 +109,13 @@ class Trainer {
     return call_in_turn(is_local_main_process(), act);
   }
 
-  /// Lets any rank tell all of them, for example to stop early: check_trigger() is true on all ranks, once, if any has called
-  /// set_trigger().
+  /// Lets any rank signal all ranks, for example to stop early: once any rank has called set_trigger(), the next check_trigger() is true on
+  /// all ranks.
   void set_trigger() { triggered_ = true; }
   bool check_trigger();  // collective
 
-  /// Calls `construct`, which returns a module. With fsdp_cpu_ram_efficient_loading only rank 0 makes values, which prepare() sends to the
-  /// others.
+  /// Calls `construct` and returns the module that it makes. With fsdp_cpu_ram_efficient_loading only rank 0 makes the values of parameters,
+  /// and prepare() sends them to the others.
   template <class Construct>
   auto make_model(Construct&& construct) const {
     return needs_values() ? std::forward<Construct>(construct)() : deferred_init(std::forward<Construct>(construct));
@@ -122,9 +123,10 @@ class Trainer {
   /// Whether this rank has to load weights before prepare().
   bool needs_values() const;
 
-  /// Prepares in the order given: models are sharded; torch's optimizers that were made before are moved over to the shards; a learning
-  /// rate, or a scheduler of torch, belongs to the optimizer before it; loaders put their batches where the ranks train, are saved with the
-  /// run, and end an accumulation. With several models, an optimizer comes after its model. Collective.
+  /// Prepares the arguments in order. Shards models, and replaces the parameters in optimizers of torch that were made earlier by the shards.
+  /// A learning rate or a scheduler of torch belongs to the optimizer before it. Prepared loaders put their batches on the device
+  /// of the ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its
+  /// model. Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);
@@ -147,12 +149,13 @@ class Trainer {
   /// Whether the present batch ends a step.
   bool sync_gradients() const { return syncs_; }
 
-  /// loss.backward(), with the loss divided by the batches of a step, multiplied by the weight of the present batch (Samples::weight), and
-  /// scaled where gradients are in float16. The present batch is the last one of the present loader: of the prepared loaders the one of the
-  /// innermost open loop or, outside of loops, the one that was taken from last. Throws UsageError if a step has several batches and
-  /// accumulate() was not called for this one, or if the loss may as well be of another loader's batch with another weight.
+  /// Calls loss.backward() with the loss divided by the number of batches of a step, multiplied by the weight of the present batch
+  /// (Samples::weight), and scaled if gradients are in float16. The present batch is the last one that the present loader has returned. The
+  /// present loader is the prepared one of the innermost open loop or, outside of loops, the prepared one from which a batch was taken last.
+  /// Throws UsageError if a step has several batches and accumulate() was not called for this batch, or if the loss might also belong to a
+  /// batch of another loader with another weight.
   void backward(const at::Tensor& loss);
-  /// The same for the loss of this batch, whatever was taken since; without samples (`{}`) the loss has its weights already.
+  /// The same for the loss of this batch, even if other batches were taken since. With an empty batch (`{}`), the loss is not weighted.
   void backward(const at::Tensor& loss, const data::Samples& batch) { backward_weighted(loss, batch.weight); }
   /// The norm of all gradients of the prepared optimizers; undefined if this batch ends no step. Collective.
   at::Tensor grad_norm(double p = 2);
@@ -161,13 +164,14 @@ class Trainer {
   at::Tensor clip_grad_norm(double max_norm, double p = 2);
   /// Limits each value of the gradients of the prepared optimizers. Does nothing if this batch ends no step.
   void clip_grad_value(double clip_value);
-  /// If this batch ends a step: limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning rate, takes the
-  /// step of each prepared optimizer, or of this one, and of torch's scheduler, and drops the gradients. Returns whether the parameters
-  /// have changed: not if gradients in float16 overflowed. Their scale changes when no prepared optimizer has gradients left. Collective.
+  /// Does nothing unless this batch ends a step. Limits the norm to gradient_clipping, unless clip_grad_norm was called; sets the learning
+  /// rate; steps each prepared optimizer, or only the given one, and its scheduler of torch; and drops the gradients. Returns whether the
+  /// parameters have changed: they have not if gradients in float16 overflowed. The scale of such gradients changes when no prepared
+  /// optimizer has gradients left. Collective.
   bool step();
   bool step(optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
   bool step(torch::optim::Optimizer& optimizer) { return step_some(optim::AnyOptimizer(&optimizer)); }
-  /// Steps of the first optimizer so far, also over resumes.
+  /// The steps of the first optimizer so far, including those before the run was resumed.
   int64_t steps() const;
   /// The learning rate of the first optimizer's first parameter group, as of the last step.
   double lr() const;
@@ -175,22 +179,22 @@ class Trainer {
   /// Whether the folder has a state for load_state: an empty folder has none. First repairs a save that a killed process left half done.
   /// Throws UsageError for a file. Collective.
   bool has_state(const std::filesystem::path& folder) const;
-  /// Saves all that was prepared and registered, and the generators: as a checkpoint of Tessera, or in a layout of Accelerate if
-  /// tessera_checkpoint_format or fsdp_state_dict_type asks for it. Several models lie in folders model_0, model_1 and so on. Replaces an
-  /// earlier save once it is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients
+  /// Saves all that was prepared and registered, and the states of random generators: as a checkpoint of Tessera, or in a layout of Accelerate
+  /// if tessera_checkpoint_format or fsdp_state_dict_type asks for it. Saves several models in folders model_0, model_1 and so on. Replaces
+  /// an earlier save once the new one is complete, also through a symbolic link. Throws UsageError in the middle of an accumulation, whose gradients
   /// would be lost. Collective.
   void save_state(const std::filesystem::path& folder);
-  /// The contents that save_state saves, for checkpoint::save or an AsyncSaver, whose checkpoints load_state takes, too. Of one model.
-  /// Throws as save_state.
+  /// The contents that save_state saves, for checkpoint::save or an AsyncSaver; load_state loads their checkpoints, too. Throws UsageError in
+  /// the same cases as save_state, and if several models are prepared.
   checkpoint::Contents contents() const;
   /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, the step count is
   /// rescaled, so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not
-  /// restored. If anything does not fit, it throws and changes nothing, except that of several models those before are loaded. Collective.
+  /// restored. If anything does not fit, throws and changes nothing, except that earlier ones of several models stay loaded. Collective.
   void load_state(const std::filesystem::path& folder);
-  /// Lets checkpoints refer to a base model for all that is frozen: from now on save_state leaves it out, and load_state expects the same
-  /// values. Collective.
+  /// Makes checkpoints refer to a base model for all that is frozen: from now on save_state leaves the frozen values out, and load_state
+  /// expects the model to have the same ones. Collective.
   void refer_to_base(const std::string& name);
-  /// Has an object saved and loaded with the run: any value with save() and a static load(text).
+  /// Makes save_state and load_state save and load an object, too: any value with save() and a static load(text).
   template <checkpoint::Savable T>
   void register_for_checkpointing(T& object) {
     registered_.push_back(
@@ -208,14 +212,14 @@ class Trainer {
   /// The rows of all ranks, in rank order, without those that only fill the batch. A batch has a row for each of its samples; without
   /// samples (`{}`), ranks may have any number of rows. Collective.
   at::Tensor gather_for_metrics(const at::Tensor& rows, const data::Samples& batch) const { return gather_rows({&rows, 1}, batch).front(); }
-  /// The same for several: const auto [answers, labels] = trainer.gather_for_metrics({scores.argmax(1), batch.targets}, batch);
+  /// The same for several tensors: const auto [answers, labels] = trainer.gather_for_metrics({scores.argmax(1), batch.targets}, batch);
   template <size_t N>
   std::array<at::Tensor, N> gather_for_metrics(const at::Tensor (&rows)[N], const data::Samples& batch) const {
     std::array<at::Tensor, N> all;
     std::ranges::move(gather_rows(rows, batch), all.begin());
     return all;
   }
-  /// Pads the tensor to the length that it has on the rank with most. Collective.
+  /// Pads the tensor to the length that it has on the rank with the longest. Collective.
   at::Tensor pad_across_processes(const at::Tensor& tensor, const PadOptions& options = {}) const;
   /// A new tensor with the sum over all ranks, or the mean, the least or the greatest. Collective.
   at::Tensor reduce(const at::Tensor& tensor, Reduce reduction = Reduce::Sum) const;
@@ -227,18 +231,18 @@ class Trainer {
     return std::span(all).subspan(static_cast<size_t>(first), static_cast<size_t>(count));
   }
 
-  /// Rank 0 writes the values of a step, of steps() unless given, to the files of TrainerOptions::log_with and to the trackers that were
-  /// added. Values may be logged by numbers of the program's own, such as epochs, between those of steps. After load_state, files drop the
-  /// reports that the run makes again: from the first one of a later step on or, if the first log() has a number of the program's own, from
-  /// the first one of its values with that number or a later one on.
+  /// Writes, on rank 0, the values of a step, which is steps() unless given, to the files of TrainerOptions::log_with and to the trackers
+  /// that were added. Values may also be logged by a count of the program's own, such as epochs, between those of steps. After load_state,
+  /// files drop the reports that the run writes again: all from the first later step on or, if the first log() has a count of the program's
+  /// own, all of its values from that count on.
   void log(const train::Values& values, std::optional<int64_t> step = {});
-  /// For reporters of the program's own.
+  /// Adds a reporter of the program's own, to which log() also writes.
   void add_tracker(std::unique_ptr<train::Reporter> tracker) { trackers_.push_back(std::move(tracker)); }
   /// Records what this rank does until the result is destroyed, and writes it to FOLDER/profile_RANK.json: const auto profile =
   /// trainer.profile();
   train::Profile profile(const train::ProfileOptions& options = {}) const { return {options, world_.local_ranks().front()}; }
 
-  /// Forgets everything prepared and registered, so that it may end and other things may be prepared.
+  /// Forgets everything that was prepared and registered, so that it may be destroyed and other objects may be prepared.
   void free_memory();
   /// Closes the files of log(), and waits for all ranks. Collective.
   void end_training();
@@ -249,14 +253,14 @@ class Trainer {
   /// A sampler, or a stream, for these ranks.
   data::Sampler make_sampler(data::SamplerOptions options) const;
   data::Stream make_stream(data::StreamOptions options) const;
-  /// All batches of a loader, in eval mode and without gradients, put where the ranks train: for (auto& batch : trainer.evaluation(model,
-  /// loader)). The model may be any module. Shows how far it is. Collective.
+  /// Iterates over all batches of a loader, on the device of the ranks, with the model in eval mode and without gradients: for (auto& batch :
+  /// trainer.evaluation(model, loader)). The model may be any module. Shows its progress. Collective.
   train::Evaluation evaluation(ModuleRef model, data::Loader& loader) const {
     return {model, has_prepared(loader) ? loader : placed(loader), world_};
   }
   /// Skips so many batches of a loader, without fetching them.
   static void skip_first_batches(data::Loader& loader, int64_t batches);
-  /// The module that the program made. prepare() never wraps one, so only FullyShardedDataParallel has something to take off.
+  /// Returns the module that the program made. prepare() does not wrap modules, so this only unwraps FullyShardedDataParallel.
   template <class M>
   static const auto& unwrap(const M& model) {
     if constexpr (requires { model.module(); }) {
@@ -270,16 +274,16 @@ class Trainer {
   struct Model {
     std::shared_ptr<torch::nn::Module> module;
     std::vector<size_t> optimizers = {};            // their places in optimizers_
-    std::optional<checkpoint::Base> base = {};      // that checkpoints refer to
+    std::optional<checkpoint::Base> base = {};      // the base model that checkpoints refer to
   };
   struct Prepared {
     optim::AnyOptimizer optimizer;
     std::optional<optim::LearningRate> rate = {};
     torch::optim::LRScheduler* scheduler = nullptr;
-    std::vector<double> first_rates = {};                      // of torch's parameter groups
+    std::vector<double> first_rates = {};                      // the first learning rates of torch's parameter groups
     int64_t steps = 0, scheduled = 0;                          // all steps, and those of the scheduler that this process has taken
     bool averaged = false, clipped = false, unscaled = false;  // what was done with its gradients
-    bool stepped = false;                                      // since the scale of gradients in float16 may have changed
+    bool stepped = false;                                      // since the scale of gradients in float16 was updated last
   };
   struct Registered {
     std::function<std::string()> save;
@@ -299,7 +303,7 @@ class Trainer {
   }
 
   data::Loader& placed(data::Loader& loader) const;
-  /// The present loader, and behind it others of whose batch the loss may be.
+  /// The present loader, followed by others to whose batch the loss may belong.
   std::vector<data::Loader*> current_loaders() const;
   double present_weight() const;
   void backward_weighted(const at::Tensor& loss, double weight);
@@ -362,8 +366,8 @@ class Trainer {
   std::vector<data::Loader*> loaders_;
   std::vector<Registered> registered_;
   std::vector<std::unique_ptr<train::Reporter>> trackers_;
-  std::optional<train::Reporters> log_;  // once something was logged
-  int64_t log_from_ = 1;                 // the first step that it does not have yet
+  std::optional<train::Reporters> log_;  // made when something is logged
+  int64_t log_from_ = 1;                 // the first step that was not logged yet
   bool resumed_ = false;                 // whether nothing was logged since load_state
   int64_t batches_ = 0;                  // since the last step
   uint64_t used_ = 0;                    // data::Loader::newest() when backward was called last

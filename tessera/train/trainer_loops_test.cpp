@@ -1,4 +1,4 @@
-// With loops over several loaders: the batch to which a loss belongs, and the epoch that ends an accumulation.
+// In loops over several loaders, finds the batch to which a loss belongs, and the epoch that ends an accumulation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// Rows of numbers, of which the last batch may have fewer, so that ranks have other weights there.
+/// A loader of numbers, whose last batch may have fewer rows, so that ranks have other weights there.
 data::Loader rows_loader(const Communicator& world, int64_t size, int64_t global_batch) {
   return data::Loader(data::Sampler({.size = size,
                                      .global_batch = global_batch,
@@ -60,7 +60,7 @@ struct Scene {
 
 using Aside = std::function<void(Scene& scene)>;
 
-/// After three epochs of two passes a step, in which `aside` comes between each batch and its backward pass.
+/// Returns the parameters after three epochs with two passes a step, in which `aside` runs between each batch and its backward pass.
 std::vector<at::Tensor> trained(const Communicator& world, const Aside& aside) {
   Scene scene(world);
   for (int epoch = 0; epoch < 3; epoch++) {

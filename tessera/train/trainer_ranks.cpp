@@ -1,4 +1,4 @@
-// Functions of the Trainer across ranks beside training: one rank goes before the others, rows of all come together, one writes numbers.
+// Functions of the Trainer across ranks, besides training: let one rank work before the others, gather rows of all ranks, and log numbers.
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <fmt/format.h>
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-/// A name for the operation that has the sizes, because ranks compare names before data moves.
+/// Returns a name of the operation that includes the sizes, because ranks compare names before data moves.
 std::string with_sizes(std::string_view operation, at::IntArrayRef sizes) {
   return fmt::format("{} of {{{}}}", operation, fmt::join(sizes, ", "));
 }
@@ -24,14 +24,14 @@ std::string with_sizes(std::string_view operation, at::IntArrayRef sizes) {
 /// The numbers of all ranks, a row for each.
 at::Tensor numbers_of_ranks(const Communicator& world, at::IntArrayRef own, std::string_view operation) {
   const auto device = world.traits().device;
-  if (world.traits().traces) return at::tensor(own, at::kLong).repeat({world.size(), 1});  // all ranks run this program
+  if (world.traits().traces) return at::tensor(own, at::kLong).repeat({world.size(), 1});  // all ranks run this program, so have these numbers
   const auto mine = at::tensor(own, at::TensorOptions(device).dtype(at::kLong));
   const auto all = at::empty({world.size() * mine.numel()}, mine.options());
   world.all_gather(std::array{Piece{.whole = all, .own = mine}}, {.unit = operation}).wait();
   return all.cpu().view({world.size(), -1});
 }
 
-/// How many rows of each rank only fill the batch, which ends with `repeats` of them.
+/// Returns how many rows of each rank only fill the batch: the last `repeats` rows of the batch of all ranks do.
 at::Tensor repeats_of_ranks(int64_t rows, int64_t repeats, int ranks) {
   return (at::arange(ranks, at::kLong) + 1).mul_(rows).sub_(rows * ranks - repeats).clamp_(0, rows);
 }
@@ -99,7 +99,7 @@ at::Tensor Trainer::gather(const at::Tensor& tensor) const {
 
 std::vector<at::Tensor> Trainer::gather_rows(std::span<const at::Tensor> rows, const data::Samples& batch) const {
   constexpr int64_t kUnknown = -1;
-  // Ranks with invalid rows come to the exchange, too, so that all ranks get the error.
+  // Ranks with invalid rows take part in the exchange, too, so that all ranks get the error.
   const bool are_rows = std::ranges::all_of(rows, [&](const at::Tensor& each) {
     return each.defined() && rows.front().defined() && each.dim() > 0 && rows.front().dim() > 0 && each.size(0) == rows.front().size(0);
   });

@@ -1,4 +1,4 @@
-// Functions of the Trainer across ranks beside training: rows come together, one goes before the others, one writes numbers.
+// Functions of the Trainer across ranks, besides training: gather rows, let one rank work before the others, and log numbers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// The lines that are logged while it lives.
+/// The lines that are logged while the object lives.
 class Logged {
  public:
   Logged() : before_(set_log_sink([this](const LogRecord& record) { lines.emplace_back(record.text); })) {}
@@ -37,7 +37,7 @@ class Logged {
   LogSink before_;
 };
 
-// Whatever fills the last batch is left out, for every way in which it may be filled.
+// Rows that fill the last batch are left out, for every way of filling it.
 TEST(TrainerRanks, GatherEachSampleOnce) {
   for (const int ranks : {1, 2, 3}) {
     with_ranks(ranks, [&](const Communicator& world) {
@@ -72,7 +72,7 @@ TEST(TrainerRanks, RefuseRowsThatAreNoSamples) {
                 HasSubstr("tensors of different lengths"));
     const auto any = trainer.gather_for_metrics(at::full({1 + world.rank()}, world.rank()), {});
     EXPECT_TRUE(torch::equal(any, at::tensor({0, 1, 1})));
-    // As many numbers in another shape would come in the wrong places.
+    // The same count of numbers in another shape would end up in the wrong places.
     EXPECT_THAT(message_of<CommError>([&] { trainer.gather(world.is_first() ? at::zeros({2, 3}) : at::zeros({3, 2})); }),
                 AllOf(HasSubstr("gather of {2, 3}"), HasSubstr("gather of {3, 2}")));
     EXPECT_THAT(message_of<CommError>([&] { trainer.reduce(world.is_first() ? at::zeros({2, 3}) : at::zeros({3, 2})); }),
@@ -83,7 +83,7 @@ TEST(TrainerRanks, RefuseRowsThatAreNoSamples) {
 TEST(TrainerRanks, RefuseTensorsThatTheyCanNotPadOrSplit) {
   with_ranks(2, [](const Communicator& world) {
     const Trainer trainer(options_for(world));
-    // Before any exchange, so that every rank refuses, also the one that needs no padding.
+    // Checked before any exchange, so that all ranks throw, also the one that needs no padding.
     const auto own = at::zeros({2 + world.rank(), 3}, at::kLong), small = at::zeros({2 + world.rank()}, at::kByte);
     EXPECT_THAT(message_of<UsageError>([&] { trainer.pad_across_processes(own, {.pad_index = 0.5}); }),
                 HasSubstr("can't fill a tensor of Long with 0.5"));
@@ -168,7 +168,7 @@ TEST(TrainerRanks, HearATriggerOnce) {
   });
 }
 
-/// Keeps what it is told.
+/// Keeps the reports that it is given.
 struct Kept : train::Reporter {
   explicit Kept(std::vector<int64_t>& steps) : steps_(steps) {}
   void write(int64_t step, const train::Values&) override { steps_.push_back(step); }
@@ -362,7 +362,7 @@ TEST(TrainerRanks, SayWhichLimitOfGradientsHolds) {
   EXPECT_THAT(logged.lines, ElementsAre(AllOf(HasSubstr("gradient_clipping is 0.5 (TrainerOptions::settings)"), HasSubstr("to 1 by"))));
 }
 
-// A limit of values is one of gradients as they are, whatever scale they have while float16 computes them.
+// The limit of values applies to gradients without the scale that they have while float16 computes them.
 TEST(TrainerRanks, LimitEachValue) {
   with_ranks(2, [](const Communicator& world) {
     for (const auto* precision : {"no", "fp16"}) {

@@ -25,12 +25,12 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// As Accelerate numbers its files: "scheduler", "scheduler_1".
+/// Returns the name with a number, as Accelerate numbers its files: "scheduler", "scheduler_1".
 std::string numbered(const char* name, size_t number) {
   return number == 0 ? name : fmt::format("{}_{}", name, number);
 }
 
-// Accelerate's own count, which is of processes times steps, and ours beside it.
+// The ends of the names of notes: Accelerate's own count, which is processes times steps, and Tessera's counts in addition.
 constexpr auto kLastEpoch = ".last_epoch", kSteps = ".tessera_steps", kStepSize = ".tessera_samples_of_a_step",
                kCount = ".tessera_last_epoch";  // the count that belongs to kSteps
 
@@ -43,7 +43,7 @@ fs::path folder_of_model(const fs::path& folder, size_t model, size_t models) {
   return models == 1 ? folder : folder / fmt::format("model_{}", model);
 }
 
-/// How many processes have saved a folder of Accelerate's, or of ours, as far as the names of their files tell.
+/// Returns how many processes have saved a folder of Accelerate or Tessera, as far as the names of its files tell.
 int processes_of(const fs::path& folder) {
   constexpr std::string_view kStates = "random_states_";
   int64_t files = 0, last = 0;
@@ -54,19 +54,19 @@ int processes_of(const fs::path& folder) {
   return static_cast<int>(std::max({int64_t{1}, files, last}));
 }
 
-/// The steps behind a count of Accelerate's, which counts each step once for each process. The optimizer's own count tells the number of
-/// processes, even if files of some are missing.
+/// Returns the steps for a count of Accelerate's, which counts each step once for each process. The optimizer's own count of steps tells how
+/// many processes there were, even if files of some are missing.
 int64_t steps_of(int64_t count, int processes, const fs::path& folder) {
   if (const auto own = checkpoint::steps_of_optimizer(folder); own > 0 && count % own == 0) return own;
   return count / processes;
 }
 
-/// Throws IoError for a file that is there, but of which nothing could be read: without it, its part of the run would begin anew unnoticed.
+/// Throws IoError for a file that exists, but from which nothing could be read. Otherwise its part of the run would begin anew unnoticed.
 void expect_read(const fs::path& folder, const std::string& file, const checkpoint::Notes& notes) {
   const auto beginning = fs::path(file).stem().string() + ".";
   const auto is_of_file = [&](const auto& note) { return note.first.starts_with(beginning); };
   if (!is_there(folder / file) || std::ranges::any_of(notes, is_of_file)) return;
-  throw IoError("{} is damaged, or has nothing that can be read (tessera ckpt inspect says why); remove it to go on without it",
+  throw IoError("{} is damaged, or has nothing that can be read (tessera ckpt inspect says why); remove it to resume without it",
                 folder / file);
 }
 
@@ -87,13 +87,13 @@ bool has_something(const fs::path& folder) {
   return names && !names->empty();
 }
 
-/// Throws UsageError if something else than an earlier save has the name.
+/// Throws UsageError if the folder has contents that are not an earlier save.
 void expect_replaceable(const fs::path& folder) {
   if (!has_something(folder) || is_saved_model(folder)) return;
   const auto names = names_in(folder);
   const auto is_model = [&](const std::string& name) { return name.starts_with("model_") && is_saved_model(folder / name); };
   if (std::ranges::all_of(*names, is_model)) return;
-  throw UsageError("{} is there already, and no earlier save_state; save under another name", folder);
+  throw UsageError("{} is there already, and was not saved by save_state; save under another name", folder);
 }
 
 template <class T>
@@ -101,7 +101,7 @@ std::optional<T> note_in(const checkpoint::Notes& notes, const std::string& name
   return notes.contains(name) ? std::optional(notes.at(name).as<T>()) : std::nullopt;
 }
 
-/// The place in this loader that a saved position has, whose batches may have had another size. Nothing if Tessera has saved none.
+/// Returns the position in this loader for a saved one, even if batches had another size then. Nothing if Tessera has saved no position.
 std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t number, data::Loader& loader) {
   const auto name = numbered("dl_state_dict", number);
   const auto position = note_in<data::Position>(notes, name + ".position");
@@ -116,7 +116,7 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
                      loader.data());
   }
   if (note_in<int64_t>(notes, name + ".batches") == position->batch) {
-    // The epoch was over, whatever filled its last batch.
+    // The epoch was over, in whatever way its last batch was filled.
     if (const auto batches = loader.batches_of_epoch(position->epoch)) return data::Position{.epoch = position->epoch, .batch = *batches};
     return data::Position{.epoch = position->epoch + 1};
   }
@@ -125,7 +125,7 @@ std::optional<data::Position> position_in(const checkpoint::Notes& notes, size_t
 
 }  // namespace
 
-/// Notes have the names of the files in which Accelerate keeps the same state. State that all models share goes with the first one.
+/// The name of a note begins with the file in which Accelerate keeps the same state. State that all models share is saved with the first one.
 checkpoint::Notes Trainer::notes_of(size_t model) const {
   checkpoint::Notes notes = {{"step", steps()}};
   const auto& own = models_[model].optimizers;
@@ -137,7 +137,7 @@ checkpoint::Notes Trainer::notes_of(size_t model) const {
     notes[name + kLastEpoch] = optimizer.steps * world_.size();  // Accelerate lets a scheduler step once for each process
     notes[name + "._step_count"] = optimizer.steps * world_.size() + 1;
     notes[name + "._last_lr"] = json(rates).dump();
-    // The state of functions, which some classes of torch need when they are loaded, and ours do not have.
+    // Some schedulers of torch expect the state of functions when they are loaded. Tessera has none, so saves an empty one.
     notes[name + ".lr_lambdas"] = json(std::vector<std::nullptr_t>(rates.size())).dump();
     notes[name + "._scale_fn_custom"] = "null";
     notes[name + kSteps] = optimizer.steps;
@@ -175,7 +175,7 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
     const auto name = numbered("scheduler", i);
     const auto number = [&](const char* of) { return note_in<int64_t>(notes, name + of); };
     const int64_t total = number(kLastEpoch).value_or(-1);
-    // A program of Accelerate that has continued our run counts further, and leaves our notes in the file.
+    // If a program of Accelerate has continued the run, its count is higher, but Tessera's older notes are still in the file.
     const auto is_ours = [&](int64_t steps) {
       if (const auto count = number(kCount)) return total == *count;
       return total < 0 || total == steps * processes || total == steps;
@@ -208,11 +208,11 @@ Trainer::Resumed Trainer::read_notes(size_t model, const checkpoint::Notes& note
   if (model > 0) return resumed;
   for (size_t i = 0; i < loaders_.size(); i++) resumed.positions.push_back(position_in(notes, i, *loaders_[i]));
   if (std::ranges::any_of(resumed.positions, [](const auto& position) { return !position; }))
-    remark("there is no position of a loader that this program could take, so loaders stay where they are");
+    remark("some loader of this program has no saved position, so such loaders stay where they are");
   for (size_t i = 0; i < registered_.size(); i++) {
     const auto state = note_in<std::string>(notes, registered_name(i));
     if (!state) {
-      throw UsageError("the run that was saved has no custom_checkpoint_{}.pkl of a program of Tessera, but this one has registered {}", i,
+      throw UsageError("the saved run has no custom_checkpoint_{}.pkl of a program of Tessera, but this program has registered {}", i,
                        counted(static_cast<int64_t>(registered_.size()), "object"));
     }
     resumed.states.push_back(*state);
@@ -239,7 +239,7 @@ void Trainer::resume(size_t model, Resumed resumed) {
   const auto& own = models_[model].optimizers;
   for (size_t i = 0; i < own.size(); i++) {
     optimizers_[own[i]].steps = std::max<int64_t>(resumed.steps[i] - 1, 0);
-    take_rate(optimizers_[own[i]]);  // as the run that was saved had it
+    take_rate(optimizers_[own[i]]);  // the rate of the last step, as the saved run had it
     optimizers_[own[i]].steps = resumed.steps[i];
     follow_steps(optimizers_[own[i]]);
   }
@@ -315,7 +315,7 @@ void Trainer::save_state(const fs::path& given) {
   });
   for (size_t i = 0; i < models_.size(); i++) save_model(i, folder_of_model(made, i, models_.size()), std::move(notes[i]));
   if (is_stored) return;
-  all_or_none(world_, {.unit = "save_state"}, fmt::format("could not save {}; the new one is {}", folder.string(), made.string()), [&] {
+  all_or_none(world_, {.unit = "save_state"}, fmt::format("could not replace {} by the new save, which is {}", folder.string(), made.string()), [&] {
     if (is_main_process()) replace_folder(folder, made);
   });
 }

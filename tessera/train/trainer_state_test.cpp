@@ -1,4 +1,4 @@
-// The Trainer saves states and resumes from them: in all layouts, replaced, damaged, and of another number of ranks.
+// The Trainer saves states and resumes from them: in all layouts, replaced, damaged, and on another number of ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -191,7 +191,7 @@ TEST(TrainerState, CountsStepsWithoutTheFilesOfSomeRanks) {
         world.barrier({.unit = "saved"});
         if (world.is_first()) {
           std::filesystem::remove(place / "random_states_1.pkl");
-          if (by_accelerate) {  // the count is all that it has
+          if (by_accelerate) {  // the file of Accelerate has only the count
             checkpoint::TorchFileWriter writer(place / "scheduler.bin", checkpoint::pickle::Dict{{{"last_epoch", int64_t{8}}}});
             writer.close();
           }
@@ -246,7 +246,7 @@ TEST(TrainerState, IsSavedThroughALink) {
   EXPECT_THAT(names_in(folder / "elsewhere").value(), UnorderedElementsAre("SHARDED_STATE_DICT", "LOCAL_STATE_DICT"));
 }
 
-/// Errors name what the program has named.
+// Errors name the folder that the program has given.
 TEST(TrainerState, SaysWhereTheDiskIsFull) {
   const Folder folder;
   for (const auto* layout : {"SHARDED_STATE_DICT", "LOCAL_STATE_DICT"}) {
@@ -422,7 +422,7 @@ TEST(TrainerState, DoesNotGoOnWithOtherData) {
   });
 }
 
-// An epoch that is over stays so, whatever its last batch was filled with, and a schedule over the data is where it was.
+// An epoch that is over stays over, in whatever way its last batch was filled, and a schedule over the data continues where it was.
 TEST(TrainerState, GoesOnAfterAnEpochWithBatchesOfAnotherSize) {
   const Folder folder;
   const auto run = [&](int ranks, const auto& act) {

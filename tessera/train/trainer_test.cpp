@@ -146,7 +146,7 @@ TEST(Trainer, LimitsTheGradientsOfEachOptimizer) {
       return std::sqrt(squares);
     };
     trainer.backward(squared_output(one, 1));
-    trainer.clip_grad_norm(0.01);  // which has no gradients of the other one yet
+    trainer.clip_grad_norm(0.01);  // while the other optimizer has no gradients yet
     const auto one_before = whole_values(*one), other_before = whole_values(*other);
     trainer.step(for_one);
     trainer.backward(squared_output(other, 2));

@@ -11,7 +11,7 @@ enum class Unit { None, Bytes };
 struct Value {
   std::string name;
   double value = 0;
-  Unit unit = Unit::None;  // how people read it; files have the number alone
+  Unit unit = Unit::None;  // for display; files have the number alone
 };
 
 /// Values in the order in which they are shown, for example {{"loss", 0.41}, {"accuracy", 0.87}}.

@@ -113,7 +113,7 @@ class Training(Runs):
             while not first.exists() and killed.poll() is None:
                 time.sleep(0.01)
             killed.kill()
-        self.assertIn("go on from it", self.run_recipe(*prefix, *flags, status=1))
+        self.assertIn("resume from it", self.run_recipe(*prefix, *flags, status=1))
         self.assertIn("samples would come in another order", self.run_recipe(*prefix, "--resume", "--num-epochs", 2, "--seed", 25, status=1))
         said, after = self.metrics("after", *prefix, "--resume", *flags)
         self.assertIn("after 80 steps", said)

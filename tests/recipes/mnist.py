@@ -157,7 +157,7 @@ class Training(Recipe, unittest.TestCase):
                 wait_for(lambda: file.exists() and len(file.read_text().splitlines()) > before + 20)
                 os.kill(whom(launcher.pid, ranks_of(launcher.pid)), number)
                 said = launcher.communicate(timeout=300)[0]
-            self.assertIn("stopped by a signal; go on with --resume", said)
+            self.assertIn("stopped by a signal; continue with --resume", said)
             if number == signal.SIGUSR1:
                 self.assertEqual(launcher.returncode, 0, said)
         self.assertEqual(losses(self.metrics("--resume", *more, name="parts")), through)

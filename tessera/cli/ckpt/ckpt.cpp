@@ -64,17 +64,17 @@ int inspect(const std::string& given, bool as_json) {
 }  // namespace
 
 void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints")->group("Commands");
+  auto* command = app.add_subcommand("ckpt", "Works on saved checkpoints");
   command->require_subcommand(1);
   command->footer(
       Help::footer_of({"tessera ckpt inspect run/mnist", "tessera ckpt verify run/mnist", "tessera ckpt merge run/mnist merged"}));
-  auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one file")->group("Commands");
+  auto* together = command->add_subcommand("consolidate", "Puts the ranks' parts of a model together into one file");
   const auto prefix = std::make_shared<std::string>(), save_path = std::make_shared<std::string>(),
              suffix = std::make_shared<std::string>();
   add_place(*together, *prefix,
             "A checkpoint's folder P, the P of folders P-step-N, of which the newest is taken, or the P of files P_rank-R-of-N.pth of "
             "torch_xla");
-  together->add_option("--ckpt-suffix", *suffix, "The files of torch_xla are those that match P and this, such as *.pth")->type_name("S");
+  together->add_option("--ckpt-suffix", *suffix, "The end of the names of torch_xla's files after P, such as *.pth")->type_name("S");
   together->add_option("--save-path", *save_path, "The file to write, P_consolidated.pth unless given; .safetensors writes safetensors")
       ->type_name("FILE");
   together->footer(
@@ -86,13 +86,13 @@ void add_ckpt_command(CLI::App& app, std::function<int()>& chosen) {
     }
     chosen = [=] { return consolidate(*prefix, *suffix, *save_path); };
   });
-  auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums")->group("Commands");
+  auto* check = command->add_subcommand("verify", "Reads all files of a checkpoint and compares their checksums");
   add_place(*check, *prefix, "A checkpoint's folder P, the P of folders P-step-N, or a file");
   const auto cheap = std::make_shared<bool>(false);
   check->add_flag("--cheap", *cheap, "Look only at sizes and headers");
   check->footer(Help::footer_of({"tessera ckpt verify run/mnist", "tessera ckpt verify run/mnist --cheap"}));
   check->callback([&chosen, prefix, cheap] { chosen = [=] { return verify(*prefix, *cheap); }; });
-  auto* look = command->add_subcommand("inspect", "Lists what a checkpoint of any format holds")->group("Commands");
+  auto* look = command->add_subcommand("inspect", "Lists what a checkpoint of any format holds");
   const auto path = std::make_shared<std::string>();
   const auto as_json = std::make_shared<bool>(false);
   add_place(*look, *path, "A folder or a file, or the P of folders P-step-N");

@@ -176,8 +176,8 @@ TEST_F(Ckpt, MergesInspectsAndPrunes) {
   EXPECT_TRUE(std::filesystem::exists(folder / "out/model.safetensors.index.json"));
   const auto wrong = ckpt("merge", {prefix, out, "--dtype", "int8"});
   EXPECT_EQ(wrong.status, 2);
-  EXPECT_THAT(wrong.output, HasSubstr("--dtype: 'int8' is no dtype for weights; write fp32, fp16 or bf16"));
-  EXPECT_THAT(ckpt("merge", {prefix, out, "--max-shard-size", "5XB"}).output, HasSubstr("'5XB' is no size"));
+  EXPECT_THAT(wrong.output, HasSubstr("--dtype: 'int8' is not a dtype for weights; write fp32, fp16 or bf16"));
+  EXPECT_THAT(ckpt("merge", {prefix, out, "--max-shard-size", "5XB"}).output, HasSubstr("'5XB' is not a size"));
   EXPECT_THAT(ckpt("merge", {prefix}).output, HasSubstr("OUT is required"));
   EXPECT_EQ(ckpt("merge", {prefix, out, "more"}).status, 2);
   EXPECT_THAT(ckpt("inspect", {prefix}).output, AllOf(HasSubstr("of 2 ranks"), HasSubstr("a.weight"), HasSubstr("in 2 files")));
@@ -209,10 +209,10 @@ TEST_F(Ckpt, TellsWrongUsageFromFailure) {
   const auto dcp = (folder / "dcp").string(), out = (folder / "out").string();
   EXPECT_EQ(ckpt("convert", {prefix, dcp, "--to", "dcp"}).status, 0);
   const std::vector<std::pair<std::vector<std::string>, std::string>> wrong = {
-      {{"--to", "zip"}, "--to: 'zip' is no format; write one of accelerate, dcp, gguf, hub, safetensors"},
-      {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is no format"},
+      {{"--to", "zip"}, "--to: 'zip' is not a format; write one of accelerate, dcp, gguf, hub, safetensors"},
+      {{"--to", "dcp", "--from", "zip"}, "--from: 'zip' is not a format"},
       {{"--to", "dcp", "--set", "lr"}, "NAME=VALUE"},
-      {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is no size"},
+      {{"--to", "dcp", "--memory", "0"}, "--memory: '0' is not a size"},
       {{"--to", "tessera", "--world", "0"}, "--world: "},
       {{"--to", "tessera", "--world", "1000000"}, "--world: "},
       {{"--to", "hub", "--world", "2"}, "--world means nothing for --to hub"},

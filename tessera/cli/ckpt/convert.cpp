@@ -28,7 +28,7 @@ namespace {
 
 using checkpoint::Format;
 
-/// Whether `convert` writes the format: by its row, or by a package.
+/// Whether `convert` can write the format, by the function in its row or by a package.
 bool is_written(const checkpoint::FormatRow& row) {
   return row.write != nullptr || !row.package.empty();
 }
@@ -44,11 +44,11 @@ std::string names_of_formats(const std::string& separator, bool written) {
 const checkpoint::FormatRow& format_named(const std::string& name, bool written) {
   const auto rows = checkpoint::format_rows();
   const auto row = std::ranges::find(rows, name, &checkpoint::FormatRow::flag);
-  if (row == rows.end()) throw ConfigError("'{}' is no format; write one of {}", name, names_of_formats(", ", written));
+  if (row == rows.end()) throw ConfigError("'{}' is not a format; write one of {}", name, names_of_formats(", ", written));
   return *row;
 }
 
-/// "lr=0.001" as a setting of an optimizer.
+/// Splits "lr=0.001" into the name and the value of an optimizer's setting.
 std::pair<std::string, std::string> named_setting(const std::string& text) {
   const auto end = text.find('=');
   if (end == std::string::npos || end == 0) throw ConfigError("--set {}: write NAME=VALUE, such as lr=0.001", text);
@@ -57,7 +57,7 @@ std::pair<std::string, std::string> named_setting(const std::string& text) {
   return {text.substr(0, end), std::move(value)};
 }
 
-/// Rewrites an error of the library, which names options as programs write them, in the words of the command line.
+/// Replaces the options that an error of the library names, such as `.weights_only = true`, by flags of the command line.
 std::string in_flags(std::string text) {
   static const std::pair<std::regex, const char*> kFlags[] = {
       {std::regex(R"--(\.settings = \{\{"(\w+)", ([^}]+)\}\})--"), "--set $1=$2"},
@@ -84,7 +84,8 @@ struct MergeCommand {
   }
 };
 
-/// The flags that mean something for some formats only, by the options of their rows. None means anything for adapters.
+/// The flags that have an effect for some formats only, each with the option that the row of such a format takes; without an option, a flag
+/// is for all formats that have a write function. None of the flags is for adapters.
 constexpr std::pair<const char*, std::string_view> kFormatFlags[] = {{"--world", "world"},
                                                                      {"--set", "settings"},
                                                                      {"--full", "accelerate_layout"},
@@ -98,7 +99,7 @@ constexpr std::pair<const char*, std::string_view> kFormatFlags[] = {{"--world",
 
 std::optional<ModelConversions> of_models;
 
-/// Throws ConfigError for a flag that is given and means nothing for the format, or for an adapter.
+/// Throws ConfigError for a given flag that has no effect for the format, or for an adapter.
 void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool is_adapter) {
   const auto& row = checkpoint::row_of(convert.options.to);
   for (const auto& [flag, option] : kFormatFlags) {
@@ -109,7 +110,7 @@ void expect_meaning(const CLI::App& command, const ConvertCommand& convert, bool
   }
 }
 
-/// Whether something would be lost without that package: an adapter, a GGUF file, or the description of a model.
+/// Whether the conversion needs the package models: for an adapter, a GGUF file, or the description of a model.
 bool needs_models(const std::filesystem::path& place, Format to) {
   if (to == Format::Gguf) return true;
   if (!is_folder(place)) return is_there(place) && checkpoint::is_gguf_file(place);
@@ -126,7 +127,7 @@ int run(ConvertCommand& convert, const CLI::App& command) try {
     return 0;
   }
   if (!of_models && needs_models(place, options.to)) expect_package("models", fmt::format("{} as {}", place.string(), convert.to));
-  if (!convert.base.empty()) throw ConfigError("--base is for adapters, and {} is none", place);
+  if (!convert.base.empty()) throw ConfigError("--base is for adapters, and {} is not one; leave it out", place);
   if (options.to == Format::Gguf) {
     of_models->write_gguf(convert, place, target);
     return 0;
@@ -146,14 +147,14 @@ int run(ConvertCommand& convert, const CLI::App& command) try {
 void add_common(CLI::App& command, ConvertCommand& convert) {
   command.add_option("IN", convert.in, "The checkpoint: a folder or a file, or the P of folders P-step-N")->required();
   command.add_option("OUT", convert.out, "The folder or the file to write")->required();
-  command.add_option("--world", convert.options.world, "The number of ranks whose files are written")
+  command.add_option("--world", convert.options.world, "For how many ranks files are written")
       ->type_name("M")
       ->check(from_to(1, checkpoint::kMostRanks));
-  add_value(command, "--memory", convert.options.memory, bytes_of, "Bytes of a tensor that are in memory at once")
+  add_value(command, "--memory", convert.options.memory, bytes_of, "How many bytes of a tensor are in memory at once")
       ->type_name("SIZE")
       ->default_str("1GB");
   command.add_flag("--notes-of-first-rank", convert.options.notes_of_first_rank,
-                   "Where notes differ by rank and can't, take those of rank 0");
+                   "Take the notes of rank 0 where notes differ by rank and the format keeps one set");
 }
 
 void choose_on(CLI::App& command, const std::shared_ptr<ConvertCommand>& convert, std::function<int()>& chosen) {
@@ -177,7 +178,7 @@ void print_file(const ConvertCommand& command, const std::filesystem::path& plac
 }
 
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen) {
-  auto* flags = command.add_subcommand(name, "Makes files with the whole model of a checkpoint of any format")->group("Commands");
+  auto* flags = command.add_subcommand(name, "Writes the whole model of a checkpoint of any format");
   const auto merge = std::make_shared<MergeCommand>();
   auto& options = merge->options;
   flags
@@ -185,14 +186,14 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
                    "The checkpoint: a folder or a file, or the P of folders P-step-N or of rank files of torch_xla")
       ->type_name("P")
       ->required();
-  flags->add_option("--ckpt-suffix", merge->suffix, "The files of torch_xla are those that match P and this, such as *.pth")
+  flags->add_option("--ckpt-suffix", merge->suffix, "The end of the names of torch_xla's files after P, such as *.pth")
       ->type_name("S");
   flags->add_option("OUT", merge->out, "The folder for model.safetensors")->required();
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of,
             "The largest file; if the model is larger, there are several and an index")
       ->type_name("SIZE")
       ->default_str("5GB");
-  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the files; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "The dtype of the files; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   flags->add_flag("--unsafe-serialization", options.unsafe_serialization, "Write pytorch_model.bin, a file of torch.save");
   flags->add_flag("--remove-checkpoint-dir", options.remove_checkpoint_dir, "Remove IN when all is written");
   const auto program = (command.get_parent() != nullptr ? "tessera ckpt " : "tessera ") + name;
@@ -204,7 +205,7 @@ void add_merge(CLI::App& command, const std::string& name, std::function<int()>&
 }
 
 void add_convert(CLI::App& command, std::function<int()>& chosen) {
-  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format in another format, or an adapter")->group("Commands");
+  auto* flags = command.add_subcommand("convert", "Writes a checkpoint of any format, or an adapter, in another format");
   const auto convert = std::make_shared<ConvertCommand>();
   auto& options = convert->options;
   add_common(*flags, *convert);
@@ -217,22 +218,22 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
   add_value(*flags, "--to", options.to, named, "The format to write")->type_name("{" + names_of_formats(",", true) + "}")->required();
   add_value(
       *flags, "--from", options.from, [](const std::string& name) { return format_named(name, false).format; },
-      "What IN has to be; it is recognised unless given")
+      "The format of IN; it is recognised unless given")
       ->type_name("{" + names_of_formats(",", false) + "}");
   flags->get_option("--world")->capture_default_str();
-  add_value(*flags, "--dtype", options.dtype, dtype_of, "Of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
+  add_value(*flags, "--dtype", options.dtype, dtype_of, "The dtype of the model; that of the checkpoint unless given")->type_name("{fp32,fp16,bf16}");
   add_value(*flags, "--max-shard-size", options.max_shard_size, bytes_of, "The largest file of a Hub folder")
       ->type_name("SIZE")
       ->default_str("5GB");
-  flags->add_option("--code", convert->code, "In what a GGUF file has matrices")
+  flags->add_option("--code", convert->code, "The type of matrices in a GGUF file")
       ->capture_default_str()
       ->check(CLI::IsMember({"F32", "F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_K"}));
-  flags->add_option("--base", convert->base, "Of an adapter: the model that it was trained on")->type_name("MODEL");
-  flags->add_flag("--weights-only", options.weights_only, "Leave the optimizer and all else out");
+  flags->add_option("--base", convert->base, "The model that an adapter was trained on")->type_name("MODEL");
+  flags->add_flag("--weights-only", options.weights_only, "Leave out the optimizer and all that is not weights");
   using checkpoint::AccelerateLayout;
   const auto layout = [&options](AccelerateLayout chosen) { return [&options, chosen] { options.accelerate_layout = chosen; }; };
-  auto* const full = flags->add_flag_callback("--full", layout(AccelerateLayout::Full), "Of Accelerate's folders those of FULL_STATE_DICT");
-  flags->add_flag_callback("--replicated", layout(AccelerateLayout::Replicated), "Of Accelerate's folders those without FSDP")
+  auto* const full = flags->add_flag_callback("--full", layout(AccelerateLayout::Full), "With --to accelerate, write the layout of FULL_STATE_DICT");
+  flags->add_flag_callback("--replicated", layout(AccelerateLayout::Replicated), "With --to accelerate, write the layout of a run without FSDP")
       ->excludes(full);
   flags
       ->add_option_function<std::vector<std::string>>(
@@ -252,7 +253,7 @@ void add_convert(CLI::App& command, std::function<int()>& chosen) {
 }
 
 void add_reshard(CLI::App& command, std::function<int()>& chosen) {
-  auto* flags = command.add_subcommand("reshard", "Writes a checkpoint of Tessera for another number of ranks")->group("Commands");
+  auto* flags = command.add_subcommand("reshard", "Writes a checkpoint of Tessera for another number of ranks");
   const auto convert = std::make_shared<ConvertCommand>();
   add_common(*flags, *convert);
   flags->get_option("--world")->required();

@@ -15,10 +15,11 @@ namespace tessera::cli {
 struct ConvertCommand {
   std::string in, out, to = "tessera";
   std::string base;          // the model that an adapter was trained on
-  std::string code = "F16";  // of matrices in a GGUF file
+  std::string code = "F16";  // the type of matrices in a GGUF file
   checkpoint::ConvertOptions options;
 };
 
+/// The conversions that the package models adds.
 struct ModelConversions {
   bool (*is_adapter)(const std::filesystem::path& place);
   void (*convert_adapter)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
@@ -27,7 +28,7 @@ struct ModelConversions {
   void (*describe)(const ConvertCommand& command, const std::filesystem::path& place, const std::string& target);
 };
 
-/// Registers them while the module of the package is loaded.
+/// Registers the conversions of the package models while its module is loaded.
 struct AddedConversions {
   explicit AddedConversions(const ModelConversions& conversions);
 };

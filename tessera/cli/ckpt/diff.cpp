@@ -13,7 +13,7 @@
 namespace tessera::cli {
 namespace {
 
-constexpr int kDiffers = 1, kTrouble = 2;  // as diff(1) ends
+constexpr int kDiffers = 1, kTrouble = 2;  // the exit statuses of diff(1)
 
 struct DiffCommand {
   std::string one, other;
@@ -35,11 +35,11 @@ struct DiffCommand {
 }  // namespace
 
 void add_diff(CLI::App& command, std::function<int()>& chosen) {
-  auto* diff = command.add_subcommand("diff", "Compares the tensors of two checkpoints of any formats")->group("Commands");
+  auto* diff = command.add_subcommand("diff", "Compares the tensors of two checkpoints of any formats");
   const auto options = std::make_shared<DiffCommand>();
   diff->add_option("A", options->one, "A folder or a file, or the P of folders P-step-N")->required();
   diff->add_option("B", options->other, "The other one")->required();
-  add_value(*diff, "--memory", options->memory, bytes_of, "Bytes of tensors that are in memory at once")
+  add_value(*diff, "--memory", options->memory, bytes_of, "How many bytes of tensors are in memory at once")
       ->type_name("SIZE")
       ->default_str("1GB");
   diff->add_flag("--json", options->as_json, "As JSON");
@@ -47,7 +47,7 @@ void add_diff(CLI::App& command, std::function<int()>& chosen) {
       "Examples:\n"
       "  tessera ckpt diff run/first-step-000100 run/second-step-000100\n"
       "  tessera ckpt diff run/mnist model.safetensors --json\n\n"
-      "Exit status: 0 if they are equal, 1 if they differ, 2 if that can't be found out.");
+      "Exit status: 0 if they are equal, 1 if they differ, 2 if they can't be compared.");
   diff->callback([&chosen, options] { chosen = [=] { return options->run(); }; });
 }
 

@@ -29,7 +29,7 @@ std::string what_is_there(const fs::path& prefix) {
   std::vector<std::string> names;
   std::ranges::copy_if(*all, std::back_inserter(names), [&](const std::string& name) {
     std::error_code unknown;
-    if (fs::is_symlink(folder / name, unknown)) return false;  // PREFIX-latest
+    if (fs::is_symlink(folder / name, unknown)) return false;  // a link such as PREFIX-latest
     return name.find("-step-") != std::string::npos || checkpoint::is_complete(folder / name);
   });
   if (names.empty()) return fmt::format("the folder {} holds no checkpoint", folder.string());
@@ -91,7 +91,7 @@ int64_t bytes_of(const std::string& text) {
   std::ranges::transform(unit, unit.begin(), [](unsigned char letter) { return std::toupper(letter); });
   const auto known = kUnits.find(unit);
   if (known == kUnits.end() || !(number * known->second >= 1) || number * known->second > 1e18)
-    throw ConfigError("'{}' is no size; write 5GB, 200MB or a number of bytes", text);
+    throw ConfigError("'{}' is not a size; write 5GB, 200MB or a number of bytes", text);
   return static_cast<int64_t>(number * known->second);
 }
 
@@ -100,7 +100,7 @@ at::ScalarType dtype_of(const std::string& name) {
                                                                 {"fp16", at::kHalf},     {"float16", at::kHalf},
                                                                 {"bf16", at::kBFloat16}, {"bfloat16", at::kBFloat16}};
   const auto known = kDtypes.find(name);
-  if (known == kDtypes.end()) throw ConfigError("'{}' is no dtype for weights; write fp32, fp16 or bf16", name);
+  if (known == kDtypes.end()) throw ConfigError("'{}' is not a dtype for weights; write fp32, fp16 or bf16", name);
   return known->second;
 }
 

@@ -33,7 +33,7 @@ void expect_apart(const std::string& in, const std::string& out);
 int64_t bytes_of(const std::string& text);
 at::ScalarType dtype_of(const std::string& name);
 
-/// Adds the checkpoint that a command is about, as its only argument or by the flag that torch_xla has for it.
+/// Adds the checkpoint on which a command works, as the only argument or by --ckpt-prefix, as torch_xla's scripts call it.
 void add_place(CLI::App& command, std::string& place, const std::string& description);
 
 /// Adds a flag whose value is read by `read`. A value that it refuses is wrong usage.
@@ -52,7 +52,7 @@ CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value,
 /// A progress bar on standard error, in MB, that vanishes at the end.
 std::function<void(const std::string& name, int64_t bytes, int64_t all)> megabyte_bar(const std::string& title);
 
-// Each adds its command to the command line. Once that is read, `chosen` runs the command that was given.
+// Each function adds a command to the command line. After parsing, `chosen` runs the command that was given.
 void add_prune(CLI::App& command, std::function<int()>& chosen);
 void add_merge(CLI::App& command, const std::string& name, std::function<int()>& chosen);
 void add_convert(CLI::App& command, std::function<int()>& chosen);

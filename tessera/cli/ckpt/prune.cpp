@@ -31,16 +31,16 @@ int prune(const std::string& given, const checkpoint::Keep& keep) {
 }  // namespace
 
 void add_prune(CLI::App& command, std::function<int()>& chosen) {
-  auto* prune_command = command.add_subcommand("prune", "Removes old checkpoints of a run")->group("Commands");
+  auto* prune_command = command.add_subcommand("prune", "Removes old checkpoints of a run");
   const auto prefix = std::make_shared<std::string>();
   const auto keep = std::make_shared<checkpoint::Keep>();
   add_place(*prune_command, *prefix, "The P of folders P-step-N");
-  auto* last = prune_command->add_option("--keep-last", keep->last, "How many of the newest stay")->type_name("N")->capture_default_str();
-  auto* every = prune_command->add_option("--keep-every", keep->every, "Those whose step is a multiple of N stay")->type_name("N");
-  auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best stay")->type_name("N");
+  auto* last = prune_command->add_option("--keep-last", keep->last, "How many of the newest to keep")->type_name("N")->capture_default_str();
+  auto* every = prune_command->add_option("--keep-every", keep->every, "Keep those whose step is a multiple of N")->type_name("N");
+  auto* best = prune_command->add_option("--keep-best", keep->best, "How many of the best to keep")->type_name("N");
   for (auto* count : {last, best}) count->check(from_to(1, std::numeric_limits<int>::max()));
   every->check(from_to(int64_t{1}, std::numeric_limits<int64_t>::max()));
-  auto* metric = prune_command->add_option("--metric", keep->metric, "The note that says how good one is; the lowest is best")
+  auto* metric = prune_command->add_option("--metric", keep->metric, "The note by which checkpoints are compared; the lowest is best")
                      ->type_name("NOTE")
                      ->needs(best);
   best->needs(metric);

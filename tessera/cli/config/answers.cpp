@@ -1,4 +1,4 @@
-// Answers that are given before anybody asks.
+// Answers that the user gives in advance, by --set or in a file.
 
 #include <algorithm>
 
@@ -32,7 +32,7 @@ void add_answers_of(GivenAnswers& answers, const YamlValue& map) {
 void add_given_answer(GivenAnswers& answers, const std::string& assignment) {
   const auto sign = assignment.find('=');
   if (sign == std::string::npos || sign == 0) {
-    throw ConfigError("--set {}: it is not KEY=VALUE, such as mixed_precision=bf16", printable(assignment));
+    throw ConfigError("--set {}: write KEY=VALUE, such as mixed_precision=bf16", printable(assignment));
   }
   auto name = assignment.substr(0, sign);
   std::ranges::replace(name, '-', '_');

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The answers that may be given in advance: to keys only, or also to questions of the interview that are about no key.
+/// Which answers may be given in advance: none, those for keys, or also those to questions that belong to no key.
 enum class Answers { None, OfKeys, OfQuestions };
 
 struct CommandFlags {
@@ -65,10 +65,10 @@ config::Settings read_configuration(const fs::path& place) {
   return settings;
 }
 
-/// Where a changed configuration goes: the new file, or the old one again.
+/// Returns the file to which a changed configuration is written: the new file, or the old one again.
 fs::path place_to_write(const CommandFlags& flags) {
   if (flags.output.empty() && config::is_deepspeed_file(flags.place())) {
-    throw ConfigError("{} is of DeepSpeed, which could not read it afterwards; give the new file a name by --output-file", flags.place());
+    throw ConfigError("{} is a file of DeepSpeed, which could not read the changed file; name a new file with --output-file", flags.place());
   }
   if (!flags.output.empty() && is_there(flags.output)) {
     throw ConfigError("--output-file {} is there already; remove it, or name another", flags.output);
@@ -113,7 +113,7 @@ int explain(const CommandFlags& flags) {
 int convert_to_fsdp2(const CommandFlags& flags) {
   const auto from = read_configuration(flags.place());
   const bool is_converted = from.text("fsdp_version") == "2";
-  if (is_converted) fmt::print("{} is of version 2 already{}\n", flags.place().string(), flags.overwrites ? "; nothing was written" : "");
+  if (is_converted) fmt::print("{} has fsdp_version 2 already{}\n", flags.place().string(), flags.overwrites ? "; nothing was written" : "");
   if (is_converted && flags.overwrites) return 0;
   if (from.text("distributed_type") != "FSDP") {
     throw ConfigError("{} has no FSDP to convert: distributed_type is {}", flags.place(), from.text("distributed_type"));
@@ -128,7 +128,7 @@ SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)
   const auto flags = std::make_shared<CommandFlags>();
   command
       .add_option("--config-file", flags->file,
-                  "The file, that of Accelerate unless given: ~/.cache/huggingface/accelerate/default_config.yaml")
+                  "The file; that of Accelerate unless given: ~/.cache/huggingface/accelerate/default_config.yaml")
       ->type_name("FILE");
   command.callback([&command, &chosen, flags, run, allowed] {
     if (!command.get_subcommands().empty()) return;
@@ -136,11 +136,11 @@ SharedFlags add_part(CLI::App& command, std::function<int()>& chosen, int (*run)
     chosen = [flags, run] { return run(*flags); };
   });
   if (allowed == Answers::None) return flags;
-  command.add_option("--set", flags->assignments, "The value of a key, which is not asked for; may be repeated")
+  command.add_option("--set", flags->assignments, "Set a key, so that it is not asked for; may be repeated")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false)
       ->take_all();
-  command.add_option("--answers", flags->answers, "A YAML file with such keys and values")->type_name("FILE");
+  command.add_option("--answers", flags->answers, "A YAML file with keys and values, in place of many --set")->type_name("FILE");
   return flags;
 }
 
@@ -150,10 +150,10 @@ void add_to_fsdp2(CLI::App& command, std::function<int()>& chosen) {
   part->add_option("--output-file", flags->output, "The new file")->type_name("FILE");
   part->add_flag("--overwrite", flags->overwrites, "Replace the file that is converted");
   part->parse_complete_callback([flags] {
-    if (flags->output.empty() == !flags->overwrites) throw ConfigError("one of --output-file FILE and --overwrite is needed, and not both");
+    if (flags->output.empty() == !flags->overwrites) throw ConfigError("give either --output-file FILE or --overwrite");
   });
   part->footer(Help::footer_of({"tessera to-fsdp2 --config-file old.yaml --output-file new.yaml"},
-                               "What version 2 has no key for is listed. Copies of the model become sizes in parallelism_config."));
+                               "Lists the settings that version 2 has no key for. Copies of the model become sizes in parallelism_config."));
 }
 
 }  // namespace
@@ -163,21 +163,21 @@ void add_config_command(CLI::App& app, std::function<int()>& chosen) {
   add_part(*command, chosen, ask_all, Answers::OfQuestions);
   command->footer(Help::footer_of({"tessera config", "tessera config --set num_processes=8 --config-file run.yaml",
                                    "tessera config default --mixed-precision bf16", "tessera config explain --config-file run.yaml"},
-                                  "The files are those of Accelerate, and may have a section tessera_config. Questions whose "
+                                  "The files have the format of Accelerate's, and may have a section tessera_config. Questions whose "
                                   "answer would change nothing here are left out."));
   auto* defaults = command->add_subcommand("default", "Writes a configuration without questions");
   const auto flags = add_part(*defaults, chosen, write_defaults);
   defaults->add_option("--mixed-precision", flags->mixed_precision, "no, bf16 or fp16")->type_name("DTYPE");
   defaults->footer(Help::footer_of({"tessera config default --set num_processes=4 --config-file run.yaml"},
                                    "Without --set num_processes there is one rank."));
-  auto* change = command->add_subcommand("update", "Writes a configuration again, in the keys of today");
+  auto* change = command->add_subcommand("update", "Rewrites a configuration with current keys, and changes values");
   const auto of_change = add_part(*change, chosen, update);
-  change->add_option("--output-file", of_change->output, "The new file, if the other one shall stay")->type_name("FILE");
-  change->add_flag("--for-accelerate", of_change->is_for_accelerate, "Leave out tessera_config, with which Accelerate refuses a file")
+  change->add_option("--output-file", of_change->output, "The new file; unless given, the old one is replaced")->type_name("FILE");
+  change->add_flag("--for-accelerate", of_change->is_for_accelerate, "Leave out tessera_config, because Accelerate refuses files with it")
       ->needs("--output-file");
   change->footer(Help::footer_of(
       {"tessera config update --set mixed_precision=bf16", "tessera config update --config-file zero3.json --output-file run.yaml"},
-      "Comments are lost. What a file of DeepSpeed says becomes FSDP. A name that ends in .json makes JSON."));
+      "Comments are lost. Settings of DeepSpeed become those of FSDP. A file whose name ends in .json is written as JSON."));
   auto* reasons = command->add_subcommand("explain", "Prints each value and where it comes from");
   add_part(*reasons, chosen, explain);
   reasons->footer(Help::footer_of({"tessera config explain --config-file zero3.json"},

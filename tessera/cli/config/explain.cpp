@@ -18,7 +18,7 @@ std::string origin_of(const config::Setting& setting) {
   return kOrigins.at(static_cast<size_t>(setting.origin)) + (is_default ? "" : setting.where);
 }
 
-/// The source of a setting. Settings with the same source stand on one line.
+/// The source of a setting. origins_of_ranks() shows settings of one source in one line.
 std::string source_of(const config::Setting& setting) {
   if (setting.origin == config::Origin::File) return setting.where.substr(0, setting.where.rfind(':'));
   return setting.origin == config::Origin::Environment ? "environment" : "flags";

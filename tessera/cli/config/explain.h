@@ -1,4 +1,4 @@
-// The texts of `tessera config explain` and of launch about settings.
+// Texts that `tessera config explain` and `tessera launch` print about settings.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace tessera::cli {
 
-/// A table of all keys that matter: value and where it comes from. Remarks stand below.
+/// Returns a table of the keys that have an effect or were set, with their values and origins. Remarks follow below it.
 std::string explanation(const config::Settings& settings);
 
-/// One line for each source, which is a file, the environment or flags, of what it tells ranks: "run.yaml: mixed_precision bf16,
-/// fsdp_version 2". Defaults that a file repeats are left out.
+/// Returns the settings that launch passes on to ranks, in one line for each source, which is a file, the environment or flags:
+/// "run.yaml: mixed_precision bf16, fsdp_version 2". Leaves out defaults that a file repeats.
 std::vector<std::string> origins_of_ranks(const config::Settings& settings);
 
 }  // namespace tessera::cli

@@ -20,7 +20,7 @@ std::string flag_of(std::string_view key) {
   return flag;
 }
 
-/// All names of a key's flag, for errors, which can't tell by which of them it was given.
+/// All names of a key's flag, for errors: they can't tell which of the names the user wrote.
 std::string any_flag_of(const config::Key& key) {
   return flag_of(key.name) + (key.flag.empty() ? "" : fmt::format(" ({})", key.flag));
 }
@@ -46,7 +46,7 @@ std::string sentence(std::string_view text) {
 }  // namespace
 
 ConfigFlags::ConfigFlags(CLI::App& command) {
-  command.add_option("--config-file", *file_, "A configuration of Tessera, Accelerate or DeepSpeed; that of `tessera config` unless given")
+  command.add_option("--config-file", *file_, "A configuration of Tessera, Accelerate or DeepSpeed; the one that `tessera config` writes unless given")
       ->type_name("FILE")
       ->group("Configuration");
   for (const auto& key : config::keys()) {
@@ -61,7 +61,7 @@ ConfigFlags::ConfigFlags(CLI::App& command) {
   const auto add_short = [&](const std::string& flag, const std::string& key, const std::string& value) {
     command
         .add_flag_callback(
-            flag, [values = values_, key, value] { (*values)[key] = value; }, fmt::format("As {} {}", flag_of(key), value))
+            flag, [values = values_, key, value] { (*values)[key] = value; }, fmt::format("The same as {} {}", flag_of(key), value))
         ->group("Configuration");
   };
   add_short("--use-fsdp", "distributed_type", "FSDP");
@@ -75,11 +75,11 @@ config::Settings ConfigFlags::settings(std::optional<int> ranks_here) const {
   if (const auto file = file_->empty() ? config::usual_file() : std::filesystem::path(*file_); !file.empty()) settings.read_file(file);
   settings.read_environment();
   if (const auto nodes = values_->find("num_machines"); nodes != values_->end() && nodes->second.find(':') != std::string::npos) {
-    throw ConfigError("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for how many ranks may be left",
+    throw ConfigError("--nnodes {}: a job begins with all its nodes; give their number, and --min-ranks for the least number of ranks to continue with",
                       printable(nodes->second));
   }
   for (const auto& [key, value] : *values_) settings.set(key, value, config::Origin::Flag, any_flag_of(*config::find_key(key)));
-  // Only for a single host: of several, each may have another number.
+  // Only for a single host, because several hosts may have different numbers of ranks.
   if (ranks_here && *ranks_here > 0 && settings.integer("num_machines") == 1 &&
       settings.setting("num_processes").origin != config::Origin::Flag)
     settings.set("num_processes", std::to_string(*ranks_here), config::Origin::Flag, "--nproc-per-node");

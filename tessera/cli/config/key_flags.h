@@ -19,8 +19,8 @@ class ConfigFlags {
   /// Adds the flags, and --config-file.
   explicit ConfigFlags(CLI::App& command);
 
-  /// Precedence: flag, environment, file (`--config-file`, else config::usual_file()).
-  /// On a single host, the ranks that --nproc-per-node asks for win over num_processes of the file.
+  /// Returns the settings. A flag wins over the environment, and that over the file (`--config-file`, or else config::usual_file()).
+  /// `ranks_here` is the value of --nproc-per-node. On a single host it wins over num_processes of the file.
   config::Settings settings(std::optional<int> ranks_here) const;
 
  private:

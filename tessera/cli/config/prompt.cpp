@@ -29,14 +29,14 @@ ConfigError input_ended(const Question& question) {
       question.text, question.name);
 }
 
-/// Reads byte by byte, so that input behind the line stays for the next question.
+/// Reads byte by byte, so that input after the line stays for the next question.
 std::optional<std::string> read_line() {
   std::string line;
   for (;;) {
     char letter = 0;
     const auto count = ::read(STDIN_FILENO, &letter, 1);
     if (count < 0 && errno == EINTR) continue;
-    if (count != 1) return std::nullopt;  // a line without an end may be half of one
+    if (count != 1) return std::nullopt;  // a line without an end may be incomplete
     if (letter == '\n') break;
     line += letter;
   }
@@ -66,7 +66,7 @@ std::string ask_line(const Question& question) {
   return *line;
 }
 
-/// The value at a number from 1 on, or the text itself.
+/// Returns the value of the choice with this number, counted from 1, or the text itself if it is no such number.
 std::string value_at(const Question& question, const std::string& text) {
   const auto number = config::to_integer(text).value_or(0);
   if (number < 1 || number > std::ssize(question.choices)) return text;
@@ -94,7 +94,7 @@ std::string menu_lines(const Question& question, size_t place) {
   return text;
 }
 
-/// The place that a key leads to.
+/// Returns the place in the menu to which a key moves.
 size_t moved(size_t place, size_t places, char key) {
   if (key == RawTerminal::kUp) return (place + places - 1) % places;
   if (key == RawTerminal::kDown) return (place + 1) % places;
@@ -102,7 +102,7 @@ size_t moved(size_t place, size_t places, char key) {
   return key > '0' && key <= '9' && number <= places ? number - 1 : place;
 }
 
-/// Returns the key that ends the menu.
+/// Moves `place` by keys until one ends the menu, and returns that key; nothing if the input ended.
 std::optional<char> move_in_menu(const Question& question, size_t& place) {
   const RawTerminal terminal;
   const auto up = fmt::format("\x1b[{}A", question.choices.size());
@@ -114,7 +114,7 @@ std::optional<char> move_in_menu(const Question& question, size_t& place) {
     place = moved(place, question.choices.size(), *key);
     show(up + menu_lines(question, place));
   }
-  show(up + "\x1b[J");  // the answer stands behind the question instead
+  show(up + "\x1b[J");  // ask_menu() shows the answer after the question instead
   return RawTerminal::kEnter;
 }
 
@@ -123,7 +123,7 @@ std::string ask_menu(const Question& question) {
   auto place = default_place(question);
   const auto end = move_in_menu(question, place);
   if (!end) throw input_ended(question);
-  if (*end == RawTerminal::kInterrupt) ::raise(SIGINT);  // once the terminal is as it was
+  if (*end == RawTerminal::kInterrupt) ::raise(SIGINT);  // now that the terminal has its state back
   const auto* const colon = question.text.ends_with('?') ? "" : ":";
   show(fmt::format("\x1b[1A\x1b[K{}{} {}\n", question.text, colon, question.choices[place].label));
   return question.choices[place].value;

@@ -14,7 +14,7 @@ namespace {
 using config::Origin;
 using config::Settings;
 
-/// Questions that are about no key.
+/// Questions that belong to no key.
 const std::vector<Question> kOthers = {
     {.name = "use_deepspeed", .text = "Do you want to start from a configuration of DeepSpeed?", .otherwise = "no"},
     {.name = "deepspeed_config_file", .text = "What is the path of the JSON file of DeepSpeed?"},
@@ -69,7 +69,7 @@ class Interview {
     }
     if (!is_alone()) ask("num_processes");
     if (!settings_.is_set("mixed_precision")) ask("mixed_precision");
-    // Given answers for which there is no question hold, too.
+    // Given answers to questions that were not asked count, too.
     set_given(settings_, given_);
     settings_.expect_consistent();
     return settings_;
@@ -99,7 +99,7 @@ class Interview {
     ask_all({"fsdp_version", "fsdp_sharding_strategy"});
     const bool is_first = text("fsdp_version") == "1";
     if (!is_first) ask("fsdp_reshard_after_forward");
-    // On CPUs they are there already.
+    // On CPUs, parameters are in host memory already.
     if (!settings_.is_true("use_cpu") || given_.contains("fsdp_offload_params")) ask("fsdp_offload_params");
     ask("fsdp_auto_wrap_policy");
     if (text("fsdp_auto_wrap_policy") == "TRANSFORMER_BASED_WRAP") ask("fsdp_transformer_layer_cls_to_wrap");
@@ -117,7 +117,7 @@ class Interview {
     if (is_given || is_yes("use_parallelism_config")) ask_all({"parallelism_config_dp_replicate_size", "parallelism_config_dp_shard_size"});
   }
 
-  /// Asks the question again as long as `take` refuses the answer with a ConfigError.
+  /// Passes the given answer to `take` or, without one, asks until `take` accepts the answer: until it throws no ConfigError or IoError.
   void ask_until(const Question& question, const std::function<void(const std::string& answer, const std::string& where)>& take) {
     if (const auto given = given_.extract(question.name)) {
       const auto& [value, origin, where] = given.mapped();
@@ -138,10 +138,10 @@ class Interview {
         complaint = error.what();
       }
     }
-    throw ConfigError("'{}' was asked {} times without an answer that fits: {}", question.text, kPatience, complaint);
+    throw ConfigError("'{}' was asked {} times without a valid answer: {}", question.text, kPatience, complaint);
   }
 
-  /// Keys of version 1 are not asked for with version 2.
+  /// Asks for the value of a key. Skips a key of version 1 if the configuration is of version 2.
   void ask(std::string_view name) {
     const auto& key = *config::find_key(name);
     const bool is_second = text("fsdp_version") == "2";
@@ -152,7 +152,7 @@ class Interview {
       question.choices = {{"SHARDED_STATE_DICT", "SHARDED_STATE_DICT"}, {"FULL_STATE_DICT", "FULL_STATE_DICT"}};
     ask_until(question, [&](const std::string& answer, const std::string& where) {
       auto value = chosen_value(question, answer).value_or(answer);
-      if (where.empty()) value = config::to_value(key, value);  // a complaint needs no place
+      if (where.empty()) value = config::to_value(key, value);  // an error about what was just typed needs no place
       auto changed = settings_;
       changed.set(name, value, Origin::File, where.empty() ? "your answer" : where);
       changed.expect_consistent();

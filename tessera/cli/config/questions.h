@@ -16,10 +16,10 @@ struct Choice {
 };
 
 struct Question {
-  std::string name;                  // by which an answer can be given in advance; mostly that of a key
+  std::string name;                  // for answers given in advance; mostly the name of a key
   std::string text;                  // "How many machines take part?"
-  std::vector<Choice> choices = {};  // of a menu; a free answer without
-  std::string otherwise = {};        // what an empty answer means; without it an answer is required
+  std::vector<Choice> choices = {};  // those of a menu; if empty, the answer is any text
+  std::string otherwise = {};        // the value of an empty answer; if empty, an answer is required
 };
 
 /// Asks once; `complaint` says what is wrong with the last answer to the same question, and is empty at first.
@@ -28,21 +28,22 @@ using Ask = std::function<std::string(const Question& question, const std::strin
 /// Answers that were given before the questions, by their names.
 using GivenAnswers = std::map<std::string, config::Setting, std::less<>>;
 
-/// "k=v" of --set.
+/// Adds the answer of --set: "KEY=VALUE".
 void add_given_answer(GivenAnswers& answers, const std::string& assignment);
-/// Reads a YAML file of names and values. Sections make no difference.
+/// Adds the answers in a YAML file of names and values. Names in sections count like those at the top.
 void read_given_answers(GivenAnswers& answers, const std::string& file);
 
-/// Whether an answer of this name is about no key, such as use_deepspeed.
+/// Whether this is the name of a question that belongs to no key, such as use_deepspeed.
 bool is_question(std::string_view name);
 
-/// Asks what is not answered yet, in the order of `accelerate config`. Throws ConfigError for a given answer that is invalid.
+/// Asks the questions without a given answer, in the order of `accelerate config`, and returns the settings. Throws ConfigError for a given
+/// answer that is invalid.
 config::Settings interview(const Ask& ask, GivenAnswers given);
 
-/// The settings of `tessera config default`: one rank, and more would share one model. Given answers change it.
+/// The settings of `tessera config default`: one rank on the CPU, with FSDP, so that more ranks would share one model. Given answers win.
 config::Settings default_settings(const GivenAnswers& given);
 
-/// Given answers as settings. Throws ConfigError for names of no key.
+/// Sets the keys to the given answers. Throws ConfigError for a name that is not a key.
 void set_given(config::Settings& settings, const GivenAnswers& given);
 
 }  // namespace tessera::cli

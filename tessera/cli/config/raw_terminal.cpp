@@ -38,7 +38,7 @@ std::optional<char> read_byte() {
   return byte;
 }
 
-/// The rest of a key's sequence arrives at once; the key Escape alone has none.
+/// Whether more bytes of a key's sequence are there. They arrive at once; the key Escape alone has none.
 bool has_more() {
   pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   return ::poll(&input, 1, 50) == 1;
@@ -74,7 +74,7 @@ std::optional<char> RawTerminal::read_key() const {
   const auto second = read_byte();
   if (second != '[' && second != 'O') return kOther;
   auto last = read_byte();
-  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters of a key with shift and the like
+  while (last && (*last == ';' || (*last >= '0' && *last <= '9'))) last = read_byte();  // parameters, which a key has with Shift or Ctrl
   return last == 'A' ? kUp : last == 'B' ? kDown : kOther;
 }
 

@@ -1,11 +1,11 @@
-// A terminal that gives each key at once, for as long as an object lives.
+// RawTerminal: makes the terminal deliver each key at once, as long as the object lives.
 #pragma once
 
 #include <optional>
 
 namespace tessera::cli {
 
-/// Standard input becomes raw. The destructor gives it back its state, and so does a signal that ends the process.
+/// Puts standard input into raw mode. The destructor restores its state, and so does a signal that ends the process.
 class RawTerminal {
  public:
   RawTerminal();
@@ -14,7 +14,7 @@ class RawTerminal {
   ~RawTerminal();
 
   static constexpr char kEnter = '\n', kUp = 'k', kDown = 'j', kInterrupt = 3, kOther = 0;
-  /// Waits for a key: its letter, or one of these. Nothing at the end of input.
+  /// Waits for a key and returns its letter, or one of these constants; nothing at the end of input.
   std::optional<char> read_key() const;
 };
 

@@ -49,7 +49,7 @@ class Attempts {
   }
 
  private:
-  struct Interrupted {  // not an Error, because nothing is wrong: run() ends by it
+  struct Interrupted {  // thrown to end run(); not an Error, because nothing is wrong
     int signal;
   };
 
@@ -65,7 +65,7 @@ class Attempts {
     while (const auto signal = signals_.take()) {
       if (*signal == SIGTSTP) {
         HeldSignals::stop_for_a_while();
-      } else if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) {  // what SIGUSR1 and SIGUSR2 mean is the ranks' to say
+      } else if (*signal != SIGCHLD && *signal != SIGUSR1 && *signal != SIGUSR2) {  // SIGUSR1 and SIGUSR2 have a meaning for ranks only
         if (!agrees_ || interrupted_) throw Interrupted{*signal};
         interrupted_ = signal;
         nodes_->tell(*signal);
@@ -78,7 +78,7 @@ class Attempts {
     console_.err().write(fmt::format("{}launch: {}", console_.err().fresh_line(), words));
   }
 
-  /// Runs the ranks of this host. If they can't be started, the other nodes learn why, and end.
+  /// Runs the ranks of this host. If they can't be started, tells the other nodes why, so that they end, too.
   Ending run_here(const Share& share) try {
     introduce(share);
     return LocalJob(job_of(share), console_, signals_).run();
@@ -102,7 +102,7 @@ class Attempts {
             .min_ranks = plan_.min_ranks};
   }
 
-  /// The end of a job whose ranks are all here.
+  /// Decides, for a job whose ranks are all on this host, whether there is another attempt.
   Ending lone(Ending ending, bool may_restart) const {
     ending.again = may_restart && ending.failed && !ending.interrupted;
     if (!ending.again || ranks_ >= std::max(1, plan_.min_ranks)) return ending;
@@ -158,8 +158,8 @@ class Attempts {
             }};
   }
 
-  /// The environment of the ranks here. Clears the variables of other launchers: those of a launcher around this one do not hold for these
-  /// ranks.
+  /// Returns the environment of the ranks on this host. Clears the variables of other launchers, because those of a launcher that has started
+  /// this one are not true of these ranks.
   std::map<std::string, std::string> environment_of(const Share& share) const {
     auto environment = plan_.environment;
     for (const auto name : launcher_variables()) environment[std::string(name)] = "";
@@ -184,9 +184,9 @@ class Attempts {
   const LaunchPlan& plan_;
   Console& console_;
   std::unique_ptr<Nodes> nodes_;
-  HeldSignals signals_;             // made once the others are found: until then a signal just ends this process
-  bool agrees_ = false;             // it waits for the others to say how their ranks have ended
-  std::optional<int> interrupted_;  // by the signal that came meanwhile
+  HeldSignals signals_;             // made once the other nodes are found; until then a signal just ends this process
+  bool agrees_ = false;             // agree() waits for the other nodes to say how their ranks have ended
+  std::optional<int> interrupted_;  // the signal that came during agree()
   int ranks_;                       // of the next attempt
   int attempt_ = 0;
   std::string run_;

@@ -1,4 +1,4 @@
-// A job from its first attempt to its last one: ranks are started, and after a failure started again.
+// Runs a job from its first attempt to its last: starts the ranks, and starts them again after a failure.
 #pragma once
 
 #include "tessera/cli/launch/plan.h"
@@ -6,7 +6,7 @@
 
 namespace tessera::cli {
 
-/// Returns the exit status.
+/// Runs the job and returns the exit status.
 int run_attempts(const LaunchPlan& plan, Console& console);
 
 }  // namespace tessera::cli

@@ -8,15 +8,15 @@
 
 namespace tessera::cli {
 
-/// The processors that this process may use, in an order in which neighbours share as much as possible: first hardware threads of one core,
-/// then cores of one NUMA node. `system` is /sys/devices/system.
+/// Returns the processors that this process may use, ordered so that neighbours share as much hardware as possible: first the threads of one
+/// core, then the cores of one NUMA node. `system` is /sys/devices/system.
 std::vector<int> processors_in_order(const std::filesystem::path& system = "/sys/devices/system");
 
 /// Divides the processors, in order, into a part for each rank. The sizes of parts differ by one at most. If there are more ranks than
 /// processors, several ranks share one.
 std::vector<std::vector<int>> core_sets(const std::vector<int>& processors, int ranks);
 
-/// The processors in the form that the kernel takes.
+/// Returns the processors as the set that sched_setaffinity() takes.
 cpu_set_t to_cpu_set(const std::vector<int>& processors);
 
 }  // namespace tessera::cli

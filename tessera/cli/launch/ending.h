@@ -6,16 +6,16 @@
 
 namespace tessera::cli {
 
-/// Of the ranks of one host, as its launcher tells it to those of other hosts; or of all ranks, as the launchers have agreed.
+/// How the ranks of one host ended, as its launcher tells the others; or how all ranks ended, as the launchers have agreed.
 struct Ending {
   int status = 0;                         // the exit status for the launcher
-  bool failed = false;                    // a rank has failed, and not only been stopped
-  bool noticed = false;                   // it failed because of a rank of another host
+  bool failed = false;                    // a rank has failed, other than by being stopped
+  bool noticed = false;                   // the rank failed because of a rank of another host
   bool interrupted = false;               // the launcher was asked to end
-  int ranks = 0;                          // that could take part in a further attempt
-  std::string report = {};                // what is said of it; empty if there is nothing to say
-  bool again = false;                     // of the job: there is another attempt
-  std::string why_last = {};              // of the job: why there is none, although one was allowed
+  int ranks = 0;                          // how many could take part in a further attempt
+  std::string report = {};                // the message about the failure; may be empty
+  bool again = false;                     // there is another attempt
+  std::string why_last = {};              // why there is no other attempt, although one was allowed
   std::vector<std::string> trouble = {};  // logs that are not complete
   bool joined = false;                    // a rank has joined a world
   bool read_settings = false;             // a rank has read a configuration

@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Runs a rank of these tests: rank 2 is in trouble, which the others notice.
+/// Runs a rank of these tests: rank 2 fails, and the others notice it.
 int rank_in(const std::string& trouble) {
   if (trouble == "never joins" && env("RANK") == "2") return 0;
   try {
@@ -60,7 +60,7 @@ class FailedRank : public ::testing::TestWithParam<std::tuple<std::string, std::
 TEST_P(FailedRank, IsNamedBeforeThoseThatNoticeIt) {
   const auto& [transport, trouble] = GetParam();
   const auto tessera = std::filesystem::path(this_program()).parent_path().parent_path() / "bin/tessera";
-  // Behind a shell, as programs often are.
+  // Started by a shell, as programs often are.
   Process launcher({tessera, "launch", "--nproc-per-node", "3", "sh", "-c", "\"$0\" || exit $?", this_program()},
                    in_trouble.environment(trouble, {{"TESSERA_TRANSPORT", transport}}), Process::Output::Capture);
   const auto said = launcher.read_output();

@@ -25,7 +25,7 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Four ranks train, and rank 3 is in trouble, which is rank 1 of its row and of its column.
+/// Four ranks train, and rank 3 fails. It is rank 1 of its row and of its column.
 int train(const std::string& trouble) {
   torch::manual_seed(1);
   const auto world = init({.operation_limit = 3s});

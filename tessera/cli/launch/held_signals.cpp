@@ -11,7 +11,7 @@
 namespace tessera::cli {
 
 HeldSignals::HeldSignals() {
-  ::signal(SIGCHLD, SIG_DFL);  // if launch was started with this one ignored, the kernel would keep the status of ranks from it
+  ::signal(SIGCHLD, SIG_DFL);  // if launch was started with SIGCHLD ignored, it could not get the exit status of ranks
   sigset_t set;
   ::sigemptyset(&set);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
@@ -20,7 +20,7 @@ HeldSignals::HeldSignals() {
     if (::sigaction(signal, nullptr, &now) == 0 && now.sa_handler != SIG_IGN) ::sigaddset(&set, signal);
   }
   incoming = Fd(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!incoming) throw IoError("no signalfd: {}", std::strerror(errno));
+  if (!incoming) throw IoError("can't make a signalfd: {}", std::strerror(errno));
   ::pthread_sigmask(SIG_BLOCK, &set, &before);
 }
 

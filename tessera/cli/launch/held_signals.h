@@ -1,4 +1,4 @@
-// Signals of the launcher, as something to poll for.
+// HeldSignals: turns signals to the launcher into input that it can poll for.
 #pragma once
 
 #include <signal.h>
@@ -9,9 +9,9 @@
 
 namespace tessera::cli {
 
-/// As long as it exists, signals that ask the launcher for something are queued in `incoming` instead of interrupting it.
+/// As long as the object exists, signals such as SIGINT and SIGCHLD are queued in `incoming` instead of interrupting the launcher.
 struct HeldSignals {
-  sigset_t before;  // what was blocked before; a rank starts with that
+  sigset_t before;  // the signals that were blocked before; ranks start with this mask
   Fd incoming;      // a signalfd
 
   /// Throws IoError.
@@ -19,9 +19,9 @@ struct HeldSignals {
   HeldSignals(HeldSignals&&) = delete;
   ~HeldSignals();
 
-  /// The next one that has come, or nothing.
+  /// Returns the next signal that has come; nothing if there is none.
   std::optional<int> take();
-  /// Stops this process, as SIGTSTP asks for. The kernel decides: where no shell could continue it, it does not stop.
+  /// Stops this process by SIGTSTP. The kernel ignores that if there is no shell that could continue the process.
   static void stop_for_a_while();
 };
 

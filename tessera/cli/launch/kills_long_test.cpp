@@ -1,5 +1,5 @@
-// Jobs that are killed at random moments, one rank or the launcher itself, and started again each time until they are through: no
-// checkpoint is lost, nothing is left behind, and the result has the same bits as that of a job which nobody has touched.
+// Jobs of which one rank or the launcher is killed at random moments, and which are started again each time until they are done: no
+// checkpoint is lost, no process is left behind, and the result has the same bits as that of a job that was not disturbed.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -33,7 +33,7 @@ constexpr int kSteps = 30, kKills = 50;
 int train(const std::string& prefix) {
   const auto world = init({.operation_limit = 20s});
   const checkpoint::PrefixLock lock(prefix, world);
-  torch::manual_seed(1);  // otherwise it is a random one
+  torch::manual_seed(1);  // otherwise the seed is random
   const PictureRun run(world);
   checkpoint::Contents contents{.model = run.model.get(), .optimizer = run.optimizer.get()};
   int step = 0;
@@ -64,7 +64,7 @@ Process start(const std::filesystem::path& prefix) {
   return Process({tessera, "launch", "--nproc-per-node", "3", this_program()}, train_here.environment(prefix), Process::Output::Capture);
 }
 
-/// The processes that the launcher has started, in no order.
+/// The processes that the launcher has started, in any order.
 std::vector<pid_t> children_of(pid_t launcher) {
   std::ifstream list("/proc/" + std::to_string(launcher) + "/task/" + std::to_string(launcher) + "/children");
   return {std::istream_iterator<pid_t>(list), {}};
@@ -105,7 +105,7 @@ TEST(Kills, ChangeNothing) {
     if (const auto newest = checkpoint::latest(killed / "run")) {
       ASSERT_TRUE(checkpoint::verify(*newest).faults.empty()) << "kill " << kill;
     }
-    // A run that is through begins anew, so that all kills hit something.
+    // A run that is done begins anew, so that each kill hits a process.
     if (std::filesystem::exists(checkpoint::step_folder(killed / "run", kSteps))) {
       for (int step = kill % kSteps + 1; step <= kSteps; step++) std::filesystem::remove_all(checkpoint::step_folder(killed / "run", step));
     }

@@ -70,7 +70,7 @@ TEST(Launch, GivesAllXlaDevicesToOneProcess) {
   const auto several =
       run("2", script, {{"TESSERA_TRANSPORT", "xla"}}, {"--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1"});
   EXPECT_EQ(several.status, 2);
-  EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes are no world yet"));
+  EXPECT_THAT(several.err, HasSubstr("XLA devices of several nodes can't train together yet"));
 }
 
 TEST(Launch, TellsRanksWhereTheirSettingsComeFrom) {
@@ -166,7 +166,7 @@ TEST(Launch, NamesTheRankForWhichOthersWaitInVain) {
   EXPECT_EQ(ended.status, 1);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 1 ended with status 0 and said nothing on standard error, while rank 0 waited for it to "
                                    "join (stopped ranks 0 and 2)\n"));
-  // Nobody waits for it here: not before they join, nor in a world that it has joined too.
+  // No rank waits for the one that ends: first because both have joined the world, then because neither joins one.
   const auto joined = run("2", shell("echo $RANK starts >>$TESSERA_LAUNCH_RECORD; [ $RANK = 1 ] || sleep 0.5; "
                                      "echo $RANK joined >>$TESSERA_LAUNCH_RECORD; exit 0"));
   EXPECT_EQ(joined.status, 0) << joined.err;
@@ -184,7 +184,7 @@ TEST(Launch, LeavesCallsOutOfLastWords) {
 TEST(Launch, NamesTheSignalThatKilledARank) {
   const auto ended = run("2", shell("[ $RANK = 0 ] && kill -9 $$; exit 0"));
   EXPECT_EQ(ended.status, 128 + SIGKILL);
-  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL; if nobody did that by hand, memory ran out)"));
+  EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 was killed by signal 9 (SIGKILL; if nobody killed it by hand, memory ran out)"));
 }
 
 TEST(Launch, KillsARankThatDoesNotListen) {
@@ -313,7 +313,7 @@ TEST(Launch, KillsAtTheSecondSignal) {
   const auto ended = job.end();
   EXPECT_EQ(ended.status, 128 + SIGINT);
   EXPECT_THAT(ended.err, HasSubstr("launch: rank 0 still runs at another signal, and is killed"));
-  EXPECT_THAT(ended.err, Not(HasSubstr("launch: rank 0 ended")));  // nobody failed
+  EXPECT_THAT(ended.err, Not(HasSubstr("launch: rank 0 ended")));  // no rank failed
 }
 
 TEST(Launch, StopsAndContinuesWithItsRanks) {
@@ -387,9 +387,9 @@ TEST(Launch, RefusesWhatCanNotWork) {
     EXPECT_EQ(ended.status, 2);
     return ended.err;
   };
-  EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 makes no sense"));
-  EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 makes no sense"));
-  EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 makes no sense"));
+  EXPECT_THAT(refusal("0", {"true"}), HasSubstr("--nproc-per-node 0 is out of range"));
+  EXPECT_THAT(refusal("-1", {"true"}), HasSubstr("--nproc-per-node -1 is out of range"));
+  EXPECT_THAT(refusal("100000", {"true"}), HasSubstr("--nproc-per-node 100000 is out of range"));
   EXPECT_THAT(refusal("two", {"true"}), HasSubstr("two"));
   EXPECT_THAT(refusal("2", {}), HasSubstr("needs a program"));
   EXPECT_THAT(refusal("2", {"--nodes", "2", "true"}),
@@ -418,7 +418,7 @@ TEST(Launch, TakesDashesAndUnderscoresForTheSame) {
   EXPECT_THAT(mistyped.err, HasSubstr("tessera: there is no flag '--nproc_per_nod 2' (did you mean --nproc-per-node?)"));
   EXPECT_THAT(started({"-np", "2", "true"}).err, HasSubstr("tessera: there is no flag '-np"));
   EXPECT_EQ(started({"-n1", "echo"}).out, "[rank 0] \n");
-  EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("stands behind the program"));
+  EXPECT_THAT(started({"true", "--nproc-per-node", "2"}).err, HasSubstr("comes after the program"));
   EXPECT_THAT(started({"true"}).err, HasSubstr("--nproc-per-node is required"));
 }
 

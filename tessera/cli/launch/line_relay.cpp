@@ -45,7 +45,7 @@ void LineRelay::pump() {
 }
 
 void LineRelay::finish() {
-  // No more than the pipe holds, in case a process that was left behind never stops writing.
+  // Reads no more than the pipe holds, because a process that was left behind may never stop writing.
   auto left = static_cast<int64_t>(std::max(::fcntl(source_.get(), F_GETPIPE_SZ), 0));
   while (source_ && left > 0) {
     const auto count = read_some();

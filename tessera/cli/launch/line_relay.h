@@ -1,5 +1,5 @@
-// Copies the output of one rank to the launcher's own output, with a prefix before each line, and to a log as it is. Lines of different
-// ranks do not mix.
+// LineRelay: copies the output of one rank to the launcher's own output, with a prefix before each line, and unchanged to a log. Lines of
+// different ranks do not mix.
 #pragma once
 
 #include <chrono>
@@ -13,11 +13,11 @@
 
 namespace tessera::cli {
 
-/// The lines that ranks have printed of late, so that a line which all of them print is shown once.
+/// Remembers the lines that ranks have printed lately, so that a line which all ranks print is shown once.
 class RecentLines {
  public:
-  /// Returns another rank that has just printed this line. If there is none, the line is kept. Short lines may be the same by chance, so a
-  /// short one is only looked up if the line before was the same (`goes_on`).
+  /// Returns another rank that has just printed this line, or remembers the line if there is none. Short lines may be equal by chance, so a
+  /// short line is looked up only if the line before it was a repetition, too (`goes_on`).
   std::optional<int> printed_by_another(int rank, const std::string& line, bool goes_on);
 
  private:
@@ -31,18 +31,19 @@ class RecentLines {
 
 class LineRelay {
  public:
-  /// Reads from a pipe. Of a line that was overwritten after carriage returns, only the last state is copied. Without a target, lines only
-  /// go to the log. With `recent`, lines that another rank has just printed are not copied.
+  /// Reads from a pipe. Copies only the last state of a line that the rank overwrites by carriage returns. Without a target, lines go only
+  /// to the log. With `recent`, lines that another rank has just printed are not copied.
   LineRelay(Fd source, Output* target, std::string prefix, LogFile log, int rank, RecentLines* recent = nullptr);
 
-  /// The descriptor to poll for input; -1 after the end, and while enough lines wait for the target. The rank then waits in its own pipe.
+  /// The descriptor to poll for input; -1 after the end of input, and while enough lines wait for the target. A rank that prints more then
+  /// blocks, because its pipe is full.
   int source() const { return has_room() ? source_.get() : -1; }
 
-  /// Takes some of what can be read without waiting, and hands complete lines to the target if that is idle.
+  /// Reads some of the input that is there, and hands complete lines to the target if the target is idle.
   void pump();
 
-  /// Takes what the pipe holds now, ends the last line, and hands everything to the target. Processes that the rank has left behind may
-  /// keep the pipe open; what they write from now on is not copied.
+  /// Reads what the pipe holds now, ends the last line, and hands everything to the target. Processes that the rank has left behind may
+  /// keep the pipe open; their later output is not copied.
   void finish();
 
   /// The last few lines, without the prefix.
@@ -65,7 +66,7 @@ class LineRelay {
   std::deque<std::string> last_lines_;
   int rank_;
   RecentLines* recent_;
-  std::optional<int> repeats_;  // the rank that has printed the same before
+  std::optional<int> repeats_;  // the rank that had printed the last line before this one did
 };
 
 }  // namespace tessera::cli

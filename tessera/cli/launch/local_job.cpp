@@ -23,10 +23,10 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(200);  // how often to reread the launch record once a rank has ended
 constexpr auto kLastWords = std::chrono::seconds(1);    // after a failure, before SIGTERM
-constexpr auto kEnough = std::chrono::seconds(3);       // after that SIGTERM, before SIGKILL
+constexpr auto kEnough = std::chrono::seconds(3);       // after SIGTERM, before SIGKILL
 
-constexpr auto kSameKey = std::chrono::milliseconds(200);     // in which a second signal from the keyboard is the same one
-constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // and in which another signal is
+constexpr auto kSameKey = std::chrono::milliseconds(200);     // a second signal from the keyboard within this time is the same one
+constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // any other second signal within this time is the same one
 
 bool is_typed(int signal) {
   return signal == SIGINT || signal == SIGQUIT;
@@ -43,7 +43,7 @@ std::string prefix(int rank, const Output& target) {
 std::string how_it_ended(int status) {
   if (status <= 128 || ::sigabbrev_np(status - 128) == nullptr) return fmt::format("ended with status {}", status);
   const int signal = status - 128;
-  const auto* const hint = signal == SIGKILL ? "; if nobody did that by hand, memory ran out" : "";
+  const auto* const hint = signal == SIGKILL ? "; if nobody killed it by hand, memory ran out" : "";
   return fmt::format("was killed by signal {} (SIG{}{})", signal, ::sigabbrev_np(signal), hint);
 }
 
@@ -125,7 +125,8 @@ Ending LocalJob::run() {
       relay.finish();
       if (const auto trouble = relay.log().trouble()) ending_.trouble.push_back(*trouble);
     }
-    // By hand, or because memory ran out.
+    // SIGKILL that the launcher did not send: somebody did, or memory ran out. With --min-ranks, a further
+    // attempt does without this rank.
     if (*rank.status == 128 + SIGKILL && !rank.stopped && !interrupted_) ending_.ranks--;
   }
   for (const auto& [rank, told] : record_.read()) {
@@ -175,8 +176,9 @@ std::vector<int> LocalJob::stopped() const {
   return numbers;
 }
 
-/// Goes from the rank that ended first to the one because of which it failed, which may end later and may itself have failed because of a
-/// third one. Returns what is to be said of yet another, because of which that one failed.
+/// Follows the records from the rank that ended first to the rank because of which it failed, and so on, and makes the last one that can be
+/// reported the failed rank. Returns the words about its own culprit if that can't be reported, because it is on another node, still ran, or
+/// ended with status 0.
 std::string LocalJob::find_culprit() {
   auto told = record_.read();
   int rank = *failed_rank_;
@@ -194,7 +196,7 @@ std::string LocalJob::find_culprit() {
       return fmt::format("; it failed because of rank {}, on another node", culprit);
     }
     const auto& other = at(culprit);
-    // A rank that was stopped failed by itself only if it said so before.
+    // A rank that launch has stopped failed by itself only if it had recorded an error.
     if (other.stopped && !other.error)
       return culprit == rank ? "" : fmt::format("; it failed because of rank {}, which still ran", culprit);
     if (culprit != rank && other.status == 0) return fmt::format("; rank {}, which it still needed, had ended with status 0", culprit);
@@ -213,7 +215,7 @@ std::string LocalJob::report() const {
   if (const auto others = stopped(); !others.empty()) text += fmt::format(" (stopped {})", name_ranks(others));
   const auto signal = ending_.status - 128;
   if (silent && (signal == SIGSEGV || signal == SIGABRT || signal == SIGFPE))
-    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in its place";
+    text += "; to see where, start gdb -batch -ex run -ex bt --args PROGRAM in place of PROGRAM";
   if (silent) return text + "\n";
   text += failed.error ? "; its error:\n" : "; its last words:\n";
   if (failed.error) lines = {shortened(printable(failed.error->message, "\n"))};
@@ -258,7 +260,7 @@ void LocalJob::take_signals() {
 void LocalJob::take_signal(int signal) {
   if (signal == SIGTSTP) return stop_for_a_while();
   if (signal == SIGCHLD) return;
-  if (signal == SIGUSR1 || signal == SIGUSR2) return send(signal);  // what these mean is the program's to say
+  if (signal == SIGUSR1 || signal == SIGUSR2) return send(signal);  // the meaning of these is up to the program
   const auto now = Clock::now();
   if (!interrupted_) {
     if (is_typed(signal) && console_.err().is_terminal()) console_.err().write("\n");  // the terminal has just written ^C
@@ -274,7 +276,7 @@ void LocalJob::take_signal(int signal) {
 
 void LocalJob::pass_on(int signal) {
   const auto now = Clock::now();
-  say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed, after another signal at once\n",
+  say(fmt::format("launch: passing SIG{} on; ranks that still run in {} s are killed; another signal kills them at once\n",
                   ::sigabbrev_np(signal), job_.grace.count()));
   plan_ = {{now, signal}, {now + job_.grace, SIGKILL, fmt::format("{} s after SIG{}", job_.grace.count(), ::sigabbrev_np(signal))}};
   interrupted_ = signal;
@@ -290,7 +292,7 @@ void LocalJob::stop_for_a_while() {
 
 void LocalJob::relay_output() {
   for (auto* output : {&console_.out(), &console_.err()}) output->flush();
-  // In turn, so that a rank that prints without end does not keep the others from printing.
+  // Begins with another rank each time, so that a rank that prints without end does not keep the others from printing.
   first_relay_ = (first_relay_ + 1) % ranks_.size();
   for (size_t i = 0; i < ranks_.size(); i++) {
     for (auto& relay : ranks_[(first_relay_ + i) % ranks_.size()].output) relay.pump();
@@ -302,7 +304,7 @@ void LocalJob::reap() {
     if (rank.status) continue;
     rank.status = rank.process.wait(std::chrono::milliseconds(0));
     if (!rank.status) continue;
-    ::kill(-rank.process.pid(), SIGKILL);  // the processes that it has left behind
+    ::kill(-rank.process.pid(), SIGKILL);  // the processes that the rank has left behind
     watchdog_.watch(static_cast<int>(&rank - ranks_.data()), 0);
     if (*rank.status == 0 || interrupted_ || rank.stopped) continue;
     // A rank that was killed by a signal counts as the first to fail, even if a rank that only noticed its death ended before it.
@@ -348,13 +350,13 @@ void LocalJob::fail(int rank) {
   stop_soon();
 }
 
-/// Plans the end after a failure, with time for ranks to say what they saw of it.
+/// Plans to stop the ranks after a failure, with time for them to print what they know about it.
 void LocalJob::stop_soon() {
   const auto now = Clock::now();
   plan_ = {{now + kLastWords, SIGTERM}, {now + kLastWords + kEnough, SIGKILL, fmt::format("{} s after SIGTERM", kEnough.count())}};
 }
 
-/// Names ranks that are about to be killed: a rank that hangs where it takes no signals ends without a word of its own.
+/// Names the ranks that are about to be killed, because a rank that hangs without handling signals can't say so itself.
 void LocalJob::name_those_that_still_run(const std::string& after) {
   const auto hanging = running();
   if (hanging.empty()) return;

@@ -1,4 +1,4 @@
-// The ranks of one host as processes that are started, watched and stopped together.
+// LocalJob: the ranks of one host as processes that are started, watched and stopped together.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@
 
 namespace tessera::cli {
 
-/// Which output of ranks launch shows, beside the logs.
+/// Which output of ranks launch shows, if it also writes logs.
 enum class Tee { None, Out, Err, Both };
 
 /// The part of a job that runs on this host.
@@ -35,8 +35,8 @@ struct Job {
   int attempt = 0;
   Tee tee = Tee::Both;
   std::chrono::seconds grace = std::chrono::seconds(10);  // for ranks that got a signal that was passed on
-  // The other hosts of the job. A byte comes through `news` when ranks here shall end: a signal to pass on, or 0 if ranks there have
-  // failed. `tell` says the same of the ranks here.
+  // The connection to the other hosts of the job. A byte comes through `news` when the ranks here have to end: a signal to pass on, or 0 if
+  // ranks of another host have failed. `tell` tells the other hosts the same about the ranks here.
   int news = -1;
   std::function<void(int signal)> tell = [](int) {};
 };
@@ -58,13 +58,13 @@ class LocalJob {
     std::list<LineRelay> output;  // the last one is standard error
     std::optional<int> status;
     std::string error_path;
-    bool stopped = false;                   // by the launcher
-    std::optional<ErrorRecord> error = {};  // what it has recorded, known at the end
+    bool stopped = false;                   // the launcher has stopped it
+    std::optional<ErrorRecord> error = {};  // the error that it has recorded, read at the end
   };
   struct Step {
     Clock::time_point when;
     int signal;
-    std::string after = {};  // of SIGKILL: when it comes, for the message
+    std::string after = {};  // for the message about SIGKILL: when it comes
   };
 
   void start(int place);
@@ -98,9 +98,9 @@ class LocalJob {
   Console& console_;
   HeldSignals& signals_;
   Watchdog watchdog_;
-  bool watchdog_missed_ = false;  // it has ended and can't be started again
+  bool watchdog_missed_ = false;  // the watchdog has ended and could not be started again
   LaunchRecord record_;
-  std::list<MemoryFile> error_files_;  // where there are no logs
+  std::list<MemoryFile> error_files_;  // used if there are no logs
   size_t first_relay_ = 0;             // whose turn it is to write first
   RecentLines recent_errors_;
   std::vector<Rank> ranks_;
@@ -109,7 +109,7 @@ class LocalJob {
   Clock::time_point interrupted_at_;
   std::optional<int> failed_rank_;  // the rank because of which the job failed
   std::vector<int> left_waiting_;   // the ranks that waited at the start for the failed rank, which ended with status 0
-  std::string because_;             // of which other rank the failed one failed, for the message
+  std::string because_;             // for the message: because of which other rank the failed one failed
   bool ended_from_elsewhere_ = false;
   Ending ending_;
 };

@@ -27,9 +27,9 @@ using Json = nlohmann::json;
 constexpr auto kPoll = std::chrono::milliseconds(20);
 constexpr auto kBeat = std::chrono::seconds(1);
 constexpr auto kPatience = std::chrono::milliseconds(200);
-constexpr auto kMeeting = std::chrono::seconds(300);  // until all nodes are there
-constexpr auto kNotice = std::chrono::seconds(10);    // after which a line says who is missing
-constexpr auto kFarewell = std::chrono::seconds(5);   // for the others to read the verdict before node 0 ends
+constexpr auto kMeeting = std::chrono::seconds(300);  // how long to wait until all nodes are there
+constexpr auto kNotice = std::chrono::seconds(10);    // after this a line says which nodes are missing
+constexpr auto kFarewell = std::chrono::seconds(5);   // the time that others have to read the verdict before node 0 ends
 
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
@@ -52,18 +52,18 @@ StorePtr connect(const LaunchPlan& plan) {
     return serve_or_join({.rank = plan.node, .world_size = plan.nodes}, plan.point,
                          {.end = now + kMeeting, .notice = now + kNotice, .place = place});
   } catch (const TimeoutError& error) {
-    throw TimeoutError("node {} found no launcher {} within {} s: {}; does it run, and does --rdzv-endpoint name its host?", plan.node,
+    throw TimeoutError("node {} found no launcher {} within {} s: {}; check that node 0 runs, and that --rdzv-endpoint names its host", plan.node,
                        place, kMeeting.count(), error.what());
   } catch (const CommError&) {
     if (plan.node > 0) throw;
-    throw CommError("node 0 can't listen at {}; does another launcher with --node-rank 0 run there, or is that another host?",
+    throw CommError("node 0 can't listen at {}; check that this is an address of this host, and that no other launcher with --node-rank 0 runs there",
                     address_of(plan.point));
   } catch (const ConfigError& error) {
     throw ConfigError("node {}, at the store {}: {}", plan.node, place, error.what());
   }
 }
 
-/// Any text as JSON, also what is not UTF-8.
+/// Dumps JSON, and replaces bytes that are not UTF-8 in place of throwing.
 std::string dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
@@ -74,11 +74,11 @@ std::string too_few_ranks(int left, int least) {
   return fmt::format("{} of at least {} ranks are left, so this was the last attempt", left, least);
 }
 
-/// Turns exceptions of the store, which may be of any kind, into an error that names node 0.
+/// Makes a call of the store. Turns its exceptions, which may be of any type, into an error that names node 0.
 template <class Call>
 auto Nodes::asking_node_0(Call&& call) const {
   const auto gone = [&](const std::string& why) {
-    return CommError("the launcher of node 0 at {} is gone ({}); see what it said", address_of(plan_.point), why);
+    return CommError("the launcher of node 0 at {} is gone ({}); see its output", address_of(plan_.point), why);
   };
   if (is_alone_) throw gone(why_alone_);
   try {
@@ -92,7 +92,7 @@ auto Nodes::asking_node_0(Call&& call) const {
 
 Nodes::Nodes(const LaunchPlan& plan, Hooks hooks) : plan_(plan), hooks_(std::move(hooks)), store_(connect(plan_)) {
   ::fcntl(news_.read.get(), F_SETFL, O_NONBLOCK);
-  store_->setTimeout(plan_.node_timeout);  // if node 0 does not answer for as long, it is lost, as any other node
+  store_->setTimeout(plan_.node_timeout);  // node 0 is lost after the same time without an answer as any other node
   watcher_ = quiet_thread([this] { keep_in_touch(); });
 }
 
@@ -131,7 +131,7 @@ std::string Nodes::await(const std::string& key) {
   return read(key);
 }
 
-/// Node 0 counts attempts. A launcher that was started again comes to the next one.
+/// Sets attempt_ to the next attempt, which node 0 counts. A launcher that was started while the job runs waits for that.
 void Nodes::find_attempt() {
   if (decides()) {
     attempt_++;
@@ -140,7 +140,7 @@ void Nodes::find_attempt() {
     return;
   }
   if (const auto nodes = await("nodes"); nodes != std::to_string(plan_.nodes)) {
-    throw ConfigError("--nnodes {} here, but {} on node 0; give all launchers the same", plan_.nodes, nodes);
+    throw ConfigError("--nnodes is {} here, but {} on node 0; give all launchers the same number", plan_.nodes, nodes);
   }
   const int before = attempt_;
   bool said = false;
@@ -148,7 +148,7 @@ void Nodes::find_attempt() {
     attempt_ = std::stoi(await("attempt"));
     if (attempt_ > before && !is_there(key("plan"))) return;
     if (before < 0 && Json::parse(read(key("plan"))).value("max_restarts", 0) <= attempt_)
-      throw ConfigError("the job runs already, and has no further attempt in which node {} could take part", plan_.node);
+      throw ConfigError("the job runs already, and there will be no further attempt in which node {} could take part", plan_.node);
     if (before < 0 && !std::exchange(said, true)) hooks_.say("the job runs already; waiting for its next attempt");
   }
 }
@@ -185,7 +185,7 @@ Share Nodes::meet(int ranks) {
     }
     members_[node] = {.host = member.at("host"), .id = member.at("id")};
   }
-  if (share.ranks == 0) throw TimeoutError("the job went on without node {}, which came too late", plan_.node);
+  if (share.ranks == 0) throw TimeoutError("the next attempt of the job began without node {}, which came too late", plan_.node);
   told_ = false;
   to_tell_ = kNothing;
   beats_.clear();
@@ -194,7 +194,7 @@ Share Nodes::meet(int ranks) {
   return share;
 }
 
-/// Waits for the nodes and writes who has which ranks.
+/// Node 0 only: waits for the other nodes and writes into the store which node has which ranks.
 void Nodes::invite() {
   const auto begin = Clock::now();
   const auto limit = attempt_ == 0 ? kMeeting : plan_.node_timeout;
@@ -240,7 +240,7 @@ void Nodes::tell(int signal) {
   if (to_tell_.compare_exchange_strong(nothing, signal)) wake_.notify_all();
 }
 
-/// The watcher's thread, because the store may keep a call waiting, and ranks shall not wait for that.
+/// Runs in a thread of its own, because a call of the store may block, and the ranks must not wait for it.
 void Nodes::keep_in_touch() try {
   const auto store = store_->clone();
   auto next_beat = Clock::now();
@@ -274,7 +274,7 @@ void Nodes::look(c10d::Store& store) {
 
 void Nodes::watch_others(c10d::Store& store) {
   for (const auto& [node, member] : members_) {
-    if (node == 0 || lost_.contains(node) || store.check({key("end", node)})) continue;  // one that has ended need not live any more
+    if (node == 0 || lost_.contains(node) || store.check({key("end", node)})) continue;  // a node whose ranks have ended need not show that it lives
     const auto name = "beat/" + member.id;
     auto beat = store.check({name}) ? store.get_to_str(name) : std::string();
     const auto [entry, is_new] = beats_.try_emplace(node, beat, Clock::now());
@@ -312,19 +312,19 @@ Ending Nodes::agree(const Ending& own, bool may_restart) {
     const auto present = static_cast<int64_t>(members_.size() - lost_.size());
     while (store_->add(key("read"), 0) < present && Clock::now() < last) pause();
   }
-  char rest = 0;  // what came when all was over
+  char rest = 0;  // drops news that came after the ranks had ended
   while (::read(news_.read.get(), &rest, 1) == 1) {
   }
   return all;
 }
 
-/// Node 0's part: it waits for the others, unless they are lost.
+/// Node 0 only: waits until each node has said how its ranks ended, or is lost, and returns how the attempt ended.
 Ending Nodes::decide(bool may_restart) {
   std::map<int, Ending> ends;
   std::set<int> lost;
   for (const auto& [node, member] : members_) {
     while (!is_there(key("end", node)) && !is_lost(node)) pause();
-    if (is_lost(node)) {  // perhaps it was only held up, and now says how the ranks ended that were stopped because of it
+    if (is_lost(node)) {  // even if it reports now: it was only delayed, and its ranks were stopped because it counted as lost
       lost.insert(node);
     } else {
       ends[node] = Json::parse(read(key("end", node))).get<Ending>();
@@ -335,7 +335,7 @@ Ending Nodes::decide(bool may_restart) {
   for (const auto& [node, end] : ends) {
     all.interrupted |= end.interrupted;
     if (end.status != 0 && all.status == 0) all.status = end.status;
-    // A node whose rank failed by itself comes before one that only noticed it.
+    // Blames a node whose rank failed by itself rather than one whose ranks failed because of another node.
     if (end.failed && (!blamed || (ends[*blamed].noticed && !end.noticed))) blamed = node;
   }
   if (!lost.empty()) {
@@ -349,7 +349,7 @@ Ending Nodes::decide(bool may_restart) {
     all.report = fmt::format("on node {} ({}): {}", *blamed, members_[*blamed].host, ends[*blamed].report);
   }
   all.again = may_restart && !all.interrupted && (blamed || !lost.empty());
-  if (all.again && lost.empty()) {  // nodes that are lost may come back
+  if (all.again && lost.empty()) {  // if nodes are lost, the next attempt waits for them and counts again
     int left = 0;
     for (const auto& [node, end] : ends) left += end.ranks;
     if (left < plan_.min_ranks) {

@@ -1,4 +1,5 @@
-// The launchers of several hosts that run one job together. They meet in a store that the launcher of node 0 serves, which also decides.
+// Nodes: connects the launchers of several hosts that run one job together. They meet in a store that the launcher of node 0 serves. Node 0
+// also decides whether the job is started again.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -26,42 +27,43 @@ class Store;
 
 namespace tessera::cli {
 
-/// The ranks of this host in an attempt to run a job, and what they need to meet the others.
+/// This host's share of an attempt to run a job: its ranks, and what they need to meet the others.
 struct Share {
   int attempt = 0;
   int first_rank = 0, ranks = 1, world_size = 1;
   int node = 0, nodes = 1;
   std::string host = "127.0.0.1";  // where rank 0 listens
   int port = 0;
-  std::string secret = {};              // without which nobody can join
-  std::string run = {};                 // a name of all attempts together
-  int max_restarts = 0, min_ranks = 0;  // those of node 0 hold
+  std::string secret = {};              // a process without it can't join
+  std::string run = {};                 // the name of the run, the same for all attempts
+  int max_restarts = 0, min_ranks = 0;  // those of node 0
 };
 
-/// Why a job ends: it has fewer ranks than --min-ranks.
+/// Returns the message for a job that ends because it has fewer ranks left than --min-ranks.
 std::string too_few_ranks(int left, int least);
 
 class Nodes {
  public:
   struct Hooks {
     std::function<void(const std::string& words)> say;
-    std::function<void()> wait;  // called again and again while meet() and agree() wait; what it throws ends them
+    std::function<void()> wait;  // called repeatedly while meet() and agree() wait; if it throws, they end
   };
 
-  /// Connects to node 0; the plan must outlive it. Throws an Error that names the way out.
+  /// Connects to node 0. The plan must outlive the object. Throws an Error that says what to do if the connection fails.
   Nodes(const LaunchPlan& plan, Hooks hooks);
   Nodes(Nodes&&) = delete;
   ~Nodes();
 
-  /// Waits for the others, which say how many ranks they will start. Throws an Error if not enough of them come.
+  /// Begins an attempt with so many ranks here: waits for the other nodes and returns this host's share. Throws an Error if not enough come.
   Share meet(int ranks);
 
-  /// A byte can be read here when another node has failed (0), or was asked to end by a signal (its number).
+  /// The descriptor from which a byte can be read when another node has failed (0), or was asked to end by a signal (its number).
   int news() const { return news_.read.get(); }
-  /// Tells the other nodes the same of this one.
+  /// Tells the other nodes that this one has failed (0), or was asked to end by a signal (its number).
   void tell(int signal);
 
-  /// Waits until all nodes have said how their ranks ended. `may_restart`: whether another attempt is allowed after a failure.
+  /// Waits until all nodes have said how their ranks ended, and returns how the attempt ended. `may_restart`: whether another attempt is
+  /// allowed after a failure.
   Ending agree(const Ending& own, bool may_restart);
 
  private:
@@ -92,20 +94,20 @@ class Nodes {
   int attempt_ = -1;
   struct Member {
     std::string host;
-    std::string id;  // of the launcher, which may be another one in the next attempt
+    std::string id;  // of the launcher process; in the next attempt the node may have another
   };
-  std::map<int, Member> members_;  // of this attempt, by their nodes
+  std::map<int, Member> members_;  // the nodes of this attempt, by their numbers
 
   Pipe news_;
   static constexpr int kNothing = -1;
   std::atomic<int> to_tell_ = kNothing;
   std::string why_alone_;               // written before is_alone_
-  std::atomic<bool> is_alone_ = false;  // node 0 is gone; whoever asks it next says so
-  std::mutex mutex_;                    // guards the members below, which the watcher works with while an attempt runs
+  std::atomic<bool> is_alone_ = false;  // node 0 is gone; the next call that asks it throws
+  std::mutex mutex_;                    // guards the members below, which the watcher's thread uses while an attempt runs
   std::condition_variable wake_;
   bool stop_ = false, runs_ = false, told_ = false;
   std::set<int> lost_;
-  std::map<int, std::pair<std::string, Clock::time_point>> beats_;  // the last of each node, and when it came
+  std::map<int, std::pair<std::string, Clock::time_point>> beats_;  // the last beat of each node, and when it changed
   std::thread watcher_;
 };
 

@@ -67,7 +67,7 @@ TEST(Nodes, StopWhenARankOfAnotherOneFails) {
   EXPECT_EQ(one.status, 3);
   EXPECT_THAT(zero.err,
               AllOf(HasSubstr("launch: on node 1 ("), HasSubstr("rank 1 ended with status 3; its last words:\n  no such file\n")));
-  EXPECT_THAT(one.err, Not(HasSubstr("on node")));  // it has said so itself
+  EXPECT_THAT(one.err, Not(HasSubstr("on node")));  // node 1 has reported its own rank
 }
 
 TEST(Nodes, FindTheRankBecauseOfWhichOthersFail) {
@@ -106,14 +106,14 @@ TEST(Nodes, GoOnWithoutOneThatIsGone) {
   EXPECT_TRUE(ends(rank));
 }
 
-// Its ranks are done, so nobody needs it any more.
+// The ranks of the launcher that ends are done, so the others do not need it any more.
 TEST(Nodes, MayEndBeforeTheOthersHaveFinished) {
   const Cluster cluster{.nodes = 2, .flags = {"--node-timeout", "2"}};
   const auto script = shell("echo ready; [ $RANK = 1 ] && exit 0; sleep 5; echo finished");
   auto second = cluster.start(1, "1", script), first = cluster.start(0, "1", script);
   EXPECT_THAT(second.read_line(), HasSubstr("ready"));
   EXPECT_THAT(first.read_line(), HasSubstr("ready"));
-  std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // until it has told that they have ended
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // until it has told node 0 that its ranks have ended
   ::kill(second.pid(), SIGKILL);
   const auto zero = first.end();
   EXPECT_EQ(zero.status, 0) << zero.err;
@@ -144,7 +144,7 @@ TEST(Nodes, HearOfSignalsToOneWhoseRanksHaveEnded) {
   EXPECT_THAT(first.read_line(), HasSubstr("ready"));
   EXPECT_THAT(first.read_line(), HasSubstr("waiting"));
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
-  ::kill(second.pid(), SIGUSR1);  // it is for ranks, and there are none
+  ::kill(second.pid(), SIGUSR1);  // a signal for ranks, of which none run here
   ::kill(second.pid(), SIGTERM);
   const auto zero = first.end();
   EXPECT_EQ(zero.out, "[rank 0] saved\n") << zero.err;
@@ -156,7 +156,7 @@ TEST(Nodes, EndAtOnceWhileTheyWaitForOthers) {
   auto first = cluster.start(0, "1", {"true"});
   std::this_thread::sleep_for(std::chrono::milliseconds(1000));
   ::kill(first.pid(), SIGTERM);
-  EXPECT_THAT(first.end().status, AnyOf(128 + SIGTERM, -SIGTERM));  // the latter if it has not come so far
+  EXPECT_THAT(first.end().status, AnyOf(128 + SIGTERM, -SIGTERM));  // the latter if it does not handle signals yet
 }
 
 TEST(Nodes, MayHaveDifferentNumbersOfRanksBesideSizes) {
@@ -196,7 +196,7 @@ TEST(Nodes, EndWhenTheFirstOneIsGone) {
   EXPECT_TRUE(ends(rank));
 }
 
-// As if the link of node 0 were cut: its host is there, and answers nothing.
+// As if the link of node 0 were cut: its host exists, but does not answer.
 TEST(Nodes, EndWhenTheFirstOneDoesNotAnswer) {
   const Cluster cluster{.nodes = 2, .flags = {"--max-restarts", "1", "--node-timeout", "2"}};
   const auto script = shell("echo ready $$; exec sleep 100");
@@ -229,7 +229,7 @@ TEST(Nodes, NeedEachANumberOfItsOwn) {
   const Cluster cluster{.nodes = 3};
   auto first = cluster.start(0, "1", {"true"}), second = cluster.start(1, "1", {"true"}), twin = cluster.start(1, "1", {"true"});
   EXPECT_TRUE(comes_true([&] { return state(std::to_string(second.pid())) == 'Z' || state(std::to_string(twin.pid())) == 'Z'; }));
-  ::kill(first.pid(), SIGTERM);  // it waits for node 2
+  ::kill(first.pid(), SIGTERM);  // ends the wait for node 2
   const auto one = second.end(), other = twin.end();
   EXPECT_EQ(one.status, 1);
   EXPECT_EQ(other.status, 1);
@@ -284,7 +284,7 @@ TEST(Nodes, AreRefusedWithTheWayOut) {
   EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "0"}), HasSubstr("--nnodes 2 needs --rdzv-endpoint HOST:PORT"));
   EXPECT_THAT(refusal({"--nnodes", "2", "--node-rank", "2"}), HasSubstr("machine_rank 2 is not below num_machines 2"));
   for (const auto* wrong : {":1", "fe80::1:29500", "[fe80::1"})
-    EXPECT_THAT(refusal({"--rdzv-endpoint", wrong}), HasSubstr("is no HOST:PORT")) << wrong;
+    EXPECT_THAT(refusal({"--rdzv-endpoint", wrong}), HasSubstr("is not HOST:PORT")) << wrong;
   EXPECT_THAT(refusal({"--rdzv-endpoint", "a:port"}), HasSubstr("--rdzv-endpoint"));
   for (const auto* far : {"65536", "4294996796"}) {
     EXPECT_THAT(refusal({"--main-process-port", far}),

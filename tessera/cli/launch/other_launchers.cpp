@@ -11,7 +11,7 @@ namespace tessera::cli {
 namespace {
 
 struct OtherWord {
-  std::string_view name;  // a * at its end stands for any end
+  std::string_view name;  // a * at its end matches any end
   std::string_view reason;
 
   bool is_it(std::string_view word) const { return name.ends_with('*') ? word.starts_with(name.substr(0, name.size() - 1)) : word == name; }
@@ -19,10 +19,10 @@ struct OtherWord {
 
 constexpr std::string_view kPrograms =
     "launch starts programs, not modules or functions of Python; write tessera launch -n N python -m MODULE";
-constexpr std::string_view kLogs = "--log-dir FOLDER keeps what each rank prints, and --tee says what of it is shown";
+constexpr std::string_view kLogs = "--log-dir FOLDER keeps what each rank prints, and --tee says which output is also shown";
 constexpr std::string_view kPods = "Tessera starts no TPU pods; run tessera launch on each machine";
 constexpr std::string_view kDeepSpeed =
-    "DeepSpeed is a Python library; Tessera reads its JSON file by --config-file, and shards as FSDP does";
+    "DeepSpeed is a Python library; give its JSON file by --config-file, and Tessera shards by FSDP";
 constexpr std::string_view kPythonOnly = "it names a part of a Python program";
 
 constexpr std::array kRefusedByLaunch = {
@@ -37,7 +37,7 @@ constexpr std::array kRefusedByLaunch = {
     OtherWord{"--duplicate-stderr-filters", kLogs},
     OtherWord{"--event-log-handler", kPythonOnly},
     OtherWord{"--logs-specs", kPythonOnly},
-    OtherWord{"--local-addr", "nodes meet at the address in --rdzv-endpoint, and know their own"},
+    OtherWord{"--local-addr", "nodes meet at the address in --rdzv-endpoint, and find their own addresses"},
     OtherWord{"--numa-binding", "--enable-cpu-affinity true binds each rank to cores of its own"},
     OtherWord{"--virtual-local-rank", "each rank has a LOCAL_RANK of its own"},
     OtherWord{"--np", "write --nproc-per-node"},
@@ -60,14 +60,14 @@ constexpr std::array kRefusedByLaunch = {
 };
 
 constexpr std::array kRefusedCommands = {
-    OtherWord{"estimate-memory", "Tessera knows a model when a program makes it; tessera::describe(*model) says what it takes"},
+    OtherWord{"estimate-memory", "Tessera knows a model only in the program that makes it; call tessera::describe(*model) there"},
     OtherWord{"tpu-config", kPods},
 };
 
 struct WithoutEffect {
   const char* name;
   bool has_value;
-  std::string_view reason;  // empty if the flag asks for what is so in any case
+  std::string_view reason;  // empty if the flag asks for what launch does in any case
 };
 
 constexpr std::array kWithoutEffect = {
@@ -76,7 +76,7 @@ constexpr std::array kWithoutEffect = {
     WithoutEffect{"--rdzv-id", true, "nodes of one job are those that meet at one --rdzv-endpoint"},
     WithoutEffect{"--rdzv-conf", true, "nodes meet in Tessera's own store; --node-timeout says when one is lost"},
     WithoutEffect{"--monitor-interval", true, "launch is told at once when a rank ends"},
-    WithoutEffect{"--start-method", true, "ranks are programs, which have one way to start"},
+    WithoutEffect{"--start-method", true, "ranks are programs, which can be started in one way only"},
     WithoutEffect{"--role", true, "all ranks have the same role"},
     WithoutEffect{"--signals-to-handle", true, "launch passes on every signal that asks it to end, and SIGUSR1 and SIGUSR2"},
 };

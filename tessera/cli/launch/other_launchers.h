@@ -1,4 +1,4 @@
-// The flags of torchrun and of Accelerate's programs that launch does not have, and scripts that are moved to Tessera may still use.
+// The flags of torchrun and of Accelerate's launcher that `tessera launch` does not have. Scripts that are moved to Tessera may still use them.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@ class App;
 
 namespace tessera::cli {
 
-/// Why a flag or a command of theirs is refused, with what to write instead; empty if it is none of theirs.
+/// Returns why a flag or a command of those launchers is refused, and what to write instead; empty if it is not one of theirs.
 std::string reason_against(const CLI::App& command, const std::string& word);
 
-/// Adds the flags of theirs that change nothing here. Each one that is given adds a remark.
+/// Adds the flags of those launchers that have no effect here. Each one that is given adds a remark, unless it asks for what is so anyway.
 void add_flags_without_effect(CLI::App& launch, const std::shared_ptr<std::vector<std::string>>& remarks);
 
 }  // namespace tessera::cli

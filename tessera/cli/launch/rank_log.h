@@ -13,10 +13,10 @@ namespace tessera::cli {
 /// Makes the folder of a rank. Throws IoError.
 std::filesystem::path make_rank_folder(const std::filesystem::path& logs, int attempt, int rank);
 
-/// A file that takes every byte at once. A full disk does not disturb the job: what can't be written is dropped.
+/// A log file. A full disk does not stop the job: bytes that can't be written are dropped and counted.
 class LogFile {
  public:
-  LogFile() = default;  // takes nothing
+  LogFile() = default;  // writes nothing
   /// Throws IoError.
   explicit LogFile(std::filesystem::path path);
 

@@ -1,4 +1,4 @@
-// `tessera launch` whose output is read by somebody who dies, freezes or never comes: what happens to the ranks does not depend on that.
+// The reader of the output of `tessera launch` dies, freezes or never comes, and the ranks run as without it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -22,7 +22,7 @@ TEST(LaunchReaders, HearsTheLastWordsOfARankWhosePipeStaysOpen) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 35s);
 }
 
-// As with `launch ... 2>&1 | tee log` and Ctrl-C, of which tee dies first.
+// As with `launch ... 2>&1 | tee log` and Ctrl-C, by which tee dies first.
 TEST(LaunchReaders, GivesRanksTheirTimeWhenNobodyReadsItsOutput) {
   const Folder folder;
   Launched job(launch("2", shell("trap 'sleep 1; touch " + folder.path().string() +
@@ -67,7 +67,7 @@ TEST(LaunchReaders, RunsWithoutReadersFromTheBeginning) {
   for (const auto* file : {"0", "1"}) EXPECT_TRUE(std::filesystem::exists(folder / file)) << file;
 }
 
-// The rank that floods waits in its pipe. The launcher goes on serving everything else.
+// The rank that prints too much blocks on its pipe. The launcher still handles everything else.
 TEST(LaunchReaders, ServesDeathsAndSignalsWhileNobodyReads) {
   const Folder folder;
   Launched dying(launch(

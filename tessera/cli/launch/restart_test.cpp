@@ -1,4 +1,4 @@
-// A job that loses a rank, and then another, is started again each time with those that are left, and resumes from its newest checkpoint.
+// A job that loses a rank, and then another, is started again each time with the ranks that are left, and resumes from its newest checkpoint.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 
 constexpr int kSteps = 30, kRows = 12;
 
-/// Trains on batches that are the same for any number of ranks, each of which takes its part.
+/// Trains on global batches that do not depend on the number of ranks. Each rank takes its part.
 int train(const std::string& prefix) {
   const auto world = init({.operation_limit = 20s});
   const checkpoint::PrefixLock lock(prefix, world);

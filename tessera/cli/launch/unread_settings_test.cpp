@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A program with a loop of its own.
+// A program that has its own training loop, without a Trainer.
 const ChildTask joins("joins a world", [](const std::string& how) {
   if (how == "with a Trainer") return Trainer().num_processes() == 2 ? 0 : 1;
   return init().size() == 2 ? 0 : 1;

@@ -21,7 +21,7 @@ namespace {
 
 constexpr char kName[] = "rank-watchdog";
 
-/// The memory of this process's command line, as ps shows it. Empty if it is not known.
+/// The memory in which this process has its command line, which ps shows. Empty if it is not known.
 struct CommandLine {
   char* begin = nullptr;
   size_t size = 0;
@@ -63,11 +63,11 @@ void Watchdog::start() {
   pid_ = ::fork();
   if (pid_ < 0) throw IoError(std::string("can't start the watchdog: ") + std::strerror(errno));
   if (pid_ == 0) {
-    // Whoever kills the launcher by its name, or by its process group, shall not hit this process too.
+    // A kill of the launcher by its name or by its process group must not hit this process, too.
     ::prctl(PR_SET_NAME, kName);
     command_line.overwrite(kName);
     ::setsid();
-    // It must not hold the outputs of the launcher, nor the pipes of the ranks.
+    // Closes the outputs of the launcher and the pipes of the ranks, whose readers would otherwise wait for this process.
     const auto lifeline = static_cast<unsigned>(pipe.read.get());
     if (lifeline > 0) ::close_range(0, lifeline - 1, 0);
     ::close_range(lifeline + 1, UINT_MAX, 0);
@@ -84,7 +84,7 @@ void Watchdog::start() {
 
 bool Watchdog::revive() {
   if (pid_ > 0 && ::waitpid(pid_, nullptr, WNOHANG) != pid_) return false;
-  pid_ = -1;  // until another one runs
+  pid_ = -1;  // until the next one runs
   start();
   return true;
 }
@@ -92,7 +92,7 @@ bool Watchdog::revive() {
 Watchdog::~Watchdog() {
   lifeline_ = Fd();
   if (pid_ > 0) {
-    ::kill(pid_, SIGCONT);  // somebody may have stopped it
+    ::kill(pid_, SIGCONT);  // it may have been stopped by SIGSTOP
     ::waitpid(pid_, nullptr, 0);
   }
   ::munmap(groups_, sizeof(std::atomic<pid_t>) * static_cast<size_t>(size_));

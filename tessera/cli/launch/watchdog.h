@@ -1,4 +1,4 @@
-// A separate process that outlives the launcher. If the launcher is killed, it kills the process groups of the ranks.
+// Watchdog: a separate process that outlives the launcher and, if the launcher is killed, kills the process groups of the ranks.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +18,7 @@ class Watchdog {
   /// Sets the process group to kill when this process ends; 0 for none. `place` is one of the `groups` places of the constructor.
   void watch(int place, pid_t group) { groups_[place] = group; }
 
-  /// Starts the process again if it has ended. Returns whether it did so. Throws IoError if that is not possible now.
+  /// Starts the watchdog's process again if it has ended, and returns whether it had. Throws IoError if it can't be started now.
   bool revive();
 
  private:
@@ -26,7 +26,7 @@ class Watchdog {
 
   int size_;
   std::atomic<pid_t>* groups_;  // shared with the watchdog
-  Fd lifeline_;                 // the kernel closes it when this process ends, even by kill -9
+  Fd lifeline_;                 // the watchdog reads its other end; the kernel closes it when this process ends, even by kill -9
   pid_t pid_ = -1;
 };
 

@@ -30,7 +30,7 @@ struct MergeAdapterCommand {
 };
 
 void add_merge_adapter(CLI::App& command, std::function<int()>& chosen) {
-  auto* flags = command.add_subcommand("merge-adapter", "Makes a model with an adapter of LoRA or DoRA in its weights");
+  auto* flags = command.add_subcommand("merge-adapter", "Merges an adapter of LoRA or DoRA into the weights of its model");
   const auto merge = std::make_shared<MergeAdapterCommand>();
   flags->add_option("MODEL", merge->base, "The model that the adapter was trained on: a folder or a file of any format")->required();
   flags->add_option("ADAPTER", merge->adapter, "A folder of peft: adapter_config.json and adapter_model.safetensors, or .bin")->required();

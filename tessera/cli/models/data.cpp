@@ -25,7 +25,7 @@ struct TokenizeCommand {
   std::string chat, end;
   llm::TokenizeOptions options;
 
-  /// The token that ends a document: what was asked for, or what the model ends its texts with.
+  /// The token that ends a document: the one of --end, or else the one with which the model's texts end.
   std::optional<int32_t> end_of_document(const data::Tokenizer& known) const {
     if (end == "none") return {};
     if (!end.empty()) {
@@ -50,10 +50,10 @@ struct TokenizeCommand {
     };
     const auto made = llm::tokenize(inputs, out, known, options);
     options.progress = {};
-    if (made.trained == 0) fmt::print(stderr, "warning: nothing in {} is learned: a model can't be trained on it\n", out.string());
+    if (made.trained == 0) fmt::print(stderr, "warning: no token of {} is learned, so a model can't be trained on it\n", out.string());
     fmt::print("{}: {}, {}, of which {} are learned{}\n", out.string(), counted(made.documents, "document"), counted(made.tokens, "token"),
                made.trained,
-               made.found > 0 ? fmt::format("; {} of {} were there from before", counted(made.found, "part"), out.string()) : "");
+               made.found > 0 ? fmt::format("; {} of {} were there from an earlier run", counted(made.found, "part"), out.string()) : "");
     return 0;
   }
 };
@@ -61,17 +61,17 @@ struct TokenizeCommand {
 void add_data(CLI::App& app, std::function<int()>& chosen) {
   auto* command = app.add_subcommand("data", "Makes files to train on")->require_subcommand(1);
   command->footer(Help::footer_of({"tessera data tokenize texts.jsonl --tokenizer SmolLM2-135M --out texts.tokens"}));
-  auto* flags = command->add_subcommand("tokenize", "Makes a file of tokens of texts");
+  auto* flags = command->add_subcommand("tokenize", "Turns texts into a file of tokens");
   const auto tokenize = std::make_shared<TokenizeCommand>();
   flags->add_option("FILE", tokenize->inputs, R"(A text (.txt, .md), or lines of {"text"}, {"prompt", "completion"} or {"messages": [{"role", "content"}]})")
       ->required();
-  flags->add_option("--tokenizer", tokenize->tokenizer, "Whose tokens: a folder with tokenizer.json and config.json, or a GGUF file")
+  flags->add_option("--tokenizer", tokenize->tokenizer, "The tokenizer: a folder with tokenizer.json and config.json, or a GGUF file")
       ->type_name("PATH")
       ->required();
   flags->add_option("--out", tokenize->out, "The file to write")->type_name("FILE")->required();
-  flags->add_option("--chat", tokenize->chat, "How messages are written")->check(one_of({"chatml", "llama3", "alpaca"}));
+  flags->add_option("--chat", tokenize->chat, "The template by which messages become text")->check(one_of({"chatml", "llama3", "alpaca"}));
   flags->add_option("--end", tokenize->end, "The token that ends a document, or none; that of the model unless given")->type_name("TOKEN");
-  flags->add_option("--threads", tokenize->options.threads, "As many as there are cores unless given")->check(from_to(1, 4096));
+  flags->add_option("--threads", tokenize->options.threads, "How many threads; as many as there are cores unless given")->check(from_to(1, 4096));
   flags->footer(Help::footer_of({"tessera data tokenize notes.txt --tokenizer SmolLM2-135M --out notes.tokens",
                                  "tessera data tokenize *.jsonl --tokenizer my.gguf --chat chatml --out x.tokens"}));
   flags->callback([&chosen, tokenize] { chosen = [=] { return tokenize->run(); }; });

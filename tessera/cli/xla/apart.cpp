@@ -23,14 +23,14 @@ constexpr int kNeverEnded = 124;  // the status of timeout(1)
 
 using Clock = std::chrono::steady_clock;
 
-/// Shows on a terminal how much time has passed, for as long as nothing comes.
+/// Waits until there is something to read from the stream. Meanwhile shows on a terminal how much time has passed.
 void wait_for(const Fd& stream, Clock::time_point start) {
   if (::isatty(STDERR_FILENO) == 0) return;
   bool is_shown = false;
   for (pollfd waiting{.fd = stream.get(), .events = POLLIN, .revents = 0}; ::poll(&waiting, 1, 1000) == 0;) {
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - start).count();
     if (seconds < 3) continue;
-    fmt::print(stderr, "\rthe plugin is at work, {} s", seconds);
+    fmt::print(stderr, "\rwaiting for the plugin, {} s", seconds);
     is_shown = true;
   }
   if (is_shown) fmt::print(stderr, "\r\033[K");
@@ -46,13 +46,13 @@ std::vector<std::string> own_command() {
   return words;
 }
 
-/// The line in which a program that ends says why: glog begins it with F.
+/// Returns the line that says why the program ended: the last one that glog begins with F, or else the last line.
 std::string last_words(const std::string& text) {
   const auto fatal = text.rfind("\nF");
   auto words =
       fatal == std::string::npos ? text.substr(text.find_last_of('\n', text.size() < 2 ? 0 : text.size() - 2) + 1) : text.substr(fatal + 1);
   words.resize(std::min(words.find('\n'), words.size()));
-  return words.empty() ? "it has said nothing" : printable(words);
+  return words.empty() ? "it has printed nothing" : printable(words);
 }
 
 }  // namespace
@@ -61,8 +61,8 @@ int run_apart(std::map<std::string, std::string> environment, const std::functio
   if (env(kStartedApart)) return body();
   environment[kStartedApart] = "1";
   Pipe err;
-  const Fd out(::memfd_create("output", MFD_CLOEXEC));  // shown when it is whole, so that it does not mix with the line of the time
-  if (!out) throw IoError("there is no memory for the output of a child");
+  const Fd out(::memfd_create("output", MFD_CLOEXEC));  // printed when the child has ended, so that it does not mix with the line that shows the time
+  if (!out) throw IoError("can't make a memory file for the output of a child");
   Process child(own_command(), environment, Process::Output::Inherit, [&] {
     ::dup2(out.get(), STDOUT_FILENO);
     ::dup2(err.write.get(), STDERR_FILENO);

@@ -57,7 +57,7 @@ std::vector<Json> programs_of(const Json& runs) {
   return all;
 }
 
-/// Prints the program that was asked for, or the one that has run most often: a training step.
+/// Prints the text of the program with this number or, if that is 0, of the program that has run most often, which is the training step.
 void print_text(const std::vector<Json>& programs, int64_t number) {
   if (number > std::ssize(programs)) throw Error("there is no program {}, only {}", number, counted(std::ssize(programs), "program"));
   const auto executions = [](const Json& program) { return program.value("executions", int64_t{0}); };
@@ -94,8 +94,7 @@ void show(const std::filesystem::path& folder, const ProgramFlags& flags, bool w
   flags.as_json ? fmt::print("{}\n", Json{{"processes", runs}}.dump(2)) : print_programs(runs, with_files);
 }
 
-/// Runs the command to its end, or until it has run for long enough, and shows what it has compiled. The command's output goes to standard
-/// error.
+/// Runs the command to its end, or for --seconds, and shows the programs that it has compiled. The command's output goes to standard error.
 int run(const std::vector<std::string>& command, const ProgramFlags& flags) {
   const auto named = env(kVariable);
   const auto own = named ? nullptr : std::make_unique<TemporaryFolder>("tessera-programs");
@@ -128,7 +127,7 @@ Json runs_in(const std::filesystem::path& folder) {
       runs.push_back(is_there(file) ? parsed(file) : Json{{"process", process}, {"programs", Json::array()}});
     }
     auto& programs = runs.back().at("programs");
-    while (std::ssize(programs) < number) programs.push_back(Json::object());  // its compiler has not come to an end
+    while (std::ssize(programs) < number) programs.push_back(Json::object());  // the compiler of this program has not finished
     programs[static_cast<size_t>(number - 1)]["file"] = (folder / name).string();
   }
   return runs;
@@ -142,7 +141,7 @@ void print_cuts(const Json& run) {
 }
 
 void print_figures(const Json& figures) {
-  if (!figures.contains("memory")) return;  // it was traced, and not compiled
+  if (!figures.contains("memory")) return;  // the program was traced, but not compiled
   const auto& memory = figures.at("memory");
   const auto bytes = [&](const char* name) { return train::short_bytes(memory.at(name).get<double>()); };
   fmt::print("memory     {} arguments, {} outputs, {} of them in the place of arguments, {} temporary, {} code\n", bytes("arguments"),
@@ -162,8 +161,8 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
   command->formatter(std::make_shared<HelpWithUsage>("tessera xla program [FLAGS] FOLDER, or PROGRAM ARGS..."));
   const auto flags = std::make_shared<ProgramFlags>();
   auto* text =
-      command->add_flag("--text", flags->as_text, "The StableHLO module of one: of a training step, the program that has run most often");
-  command->add_option("--number", flags->number, "Which one, as they are listed")
+      command->add_flag("--text", flags->as_text, "Print the StableHLO module of one program: of --number, or the training step, which has run most often");
+  command->add_option("--number", flags->number, "The program with this number in the list")
       ->type_name("N")
       ->check(from_to(1, 1'000'000'000))
       ->needs(text);
@@ -175,9 +174,9 @@ void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen) {
   command->footer(
       Help::footer_of({"tessera xla program ./train --epochs 1", "tessera xla program --text --seconds 60 ./train >step.mlir",
                        "TESSERA_XLA_PROGRAMS=programs ./train; tessera xla program programs"},
-                      "PROGRAM is run, and what it prints goes to standard error; Ctrl-C ends it, not this command. FOLDER is where an "
-                      "earlier run has left its programs, because TESSERA_XLA_PROGRAMS named it; a new one for each run. "
-                      "tessera xla compile takes the text."));
+                      "Runs PROGRAM, whose output goes to standard error; Ctrl-C ends PROGRAM, not this command. FOLDER is where an "
+                      "earlier run with TESSERA_XLA_PROGRAMS=FOLDER has left its programs; name a new folder for each run. "
+                      "tessera xla compile takes the text that --text prints."));
   command->callback([&chosen, command, flags] {
     const auto words = command->remaining();
     if (words.empty()) throw ConfigError("xla program needs a FOLDER with programs, or a PROGRAM to run; see tessera xla program --help");

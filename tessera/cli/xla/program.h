@@ -1,4 +1,4 @@
-// `tessera xla program`, and how figures of programs are shown.
+// Adds `tessera xla program`, and prints figures of compiled programs.
 #pragma once
 
 #include <filesystem>
@@ -14,11 +14,11 @@ namespace tessera::cli {
 /// Adds the command to `tessera xla`.
 void add_xla_program_command(CLI::App& xla, std::function<int()>& chosen);
 
-/// The records that the processes of a run have left in a folder, in order: {"process": 4711, ..., "programs": [{"file": ..., "memory":
-/// {...}}]}.
+/// Reads the records that the processes of a run have left in a folder, ordered by process: {"process": 4711, ..., "programs": [{"file":
+/// ..., "memory": {...}}]}.
 nlohmann::ordered_json runs_in(const std::filesystem::path& folder);
 
-/// Prints, for people, what ran on the CPU or cut steps.
+/// Prints, for people, the operators that ran on the CPU, and the reads by the host that cut steps.
 void print_cuts(const nlohmann::ordered_json& run);
 
 /// Prints, for people, pjrt::figures_of(): memory, floating-point operations, and what makes devices wait for each other.

@@ -1,4 +1,4 @@
-// `tessera xla program`: of a run that it starts, and of an earlier one.
+// `tessera xla program` shows the programs of a run that it starts, and those of an earlier run.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -90,7 +90,7 @@ TEST(XlaProgram, ReadsWhatARunHasLeft) {
   EXPECT_THAT(read_file(step.at("file").get<std::string>()), HasSubstr("stablehlo.all_reduce"));
   EXPECT_THAT(program({place}, {}).out, HasSubstr("text       " + step.at("file").get<std::string>()));
   EXPECT_EQ(program({"--text", "--number", "99", place}, {}).err, "tessera: there is no program 99, only 3 programs\n");
-  // A process that ends in a compiler has left the text alone.
+  // A process that ended during a compilation has left only the text.
   write_file(folder / "programs/1_1.mlir", "module {}\n");
   EXPECT_THAT(program({place}, {}).out, HasSubstr("process    1\n\nprogram    1: not compiled to the end\ntext  "));
   EXPECT_EQ(program({"--text", "--number", "1", place}, {}).out, "module {}\n");

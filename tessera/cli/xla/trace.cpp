@@ -22,10 +22,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kRunsOfAStep = 3;  // where a read cuts a step, its last part has then run twice
+constexpr int64_t kRunsOfAStep = 3;  // enough that the last part of a step that a read cuts has run twice
 
-/// The largest program with a backward pass that was traced again, once one of them has been often enough or the run is over. The first
-/// step of a run makes optimizer state and starting values, so it is another program.
+/// Returns the largest program with a backward pass that was traced more than once; nothing before one has been traced kRunsOfAStep times
+/// or the run is over. Once is not enough: the first step also makes optimizer state and starting values, so it is another program.
 std::optional<TracedStep> step_in(const std::filesystem::path& folder, bool is_over) {
   const Json *largest = nullptr, *of = nullptr;
   int64_t most = 0;
@@ -59,7 +59,7 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas, co
                    {"TESSERA_STARTED_APART", ""},
                    {"TESSERA_XLA_PROGRAMS", place.path().string()}},
                   Process::Output::Inherit, [&] {
-                    ::setpgid(0, 0);  // a script may have started what trains
+                    ::setpgid(0, 0);  // the command may be a script, whose children must be killed, too
                     ::dup2(output.get(), STDOUT_FILENO);
                     ::dup2(output.get(), STDERR_FILENO);
                   });
@@ -70,8 +70,8 @@ TracedStep traced_step(const std::vector<std::string>& command, int replicas, co
     if (!status) continue;
     const auto words = InputFile(said).read_all();
     throw Error(
-        "{} has ended with status {}, and no step with a backward pass was traced twice: it has to train for three steps, over several "
-        "epochs if need be, on the world that tessera::init gives, or on xla::init. It said{}",
+        "{} has ended with status {}, and no step with a backward pass was traced twice: the program has to train for three steps, over "
+        "several epochs if need be, on the world that tessera::init or xla::init returns. It printed{}",
         command.front(), *status, words.empty() ? " nothing" : ":\n" + printable(words, "\n"));
   }
 }

@@ -1,4 +1,4 @@
-// The step of a program as XLA devices that are not here would run it.
+// Traces the training step of a program as XLA devices would run it, without having them.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,12 +8,12 @@
 namespace tessera::cli {
 
 struct TracedStep {
-  std::string text;            // StableHLO: of a step that is cut, the largest part
+  std::string text;            // the step in StableHLO; its largest part if the step is cut
   nlohmann::ordered_json cuts;  // {"fallbacks": {"aten::histc": 1}, "host_reads": {"item()": 3}}
 };
 
-/// Runs a program as so many replicas on no device, for that plugin, until it has traced the same step again, and ends it. Throws Error
-/// with the program's output if it ends before that.
+/// Runs a program without a device, as so many replicas of that plugin, until the program has traced its step repeatedly, and then kills it.
+/// Throws Error with the program's output if the program ends before that.
 TracedStep traced_step(const std::vector<std::string>& command, int replicas, const std::string& plugin);
 
 }  // namespace tessera::cli

@@ -1,4 +1,4 @@
-// `tessera xla`: the devices of PJRT plugins, compilers for devices that are not here, and programs that ran.
+// `tessera xla`: lists the devices of PJRT plugins, compiles for devices that need not be here, and shows programs that ran.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -29,12 +29,12 @@ constexpr int kDoesNotFit = 3;
 
 struct XlaFlags {
   std::string plugin, topology;
-  std::vector<std::string> program;  // a file, or a command
+  std::vector<std::string> program;  // a file with a module, or a command to run
   int devices = 1, replicas = 0, effort = 0;
   bool as_json = false;
 
-  /// Tells the plugin of TPUs what there would be. Otherwise, where there is no TPU, it looks for one on the network, holds a lock for the
-  /// whole machine, and speaks of both.
+  /// The variables that tell the plugin for TPUs to compile for a topology without a TPU. Without them, the plugin looks for TPUs on the
+  /// network, locks the whole machine, and prints messages about both.
   std::map<std::string, std::string> environment() const {
     if (topology.empty()) return {};
     return {{"TPU_SKIP_MDS_QUERY", "1"},   {"ALLOW_MULTIPLE_LIBTPU_LOAD", "1"}, {"TPU_ACCELERATOR_TYPE", "v5p-8"}, {"TPU_WORKER_HOSTNAMES", "localhost"},
@@ -78,12 +78,12 @@ void print_devices(const std::vector<pjrt::DeviceDescription>& devices) {
   }
 }
 
-/// Advice on defaults of a topology's name that fit no machine.
+/// Returns advice if the topology's name leaves out options whose defaults fit no real machine.
 std::vector<std::string> advice_on(const std::string& name) {
   std::vector<std::string> notes;
   const bool is_cube = name.starts_with("v4:") || name.starts_with("v5p:") || name.starts_with("tpu7x:");
   if (is_cube && name.find("wrap=") == std::string::npos) {
-    notes.emplace_back("without wrap=1,1,1 the links are those of a mesh that does not close, and the compiler makes other programs");
+    notes.emplace_back("without wrap=1,1,1 the links form a mesh in place of a torus, and the compiler makes other programs");
   }
   if (name.starts_with("v4:") && name.find("chip_config_name=") == std::string::npos) {
     notes.emplace_back("without chip_config_name=megacore a chip counts as two devices, each with the memory of both");
@@ -126,7 +126,7 @@ int show_devices(const XlaFlags& flags) {
   return 0;
 }
 
-/// The module in a file, or a step of a program that can be run.
+/// Reads the module in a file or, if the file is a program, runs it and traces its step.
 TracedStep module_of(const XlaFlags& flags, int replicas) {
   const auto& program = flags.program;
   const InputFile file(program.front());
@@ -134,18 +134,18 @@ TracedStep module_of(const XlaFlags& flags, int replicas) {
   file.read(begins, std::min<uint64_t>(sizeof begins, file.size()), 0);
   const bool runs = std::string_view(begins, 4) == "\x7f" "ELF" || std::string_view(begins, 2) == "#!";
   if (runs) return traced_step(program, replicas, flags.plugin.empty() ? pjrt::Topology::plugin_for(flags.topology) : flags.plugin);
-  if (program.size() > 1) throw ConfigError("{} is no program that can be run, so '{}' is too much", program[0], program[1]);
+  if (program.size() > 1) throw ConfigError("{} is not a program that can be run, so it takes no arguments; leave out '{}'", program[0], program[1]);
   return {.text = file.read_all(), .cuts = Json::object()};
 }
 
-/// The memory that a device needs for a compiled program, and the memory that it has.
+/// The memory that a compiled program needs on a device, and the memory that the device has.
 struct Need {
   int64_t needed = 0;
   std::optional<int64_t> there;
   bool fits() const { return !there || needed <= *there; }
 };
 
-/// Says how a program that does not fit might be made to fit.
+/// Prints why the program does not fit and what would reduce its memory. Returns the exit status.
 int too_large(const std::string& reason) {
   fmt::print(stderr, "tessera: the program does not fit: {}; less is needed with activation checkpointing, in bf16, in smaller units or batches, or on more devices\n",
              reason);
@@ -175,7 +175,7 @@ int compile(const XlaFlags& flags) {
     if (flags.as_json) fmt::print("{}\n", root.dump(2));
     return too_large(first_line(error));
   }
-  // Only programs that a run would compile alike are cached: it would tune kernels for GPUs, and compile with the whole effort.
+  // Only programs that a run would compile in the same way are cached. A run tunes kernels for GPUs, and does not reduce the effort.
   const auto cache = flags.effort == 0 && pjrt::Topology::plugin_for(flags.topology) != "cuda" ? pjrt::ProgramCache::of_this_user() : std::nullopt;
   if (cache) cache->keep(plugin, devices, program, options, *compiled);
   const auto memory = compiled->memory();
@@ -198,24 +198,26 @@ int compile(const XlaFlags& flags) {
   }
   if (!need.fits()) return too_large(fmt::format("it needs {} of a device, which has {}", gigabytes(need.needed), gigabytes(*need.there)));
   if (cache && !flags.as_json) fmt::print("kept       for runs on such devices, in {}\n", cache->folder().string());
-  if (need.there && !flags.as_json) fmt::print("fits       {} of {}, were all of it alive at once\n", gigabytes(need.needed), gigabytes(*need.there));
+  if (need.there && !flags.as_json) fmt::print("fits       {} of {}, even if all of it is in use at once\n", gigabytes(need.needed), gigabytes(*need.there));
   return 0;
 }
 
 void add_places(CLI::App& command, XlaFlags& flags) {
-  command.add_option("--plugin", flags.plugin, "cpu, tpu, cuda, or the path of a library; that of TESSERA_PJRT_PLUGIN or cpu unless given, of other topologies tpu")
+  command
+      .add_option("--plugin", flags.plugin,
+                  "cpu, tpu, cuda, or the path of a library; unless given, the plugin for the topology, or TESSERA_PJRT_PLUGIN or cpu")
       ->type_name("NAME");
   command.add_flag("--json", flags.as_json, "As JSON");
 }
 
 void add_xla(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("xla", "XLA devices, and compilers for those that are not here");
+  auto* command = app.add_subcommand("xla", "Lists XLA devices, and compiles for devices that need not be here");
   command->require_subcommand(1);
   command->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1", "tessera xla program ./train"}));
   const auto flags = std::make_shared<XlaFlags>();
   auto* devices = command->add_subcommand("devices", "Lists the devices of a plugin, or of a topology that it can compile for");
-  auto* topology = devices->add_option("--topology", flags->topology, "A plugin's name for devices, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
-  devices->add_option("--devices", flags->devices, "How many a plugin for CPUs shall show")->check(from_to(1, pjrt::kMostDevices))->excludes(topology);
+  auto* topology = devices->add_option("--topology", flags->topology, "A kind of device, how many, and options: v5p:4x4x8,wrap=1,1,1")->type_name("NAME");
+  devices->add_option("--devices", flags->devices, "How many devices a plugin for CPUs makes")->check(from_to(1, pjrt::kMostDevices))->excludes(topology);
   add_places(*devices, *flags);
   devices->footer(Help::footer_of({"tessera xla devices", "tessera xla devices --plugin tpu --json", "tessera xla devices --topology v5p:2x2x2,wrap=1,1,1"}));
   devices->callback([&chosen, flags] {
@@ -225,7 +227,7 @@ void add_xla(CLI::App& app, std::function<int()>& chosen) {
   auto* compiler = command->add_subcommand("compile", "Says what a program needs on devices that need not be here");
   compiler
       ->add_option("PROGRAM", flags->program,
-                   "A file with a StableHLO module, or behind -- a program that trains, with its arguments: it runs without a device until its step is known")
+                   "A file with a StableHLO module or, after --, a program that trains, with its arguments: it runs without a device until its step is traced")
       ->required()
       ->expected(1, 1 << 20);
   compiler->add_option("--topology", flags->topology, "The devices: v5p:4x4x8,wrap=1,1,1 or cpu:8")->type_name("NAME")->required();

@@ -164,7 +164,7 @@ TEST(XlaCommand, NamesWhatIsWrong) {
   EXPECT_THAT(says({"devices", "--topology", "h100"}), HasSubstr("the topology 'h100' does not say how many"));
   EXPECT_THAT(says({"devices", "--topology", "h100:0x2x8"}), HasSubstr("write h100:1x2x8"));
   EXPECT_THAT(says({"devices", "--topology", "cpu:4,fast=1"}), HasSubstr("the topology 'cpu:4' takes no options: leave 'fast' out"));
-  EXPECT_THAT(says({"compile", "--topology", "cpu:1", "--", "/bin/true"}), HasSubstr("It said nothing"));
+  EXPECT_THAT(says({"compile", "--topology", "cpu:1", "--", "/bin/true"}), HasSubstr("It printed nothing"));
   EXPECT_THAT(says({"devices", "--topology", "cpu:some"}), HasSubstr("write cpu:8"));
   EXPECT_THAT(says({"compile", "no/such.mlir", "--topology", "cpu:1"}), HasSubstr("no/such.mlir"));
   EXPECT_THAT(says({"devices"}, {{"XLA_FLAGS", "--xla_no_such"}}), AllOf(HasSubstr("the plugin has ended its process"), HasSubstr("xla_no_such")));
