@@ -22,7 +22,7 @@ int print_parameters(const std::string& path) {
 }  // namespace
 
 void add_params_command(CLI::App& app, std::function<int()>& chosen) {
-  auto* command = app.add_subcommand("params", "Says how many parameters a checkpoint has, of any format")->group("Commands");
+  auto* command = app.add_subcommand("params", "Says how many parameters a checkpoint has, of any format");
   const auto path = std::make_shared<std::string>();
   command->add_option("PATH", *path, "The checkpoint")->required();
   command->footer(Help::footer_of({"tessera params bert-base-uncased"}));
