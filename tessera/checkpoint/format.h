@@ -16,7 +16,7 @@ std::string_view name_of(Format format);
 enum class AccelerateLayout {
   Sharded,     // folders of torch.distributed.checkpoint, as with SHARDED_STATE_DICT
   Full,        // files of torch.save, as with FULL_STATE_DICT
-  Replicated,  // model.safetensors and optimizer.bin, as without FSDP (MULTI_CPU)
+  Replicated,  // model.safetensors and optimizer.bin, as Accelerate writes them without FSDP (with MULTI_CPU)
 };
 
 /// Recognises the format from the files at the path. Throws IoError if the path has none of these formats, and the error names checkpoints

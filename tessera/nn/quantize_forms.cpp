@@ -171,7 +171,7 @@ at::Tensor last_floats(const at::Tensor& held, int64_t count) {
   return held.narrow(1, held.size(1) - 4 * count, 4 * count).contiguous().view(at::kFloat);
 }
 
-/// The values of all blocks before they are scaled, by operators, for devices.
+/// Decodes all blocks by operators of libtorch, which run on any device. The values are not yet multiplied by the scales of their blocks.
 at::Tensor unscaled(const Form& form, const at::Tensor& held) {
   const auto codes = held.narrow(1, 0, form.codes());
   if (form.of_byte == nullptr) return looked_up(kNf4, at::stack({codes.bitwise_right_shift(4), codes.bitwise_and(15)}, -1));

@@ -302,8 +302,8 @@ void shard(std::span<Module* const> modules, const ShardOptions& options) {
   const auto name = fmt::format("{}", fmt::join(names, "+"));
   if (!collected.sharded.managed.empty() || !collected.replicated.managed.empty())
     expect_same_unit(name, collected.sharded.managed, collected.replicated.managed, options);
-  // Runs before anything is sharded, so that the modules stay unchanged if it fails. Recorded operators are the same on all ranks, but
-  // param_init_fn may fail on some of them.
+  // Buffers and ignored parameters get their values before anything is sharded, so that nothing is sharded if that fails. The ranks compare
+  // whether it failed only if there is a param_init_fn, which may fail on some ranks. Recorded operators are the same on all ranks.
   const auto give_rest = [&] {
     for (size_t i = 0; i < modules.size(); i++) materialize_rest(*modules[i], prefix(i), options);
   };

@@ -252,7 +252,7 @@ void HubWriter::give_usual_names() {
     std::error_code stays;  // ignored: the next save removes such a file
     for (const auto& file : files) fs::remove(file, stays);
   };
-  if (none) return remove_all(usual);  // for example on a file system without hard links
+  if (none) return remove_all(usual);  // a link failed, as on file systems without hard links: the files keep the names that they have
   files_ = usual;
   try {
     write_index();

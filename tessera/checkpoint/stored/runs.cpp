@@ -142,7 +142,8 @@ Manifest run_of_torch_xla(Catalog catalog) {
   return run;
 }
 
-/// Sorts the tensors and values of a catalog with another program's names into a run.
+/// Makes the manifest of a training run from a catalog with another program's names. Decides about each tensor and value whether it is the
+/// model's, the optimizer's, an extra tensor, a note, or can't be used.
 class Sorting {
  public:
   Sorting(Catalog catalog, const ModelNames& names)

@@ -38,7 +38,7 @@ struct TapeTensor {
 /// The random numbers of one operator.
 struct TapeDraw {
   size_t argument = 0;    // that of the generator
-  at::Tensor state = {};  // of the generator, as the operator found it; undefined if a key takes its place
+  at::Tensor state = {};  // of the generator, before the operator drew from it; undefined if the numbers come from `key`
   uint64_t key = 0;
   mutable bool has_final_key = false;  // whether the key comes from the name of a tensor, or was used
 };

@@ -168,7 +168,7 @@ Work GradientSlots::reduce(std::shared_ptr<Turn> turn, std::span<const Piece> pi
     if (!pieces.empty()) describe(envelope, resolved({.op = op}, pieces.front().whole));
   };
   new (slot(area_->rank(), turn->number)) Head(envelope_for(Operation::ReduceScatter, subject, fill), evaluations_);
-  uint64_t bytes = 0;  // read by other ranks
+  uint64_t bytes = 0;  // how much of this rank's gradients the other ranks read
   for (const auto& piece : pieces) bytes += piece.whole.nbytes() - piece.whole.nbytes() / static_cast<size_t>(area_->size());
   group_.count(Operation::ReduceScatter, bytes);
   turn_++;

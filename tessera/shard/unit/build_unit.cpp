@@ -91,7 +91,7 @@ UnitLayout chosen_layout(const ShardOptions& options) {
     throw UsageError("ShardOptions::shard_size_multiple pads the chunks of Layout::Flat; with another layout leave it at 1");
   }
   if (options.shard_dim && layout != UnitLayout::Rows) {
-    throw UsageError("ShardOptions::shard_dim says between which rows Layout::Rows divides; set that layout, or leave shard_dim out");
+    throw UsageError("ShardOptions::shard_dim chooses the dimension that Layout::Rows splits; set that layout, or leave shard_dim out");
   }
   return layout;
 }

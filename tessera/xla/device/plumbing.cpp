@@ -91,7 +91,8 @@ at::Scalar local_scalar(const at::Tensor& self) {
   return to_host(self, "item()").item();
 }
 
-/// Compares without a read if both are the same node: modules compare inputs with themselves.
+/// Reads no values if both tensors have the same node: libtorch's MultiheadAttention compares its query, key and value, which are often
+/// one tensor.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes()) return false;
   if (read(a) == read(b)) return true;
