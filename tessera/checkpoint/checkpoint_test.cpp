@@ -347,7 +347,7 @@ TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
       fully_shard(odd, {.mesh = world});
       const auto refused = [&](checkpoint::SaveOptions options, const char* file = "out") {
         EXPECT_THAT(message_of<UsageError>([&] { checkpoint::save(folder / file, {.model = odd.get()}, world, options); }),
-                    AllOf(HasSubstr("the tensor '" + name + "' can't be saved"), HasSubstr("is no UTF-8")));
+                    AllOf(HasSubstr("the tensor '" + name + "' can't be saved"), HasSubstr("is not UTF-8")));
       };
       using checkpoint::Format;
       for (const auto format : {Format::Tessera, Format::Dcp, Format::Accelerate, Format::Hub}) refused({.format = format});
@@ -355,7 +355,7 @@ TEST(Checkpoint, RefusesNamesThatFilesCanNotHave) {
       refused({.format = Format::Torch}, "out.pt");
       refused({.format = Format::Safetensors}, "out.safetensors");
       checkpoint::AsyncSaver saver(world);
-      EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is no UTF-8"));
+      EXPECT_THAT(message_of<UsageError>([&] { saver.save(folder / "out", {.model = odd.get()}); }), HasSubstr("is not UTF-8"));
     }
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));

@@ -227,7 +227,7 @@ TEST_F(LocalRanks, HaveFullStateDicts) {
       EXPECT_TRUE(at::equal(dict.at(name), value)) << name;
     }
   }
-  EXPECT_THAT(message_of<UsageError>([&] { (void)checkpoint::sharded_state_dict(*net); }), HasSubstr("stands for 4 ranks"));
+  EXPECT_THAT(message_of<UsageError>([&] { (void)checkpoint::sharded_state_dict(*net); }), HasSubstr("represents 4 ranks"));
 }
 
 TEST_F(LocalRanks, HaveFullStateDictsOfOptimizers) {

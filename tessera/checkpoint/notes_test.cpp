@@ -51,7 +51,7 @@ TEST(Notes, ErrorsNameTheNote) {
   EXPECT_THAT(refusal("large", int32_t{}), HasSubstr("'large'"));
   EXPECT_THAT(refusal("empty", double{}), HasSubstr("not a number"));
   EXPECT_THAT(refusal("loss", bool{}), HasSubstr("neither true nor false"));
-  EXPECT_THAT(refusal("loss", data::Position{}), AllOf(HasSubstr("the note 'loss'"), HasSubstr("no position")));
+  EXPECT_THAT(refusal("loss", data::Position{}), AllOf(HasSubstr("the note 'loss'"), HasSubstr("is not a position")));
   EXPECT_THAT(message_of<UsageError>([] { (void)Notes().at("step"); }), HasSubstr("there are none"));
   Notes more = notes;
   EXPECT_THAT(message_of<UsageError>([&] { (void)more["loss"].as<bool>(); }), HasSubstr("the note 'loss'"));

@@ -412,7 +412,7 @@ TEST_F(Files, ThatContradictThemselvesAreRefused) {
                 HasSubstr("is not the names of classes with commas between"))
         << classes;
   }
-  EXPECT_THAT(error("fsdp_config: {fsdp_ignored_modules: '(head'}\n"), HasSubstr("c.yaml:1: fsdp_ignored_modules '(head' is no regular"));
+  EXPECT_THAT(error("fsdp_config: {fsdp_ignored_modules: '(head'}\n"), HasSubstr("c.yaml:1: fsdp_ignored_modules '(head' is not a regular"));
   EXPECT_THAT(error("gpu_ids: 0;1\n"), HasSubstr("c.yaml:1: gpu_ids '0;1' is neither all nor numbers"));
 }
 
@@ -632,7 +632,7 @@ TEST(Settings, OfVersion2SayTheSame) {
     EXPECT_EQ(convert(strategy, true).sharding_strategy(), strategy);
   }
   EXPECT_EQ(convert("HYBRID_SHARD", true).integer("parallelism_config_dp_shard_size"), 4);
-  EXPECT_THAT(convert("HYBRID_SHARD", false).remarks(), Contains(HasSubstr("needs num_processes")));
+  EXPECT_THAT(convert("HYBRID_SHARD", false).remarks(), Contains(HasSubstr("give that first, or else all ranks share one copy")));
 }
 
 TEST(Settings, OfVersion2KeepTheSizesThatWereGiven) {

@@ -228,7 +228,7 @@ TEST(GgufAdapter, NamesWhatIsWrongInAFile) {
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.0.ssm_in.weight.lora_a"), HasSubstr("'blk.0.ssm_in.weight.lora_a' has no place"));
   EXPECT_THAT(changed("blk.0.attn_q.weight.lora_a", "blk.7.attn_q.weight.lora_a"),
               HasSubstr("'model.layers.0.self_attn.q_proj' don't fit together"));
-  EXPECT_THAT(changed("llama.attention.head_count", "4"), HasSubstr("'llama.attention.head_count' has another type"));
+  EXPECT_THAT(changed("llama.attention.head_count", "4"), HasSubstr("'llama.attention.head_count' has the wrong type"));
   const auto whole = read_file(good);
   for (size_t size = 4; size < whole.size(); size += 997) {
     write_file(bad, whole.substr(0, size));

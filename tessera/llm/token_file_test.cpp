@@ -187,7 +187,7 @@ TEST(TokenFiles, HaveATextAsOneDocument) {
   EXPECT_THAT(tokens.ends(), ElementsAre(6, 9));
   write_file(folder / "latin.md", "\xe9");
   const std::vector<std::filesystem::path> latin = {folder / "latin.md"};
-  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(latin, folder / "y", tokenizer()); }), HasSubstr("latin.md: it is no UTF-8"));
+  EXPECT_THAT(message_of<IoError>([&] { llm::tokenize(latin, folder / "y", tokenizer()); }), HasSubstr("latin.md: it is not UTF-8"));
 }
 
 /// Python's safetensors writes such files, too.

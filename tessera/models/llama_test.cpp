@@ -132,7 +132,7 @@ TEST(Generate, EndsRowsAtTheirEnd) {
   EXPECT_EQ(std::ssize(heard), ended.size(1) - 4);
   EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.most = 29}); }),
               HasSubstr("4 tokens and 29 more are longer"));
-  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p of 0"));
+  EXPECT_THAT(message_of<UsageError>([&] { models::generate(*model, prompt, {.top_p = 0}); }), HasSubstr("top_p is 0"));
 }
 
 TEST(LlamaConfig, SurvivesItsFile) {

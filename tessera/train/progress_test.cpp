@@ -154,7 +154,7 @@ TEST(Progress, StepsThatAreSkippedCount) {
   progress.finish();
   progress.finish();
   EXPECT_EQ(fake.text, "step 240/1000 in 0:00\n");
-  EXPECT_THAT(message_of<UsageError>([&] { progress.update(241); }), HasSubstr("make a new one"));
+  EXPECT_THAT(message_of<UsageError>([&] { progress.update(241); }), HasSubstr("make a new Progress"));
 }
 
 TEST(Progress, BarIsDrawnAtOnceTenTimesASecondAndAtTheEnd) {

@@ -325,7 +325,7 @@ TEST(TrainerState, ReplacesWhatItHasSaved) {
     Trainer trainer(options_for(world));
     auto net = seeded_net();
     trainer.prepare(net);
-    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "mine"); }), HasSubstr("no earlier save_state"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder / "mine"); }), HasSubstr("was not saved by save_state"));
   });
   EXPECT_EQ(read_file(folder / "mine/notes.txt"), "a diary");
 }
@@ -337,7 +337,7 @@ TEST(TrainerState, DoesNotReplaceWhatOnlyLooksLikeModels) {
     Trainer trainer(options_for(world));
     auto net = seeded_net();
     trainer.prepare(net);
-    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder.path()); }), HasSubstr("no earlier save_state"));
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.save_state(folder.path()); }), HasSubstr("was not saved by save_state"));
   });
   EXPECT_EQ(read_file(folder / "model_best.pth"), "weights");
 }

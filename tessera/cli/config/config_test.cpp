@@ -178,7 +178,7 @@ TEST_F(Config, WritesNoTextThatIsNoUtf8) {
       auto command = words;
       command.insert(command.end(), {"--config-file", file.string(), "--output-file", out});
       EXPECT_THAT(says(command),
-                  AllOf(HasSubstr("1 tessera: "), HasSubstr("fsdp_transformer_layer_cls_to_wrap"), HasSubstr("is no UTF-8")));
+                  AllOf(HasSubstr("1 tessera: "), HasSubstr("fsdp_transformer_layer_cls_to_wrap"), HasSubstr("is not UTF-8")));
       EXPECT_FALSE(std::filesystem::exists(out));
     }
   }

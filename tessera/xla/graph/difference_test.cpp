@@ -89,7 +89,7 @@ TEST(StepHistory, CountsAProgramInPlaceOfAnotherOnce) {
   EXPECT_EQ(history.add(0, mean_of_rows(8)), std::nullopt);
   EXPECT_EQ(history.add(1, mean_of_rows(7)), std::nullopt);
   history.replace(2, 1, mean_of_rows(7, "exponential", 2));
-  EXPECT_THAT(history.add(3, mean_of_rows(6)).value_or(""), HasSubstr("program number 3"));
+  EXPECT_THAT(history.add(3, mean_of_rows(6)).value_or(""), HasSubstr("its number 3"));
 }
 
 TEST(StepHistory, ForgetsAStepWhenSixteenOthersHaveHadNewerPrograms) {
