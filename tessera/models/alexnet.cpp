@@ -32,10 +32,10 @@ AlexNetImpl::AlexNetImpl(const AlexNetOptions& options) {
     in = out;
   }
   register_module("features", features);
-  classifier =
-      register_module("classifier", torch::nn::Sequential(Dropout(options.dropout), Linear(in * kAlexFeatures * kAlexFeatures, kAlexHidden),
-                                                          ReLU(), Dropout(options.dropout), Linear(kAlexHidden, kAlexHidden), ReLU(),
-                                                          Linear(kAlexHidden, options.classes)));
+  // Arguments of a function may be made in any order, but these draw their weights.
+  const Linear first(in * kAlexFeatures * kAlexFeatures, kAlexHidden), second(kAlexHidden, kAlexHidden), last(kAlexHidden, options.classes);
+  classifier = register_module(
+      "classifier", torch::nn::Sequential(Dropout(options.dropout), first, ReLU(), Dropout(options.dropout), second, ReLU(), last));
 }
 
 at::Tensor AlexNetImpl::forward(const at::Tensor& images) {

@@ -4,8 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <map>
 #include <regex>
 #include <set>
 
@@ -27,7 +29,6 @@ namespace {
 
 using checkpoint::SafetensorsFile;
 using models::make_image_model;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 Ended write_expected(const std::string& what, const Folder& folder) {
@@ -82,17 +83,19 @@ TEST(ImageModels, HaveTheNamesAndShapesOfTorchvisionAndTimm) {
   ASSERT_EQ(written.status, 0) << written.output;
   std::map<std::string, std::set<std::string>> expected;
   std::ifstream file(folder / "expected.txt");
-  std::string model, name, sizes;
-  while (file >> model >> name && std::getline(file, sizes)) {
-    for (const auto& [pattern, replacement] : models::renames_of(model)) name = std::regex_replace(name, std::regex(pattern), replacement);
-    expected[model].insert(name + sizes);
+  std::string model, tensor, sizes;
+  while (file >> model >> tensor && std::getline(file, sizes)) {
+    for (const auto& [pattern, replacement] : models::renames_of(model))
+      tensor = std::regex_replace(tensor, std::regex(pattern), replacement);
+    expected[model].insert(tensor + sizes);
   }
   EXPECT_EQ(expected.size(), models::image_model_names().size() - 2);  // there is no vit_10b or vit_60b
-  for (const auto& [name, theirs] : expected) {
+  for (const auto& each : expected) {
+    const auto& name = each.first;
     std::set<std::string> ours;
     const auto made = deferred_init([&] { return make_image_model(name); }, {.seed = 1});
-    for (const auto& [tensor, value] : state_of(*made)) ours.insert(tensor + " " + joined(value.sizes()));
-    EXPECT_EQ(ours, theirs) << name;
+    for (const auto& [key, value] : state_of(*made)) ours.insert(key + " " + joined(value.sizes()));
+    EXPECT_EQ(ours, each.second) << name;
     EXPECT_EQ(models::image_of(name), name == "inception_v3" ? 299 : 224);
   }
 }
@@ -110,8 +113,8 @@ TEST(ImageModels, HaveTheScoresAndGradientsOfTorchvisionAndTimm) {
     const auto images = expected.read(name + " images");
     const models::ImageModelOptions options{.classes = 10, .image = images.size(3), .dropout = 0};
     const auto model = deferred_init([&] { return make_image_model(name, options); }, {.seed = 1});
-    model->to(images.scalar_type());
     materialize(*model, [](const std::string&, at::Tensor&) {});  // which draws nothing
+    model->to(images.scalar_type());
     fill(state_of(*model));
     model->eval();
     {
@@ -146,10 +149,11 @@ TEST(ImageModels, HaveTheInitialWeightsOfTorchvisionAndTimm) {
   if (written.status == kNoPackage) GTEST_SKIP() << "build/python has no package torchvision or timm";
   ASSERT_EQ(written.status, 0) << written.output;
   const SafetensorsFile expected(folder / "expected.safetensors");
-  for (const std::string name : {"resnet18", "squeezenet1_1", "densenet121", "inception_v3", "vit_tiny_patch16_224"}) {
+  for (const std::string name : {"alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3", "vit_tiny_patch16_224"}) {
     torch::manual_seed(3);
     const auto model = make_image_model(name);
-    const bool same = name == "resnet18" || name == "squeezenet1_1";  // the draws, and not only how they are distributed
+    const bool same =
+        name == "alexnet" || name == "resnet18" || name == "squeezenet1_1";  // the draws, and not only how they are distributed
     for (const auto& item : model->named_parameters()) {
       const auto value = item->detach().to(at::kDouble);
       const auto theirs = expected.read(name + " " + item.key());

@@ -28,7 +28,7 @@ NAMES = ["alexnet", "densenet121", "densenet161", "densenet169", "densenet201", 
 # With the height and width of images, as small as the networks take them.
 TRAINED = {"resnet18": 48, "resnet50": 48, "vgg11_bn": 32, "squeezenet1_1": 48, "densenet121": 64, "inception_v3": 107, "vit_tiny_patch16_224": 48}
 SCORED = {"alexnet": 64, **TRAINED}
-INITIAL = ["resnet18", "squeezenet1_1", "densenet121", "inception_v3", "vit_tiny_patch16_224"]
+INITIAL = ["alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3", "vit_tiny_patch16_224"]
 
 
 def make(name, classes=1000, image=224, initial=False):
