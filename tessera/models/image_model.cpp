@@ -24,10 +24,10 @@ struct KnownModel {
 };
 
 template <class Model, class Options>
-KnownModel known_model(const std::string& name, const Options& shape, int64_t image = 224) {
-  KnownModel known{.name = name, .make = {}, .renames = {}, .image = image};
-  if constexpr (requires { Model::Impl::renames(); }) known.renames = Model::Impl::renames();
-  known.make = [name, shape](const ImageModelOptions& given) -> std::shared_ptr<ImageModel> {
+KnownModel known(const std::string& name, const Options& shape, int64_t image = 224) {
+  KnownModel row{.name = name, .make = {}, .renames = {}, .image = image};
+  if constexpr (requires { Model::Impl::renames(); }) row.renames = Model::Impl::renames();
+  row.make = [name, shape](const ImageModelOptions& given) -> std::shared_ptr<ImageModel> {
     auto options = shape;
     options.classes = given.classes;
     if constexpr (requires { options.image; }) options.image = given.image;
@@ -38,41 +38,41 @@ KnownModel known_model(const std::string& name, const Options& shape, int64_t im
     }
     return Model(options).ptr();
   };
-  return known;
+  return row;
 }
 
 const std::vector<KnownModel>& known_models() {
   static const std::vector<KnownModel> all = {
-      known_model<AlexNet>("alexnet", AlexNetOptions{}),
-      known_model<DenseNet>("densenet121", DenseNetOptions::of_121()),
-      known_model<DenseNet>("densenet161", DenseNetOptions::of_161()),
-      known_model<DenseNet>("densenet169", DenseNetOptions::of_169()),
-      known_model<DenseNet>("densenet201", DenseNetOptions::of_201()),
-      known_model<Inception>("inception_v3", InceptionOptions{}, 299),
-      known_model<ResNet>("resnet18", ResNetOptions::resnet18()),
-      known_model<ResNet>("resnet34", ResNetOptions::resnet34()),
-      known_model<ResNet>("resnet50", ResNetOptions::resnet50()),
-      known_model<ResNet>("resnet101", ResNetOptions::resnet101()),
-      known_model<ResNet>("resnet152", ResNetOptions::resnet152()),
-      known_model<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0()),
-      known_model<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1()),
-      known_model<Vgg>("vgg11", VggOptions::vgg11()),
-      known_model<Vgg>("vgg11_bn", VggOptions::vgg11(true)),
-      known_model<Vgg>("vgg13", VggOptions::vgg13()),
-      known_model<Vgg>("vgg13_bn", VggOptions::vgg13(true)),
-      known_model<Vgg>("vgg16", VggOptions::vgg16()),
-      known_model<Vgg>("vgg16_bn", VggOptions::vgg16(true)),
-      known_model<Vgg>("vgg19", VggOptions::vgg19()),
-      known_model<Vgg>("vgg19_bn", VggOptions::vgg19(true)),
-      known_model<Vit>("vit_b_16", VitOptions::base()),
-      known_model<Vit>("vit_tiny_patch16_224", VitOptions::tiny()),
-      known_model<Vit>("vit_small_patch16_224", VitOptions::small()),
-      known_model<Vit>("vit_base_patch16_224", VitOptions::base()),
-      known_model<Vit>("vit_large_patch16_224", VitOptions::large()),
-      known_model<Vit>("vit_huge_patch14_224", VitOptions::huge()),
-      known_model<Vit>("vit_giant_patch14_224", VitOptions::giant()),
-      known_model<Vit>("vit_10b", VitOptions::of_10b()),
-      known_model<Vit>("vit_60b", VitOptions::of_60b()),
+      known<AlexNet>("alexnet", AlexNetOptions{}),
+      known<DenseNet>("densenet121", DenseNetOptions::of_121()),
+      known<DenseNet>("densenet161", DenseNetOptions::of_161()),
+      known<DenseNet>("densenet169", DenseNetOptions::of_169()),
+      known<DenseNet>("densenet201", DenseNetOptions::of_201()),
+      known<Inception>("inception_v3", InceptionOptions{}, 299),
+      known<ResNet>("resnet18", ResNetOptions::resnet18()),
+      known<ResNet>("resnet34", ResNetOptions::resnet34()),
+      known<ResNet>("resnet50", ResNetOptions::resnet50()),
+      known<ResNet>("resnet101", ResNetOptions::resnet101()),
+      known<ResNet>("resnet152", ResNetOptions::resnet152()),
+      known<SqueezeNet>("squeezenet1_0", SqueezeNetOptions::squeezenet1_0()),
+      known<SqueezeNet>("squeezenet1_1", SqueezeNetOptions::squeezenet1_1()),
+      known<Vgg>("vgg11", VggOptions::vgg11()),
+      known<Vgg>("vgg11_bn", VggOptions::vgg11(true)),
+      known<Vgg>("vgg13", VggOptions::vgg13()),
+      known<Vgg>("vgg13_bn", VggOptions::vgg13(true)),
+      known<Vgg>("vgg16", VggOptions::vgg16()),
+      known<Vgg>("vgg16_bn", VggOptions::vgg16(true)),
+      known<Vgg>("vgg19", VggOptions::vgg19()),
+      known<Vgg>("vgg19_bn", VggOptions::vgg19(true)),
+      known<Vit>("vit_b_16", VitOptions::base()),
+      known<Vit>("vit_tiny_patch16_224", VitOptions::tiny()),
+      known<Vit>("vit_small_patch16_224", VitOptions::small()),
+      known<Vit>("vit_base_patch16_224", VitOptions::base()),
+      known<Vit>("vit_large_patch16_224", VitOptions::large()),
+      known<Vit>("vit_huge_patch14_224", VitOptions::huge()),
+      known<Vit>("vit_giant_patch14_224", VitOptions::giant()),
+      known<Vit>("vit_10b", VitOptions::of_10b()),
+      known<Vit>("vit_60b", VitOptions::of_60b()),
   };
   return all;
 }
@@ -94,7 +94,7 @@ std::shared_ptr<ImageModel> make_image_model(const std::string& name, const Imag
 const std::vector<std::string>& image_model_names() {
   static const auto names = [] {
     std::vector<std::string> all;
-    for (const auto& known : known_models()) all.push_back(known.name);
+    for (const auto& row : known_models()) all.push_back(row.name);
     return all;
   }();
   return names;

@@ -3,8 +3,8 @@ status 3 without these packages.
 
 names    expected.txt: a line for each parameter and buffer of each network: the network, the name, the sizes
 scores   expected.safetensors: scores of images, and of a training step the loss, its gradients and the statistics of batch norms after it, in double
-         precision, as batch norms of so few values enlarge rounding a thousandfold; the largest networks in float32;
-         resnet18.pth: the weights of one of these networks before, in float32
+         precision, as batch norms of so few values enlarge rounding a thousandfold; resnet18.pth: the weights of one of these networks before, in float32
+large    the same of the largest networks, in float32
 initial  expected.safetensors: means and deviations of initial weights, drawn from seed 3"""
 import importlib.util
 import math
@@ -26,8 +26,8 @@ VITS = [f"vit_{size}_224" for size in ("tiny_patch16", "small_patch16", "base_pa
 NAMES = ["alexnet", "densenet121", "densenet161", "densenet169", "densenet201", "inception_v3", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152",
          "squeezenet1_0", "squeezenet1_1", "vgg11", "vgg11_bn", "vgg13", "vgg13_bn", "vgg16", "vgg16_bn", "vgg19", "vgg19_bn", "vit_b_16", *VITS]
 # With the height and width of images, as small as the networks take them.
-TRAINED = {"resnet18": 48, "resnet50": 48, "vgg11_bn": 32, "squeezenet1_1": 48, "densenet121": 64, "inception_v3": 107, "vit_tiny_patch16_224": 48}
-SCORED = {"alexnet": 64, **TRAINED}
+SCORED = {"resnet18": 48, "resnet50": 48, "squeezenet1_1": 48, "densenet121": 64, "inception_v3": 107, "vit_tiny_patch16_224": 48}
+LARGE = {"alexnet": 64, "vgg11_bn": 32}
 INITIAL = ["alexnet", "resnet18", "squeezenet1_1", "densenet121", "inception_v3", "vit_tiny_patch16_224"]
 
 
@@ -70,18 +70,17 @@ def names(folder):
                 print(name, tensor, ", ".join(map(str, value.shape)), file=file)
 
 
-def scores(folder):
+def scores(folder, networks=SCORED, dtype=torch.float64):
     found = {}
-    for name, image in SCORED.items():
-        dtype = torch.float32 if name in ("alexnet", "vgg11_bn") else torch.float64
+    for name, image in networks.items():
         model = make_empty(name, 10, image).to(dtype).to_empty(device="cpu").eval()
         fill(model.state_dict())
         if name == "resnet18":
             torch.save({key: value.float() if value.is_floating_point() else value for key, value in model.state_dict().items()}, f"{folder}/{name}.pth")
-        images = found[f"{name} images"] = torch.randn(4, 3, image, image, generator=torch.Generator().manual_seed(8), dtype=dtype)
+        images = found[f"{name} images"] = torch.randn(3, 3, image, image, generator=torch.Generator().manual_seed(8), dtype=dtype)
         with torch.no_grad():
             found[f"{name} scores"] = model(images)
-        if name not in TRAINED:
+        if name == "alexnet":
             continue
         for module in model.train().modules():
             if isinstance(module, torch.nn.Dropout):
@@ -92,6 +91,10 @@ def scores(folder):
         found.update({f"{name} gradient of {parameter}": samples(value.grad) for parameter, value in model.named_parameters()})
         found.update({f"{name} {buffer}": samples(value) for buffer, value in model.named_buffers()})
     save_file(found, f"{folder}/expected.safetensors")
+
+
+def large(folder):
+    scores(folder, LARGE, torch.float32)
 
 
 def initial(folder):
@@ -105,4 +108,4 @@ def initial(folder):
 
 
 if __name__ == "__main__":
-    {"names": names, "scores": scores, "initial": initial}[sys.argv[1]](sys.argv[2])
+    {"names": names, "scores": scores, "large": large, "initial": initial}[sys.argv[1]](sys.argv[2])
