@@ -8,7 +8,7 @@
 #include <tessera/models/llama.h>
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
-#include <tessera/models/resnet50.h>
+#include <tessera/models/resnet.h>
 #include <tessera/nn/lora.h>
 #include <tessera/nn/quantize.h>
 #include <tessera/tessera.h>
@@ -55,8 +55,12 @@ Subject make_subject(const Flags& flags) {
     });
   }
   if (flags.model == "resnet50") {
-    models::ResNet50 model;
-    return bench::classifier(model, members(model->blocks), 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
+    models::ResNet model(models::ResNetOptions::resnet50());
+    std::vector<std::shared_ptr<torch::nn::Module>> blocks;
+    for (const auto& layer : model->layers) {
+      for (const auto& block : *layer) blocks.push_back(block.ptr());
+    }
+    return bench::classifier(model, blocks, 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
   }
   if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
     const auto width = or_else(flags.width, 576);

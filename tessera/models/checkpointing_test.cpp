@@ -11,7 +11,7 @@
 #include "tessera/models/gpt.h"
 #include "tessera/models/mlp.h"
 #include "tessera/models/mnist.h"
-#include "tessera/models/resnet50.h"
+#include "tessera/models/resnet.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/call.h"
 #include "tessera/shard/parameters.h"
@@ -105,13 +105,12 @@ void expect_same_bits(const std::function<Model()>& make, std::vector<Settings> 
 
 TEST(ModelsWithCheckpointing, Gpt) {
   const models::GptOptions options{.vocabulary = 16, .width = 16, .layers = 2, .heads = 2, .longest = 8};
-  expect_same_bits<models::Gpt>([&] { return models::Gpt(options); }, policies("GptBlock"),
-                                at::arange(12).view({2, 6}));
+  expect_same_bits<models::Gpt>([&] { return models::Gpt(options); }, policies("GptBlock"), at::arange(12).view({2, 6}));
 }
 
-TEST(ModelsWithCheckpointing, ResNet50) {
+TEST(ModelsWithCheckpointing, ResNet) {
   const auto images = at::arange(2 * 3 * 40 * 40, at::kFloat).sin().view({2, 3, 40, 40});
-  expect_same_bits<models::ResNet50>([] { return models::ResNet50(10); }, {units_of("Bottleneck")}, images);
+  expect_same_bits<models::ResNet>([] { return models::ResNet(models::ResNetOptions::resnet50(10)); }, {units_of("Bottleneck")}, images);
 }
 
 TEST(ModelsWithCheckpointing, Bert) {

@@ -8,7 +8,7 @@
 #include "tessera/base/error.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/mlp.h"
-#include "tessera/models/resnet50.h"
+#include "tessera/models/resnet.h"
 #include "tessera/shard/deferred_init.h"
 #include "tessera/shard/full_params.h"
 #include "tessera/shard/parameters.h"
@@ -93,7 +93,7 @@ std::vector<Case> cases() {
            []() -> std::shared_ptr<Module> {
              return models::Gpt(models::GptOptions{.vocabulary = 40, .width = 16, .layers = 2, .heads = 2, .longest = 8}).ptr();
            }},
-          {"resnet", []() -> std::shared_ptr<Module> { return models::ResNet50().ptr(); }},
+          {"resnet", []() -> std::shared_ptr<Module> { return models::ResNet(models::ResNetOptions::resnet50()).ptr(); }},
           {"transformer",
            [] {
              const auto layer = torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32);

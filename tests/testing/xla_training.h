@@ -7,7 +7,7 @@
 #include "tessera/models/bert.h"
 #include "tessera/models/gpt.h"
 #include "tessera/models/mnist.h"
-#include "tessera/models/resnet50.h"
+#include "tessera/models/resnet.h"
 #include "tessera/xla/device/kernels.h"
 #include "tessera/xla/device/values.h"
 #include "tessera/xla/metrics.h"
@@ -73,7 +73,7 @@ inline Subject block_of_a_resnet() {
 }
 
 inline Subject resnet50() {
-  models::ResNet50 model(10);
+  models::ResNet model(models::ResNetOptions::resnet50(10));
   return {.module = model.ptr(),
           .input = [](int seed) { return drawn(seed, {8, 3, 64, 64}); },
           .scores = [=](const at::Tensor& x) mutable { return model->forward(x); },
