@@ -301,7 +301,7 @@ TEST(RandomResizedCrop, HasAreasAndShapesWithinItsLimits) {
     areas += area;
     if (box.height < image.height) tops += static_cast<double>(box.top) / static_cast<double>(image.height - box.height);
   }
-  EXPECT_NEAR(areas / kCount, 0.5, 0.04);  // a little less than the middle of 0.08 and 1, because large parts do not always fit
+  EXPECT_NEAR(areas / kCount, 0.46, 0.02);  // less than the middle of 0.08 and 1, because large parts do not always fit
   EXPECT_NEAR(tops / kCount, 0.5, 0.03);
 }
 

@@ -102,6 +102,7 @@ def is_decisive_operation(image, name, magnitude):
     return name != "Rotate" or is_decisive(image, -(magnitude % 360), [0, 0], [0.0, 0.0], [0.0, 0.0])
 
 
+torch.set_num_threads(1)
 found = {}
 magnitudes = {"ShearX": [0.09, -0.09, 0.2971, -0.13, 1.7], "ShearY": [0.09, -0.21, 0.2971, 0.13], "TranslateX": [7.9, -3.2, 0, 500], "TranslateY": [7.9, -3.2, -11],
               "Rotate": [9, -9, 30, -17.3, 0, 180, 123.4], "Posterize": [0, 1, 4, 7, 8], "Solarize": [0, 0.3, 0.7, 1], "AutoContrast": [0], "Equalize": [0],
@@ -189,4 +190,4 @@ cut.make_params = lambda flat: {"box": (2, 3, 12, 7), "lam_adjusted": 1 - 10 * 4
 found |= {"mix/inputs": images, "mix/labels": labels}
 found["mixup/inputs"], found["mixup/targets"] = up(images, labels)
 found["cutmix/inputs"], found["cutmix/targets"] = cut(images, labels)
-save_file({name: tensor.contiguous() for name, tensor in found.items()}, f"{sys.argv[1]}/expected.safetensors")
+save_file({name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in found.items()}, f"{sys.argv[1]}/expected.safetensors")
