@@ -218,7 +218,7 @@ at::Tensor noise(int64_t height, int64_t width) {
 
 TEST(Normalize, WritesIntoPlacesOfAnyStrides) {
   const auto image = noise(35, 51);
-  const auto mean = at::tensor({0.485, 0.456, 0.406}).view({3, 1, 1}), deviation = at::tensor({0.229, 0.224, 0.225}).view({3, 1, 1});
+  const auto mean = torch::tensor({0.485, 0.456, 0.406}).view({3, 1, 1}), deviation = torch::tensor({0.229, 0.224, 0.225}).view({3, 1, 1});
   const auto expected = (image.to(at::kFloat) / 255 - mean) / deviation;
   auto batch = at::full({2, 3, 40, 60}, 7.F), with_gaps = at::full({3, 35, 102}, 7.F);
   const std::vector<at::Tensor> places = {
@@ -333,9 +333,9 @@ TEST(Mix, DrawsSharesFromTheBetaDistribution) {
 
 TEST(Mix, TakesDamagedSamplesAsZeros) {
   const auto mixed = vision::mixup(at::ones({3, 3, 2, 2}), at::tensor({1, -100, 0}, at::kLong), 2, 0.75);
-  EXPECT_TRUE(at::allclose(mixed.targets, at::tensor({0.25, 0.75, 0., 0.25, 0.75, 0.}).view({3, 2})));
-  const auto alone = vision::cutmix(at::ones({1, 3, 2, 2}), at::tensor({1}, at::kLong), 2, {.height = 1, .width = 2});
-  EXPECT_TRUE(at::equal(alone.targets, at::tensor({0., 1.}).view({1, 2})));
+  EXPECT_TRUE(at::allclose(mixed.targets, torch::tensor({0.25, 0.75, 0., 0.25, 0.75, 0.}).view({3, 2})));
+  const auto alone = vision::cutmix(at::ones({1, 3, 2, 2}), at::ones({1}, at::kLong), 2, {.height = 1, .width = 2});
+  EXPECT_TRUE(at::equal(alone.targets, torch::tensor({0., 1.}).view({1, 2})));
 }
 
 TEST(TransformErrors, NameWhatIsWrong) {

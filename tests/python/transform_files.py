@@ -104,8 +104,8 @@ def is_decisive_operation(image, name, magnitude):
 
 torch.set_num_threads(1)
 found = {}
-magnitudes = {"ShearX": [0.09, -0.09, 0.2971, -0.13, 1.7], "ShearY": [0.09, -0.21, 0.2971, 0.13], "TranslateX": [7.9, -3.2, 0, 500], "TranslateY": [7.9, -3.2, -11],
-              "Rotate": [9, -9, 30, -17.3, 0, 180, 123.4], "Posterize": [0, 1, 4, 7, 8], "Solarize": [0, 0.3, 0.7, 1], "AutoContrast": [0], "Equalize": [0],
+magnitudes = {"ShearX": [0.09, -0.09, 0.2971, -0.13, 1.7], "ShearY": [0.09, -0.21, 0.2971, 0.13], "TranslateX": [7.9, -3.2, 0, 500],
+              "TranslateY": [7.9, -3.2, -11], "Rotate": [9, -9, 30, -17.3, 0, 180, 123.4], "Posterize": [0, 1, 4, 7, 8], "Solarize": [0, 0.3, 0.7, 1], "AutoContrast": [0], "Equalize": [0],
               "Identity": [0]}
 factors = [0, 0.1, 0.37, 0.9, 1, 1.0001, 1.27, 1.9, 2.3]
 augment = v2.RandAugment()
@@ -124,7 +124,8 @@ for n, values in enumerate(pictures()):
             keep(mode, size, F.resize(image, list(size), interpolation=mode))
     for side in (7, 50):
         keep("shorter_side", [side], F.resize(image, [side]))
-    for top, left, box_height, box_width in [(0, 0, height, width), (height // 3, width // 4, height // 2 + 1, width // 2 + 1), (-2, 1, 7, 9), (1, -3, height, width)]:
+    for top, left, box_height, box_width in [(0, 0, height, width), (height // 3, width // 4, height // 2 + 1, width // 2 + 1), (-2, 1, 7, 9),
+                                             (1, -3, height, width)]:
         keep("crop", [top, left, box_height, box_width], F.crop(image, top, left, box_height, box_width))
         part = F.crop(image, top, left, box_height, box_width)
         keep("resized_crop", [top, left, box_height, box_width, 19, 23], F.resize(part, [19, 23]))
