@@ -105,8 +105,8 @@ def is_decisive_operation(image, name, magnitude):
 torch.set_num_threads(1)
 found = {}
 magnitudes = {"ShearX": [0.09, -0.09, 0.2971, -0.13, 1.7], "ShearY": [0.09, -0.21, 0.2971, 0.13], "TranslateX": [7.9, -3.2, 0, 500],
-              "TranslateY": [7.9, -3.2, -11], "Rotate": [9, -9, 30, -17.3, 0, 180, 123.4], "Posterize": [0, 1, 4, 7, 8], "Solarize": [0, 0.3, 0.7, 1], "AutoContrast": [0], "Equalize": [0],
-              "Identity": [0]}
+              "TranslateY": [7.9, -3.2, -11], "Rotate": [9, -9, 30, -17.3, 0, 180, 123.4], "Posterize": [0, 1, 4, 7, 8], "Solarize": [0, 0.3, 0.7, 1],
+              "AutoContrast": [0], "Equalize": [0], "Identity": [0]}
 factors = [0, 0.1, 0.37, 0.9, 1, 1.0001, 1.27, 1.9, 2.3]
 augment = v2.RandAugment()
 names = list(augment._AUGMENTATION_SPACE)
