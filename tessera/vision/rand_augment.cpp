@@ -1,0 +1,197 @@
+// The operations of RandAugment.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/vision/picture.h"
+#include "tessera/vision/transforms.h"
+
+namespace tessera::vision {
+namespace {
+
+constexpr int64_t kAugmentOperations = static_cast<int64_t>(AugmentOperation::Equalize) + 1;
+constexpr double kDegree = std::numbers::pi / 180;
+
+/// How the pixels of an image move, in its coordinates.
+struct Motion {
+  double angle = 0, shear_x = 0, shear_y = 0;  // in radians
+  double across = 0, down = 0;                 // in pixels
+  double center_x = 0, center_y = 0;           // what stays, from the middle of the image
+};
+
+at::Tensor moved(const at::Tensor& image, const Motion& motion) {
+  const auto [angle, shear_x, shear_y, across, down, center_x, center_y] = motion;
+  // The rotation with shears has the determinant 1, so its inverse is {{d, -b}, {-c, a}}.
+  const double a = std::cos(angle - shear_y) / std::cos(shear_y), c = std::sin(angle - shear_y) / std::cos(shear_y);
+  const double b = -(a * std::tan(shear_x) + std::sin(angle)), d = std::cos(angle) - c * std::tan(shear_x);
+  const double to_x = center_x + across, to_y = center_y + down;
+  const std::array<double, 3> x = {d, -b, center_x - d * to_x - -b * to_y}, y = {-c, a, center_y - -c * to_x - a * to_y};
+  return changed(image, [&](const Pixels& pixels, uint8_t* to) {
+    const auto half_width = static_cast<float>(pixels.width) * 0.5F, half_height = static_cast<float>(pixels.height) * 0.5F;
+    Origin origin = {};
+    for (size_t i = 0; i < 3; i++) {
+      origin.x[i] = static_cast<float>(x[i]) / half_width;
+      origin.y[i] = static_cast<float>(y[i]) / half_height;
+    }
+    take_nearest(pixels, origin, to);
+  });
+}
+
+/// A shear by a slope, in which the upper left corner stays.
+Motion shear(const at::Tensor& image, double slope_x, double slope_y) {
+  const auto size = size_of(image);
+  // By way of degrees, whose rounding can matter.
+  const auto of_slope = [](double slope) { return std::atan(slope) / kDegree * kDegree; };
+  return {.shear_x = of_slope(slope_x),
+          .shear_y = of_slope(slope_y),
+          .center_x = static_cast<double>(size.width) * -0.5,
+          .center_y = static_cast<double>(size.height) * -0.5};
+}
+
+at::Tensor posterized(const at::Tensor& image, double bits) {
+  if (!(bits >= 0 && bits < 9)) throw UsageError("posterize can't keep {} bits of a byte; from 0 to 8", bits);
+  const auto mask = static_cast<uint8_t>(0xff << (8 - static_cast<int>(bits)));
+  return mapped(image, [&](size_t /*channel*/, size_t value) { return static_cast<uint8_t>(value & mask); });
+}
+
+at::Tensor solarized(const at::Tensor& image, double magnitude) {
+  const auto threshold = static_cast<float>(255 * magnitude);
+  return mapped(image, [&](size_t /*channel*/, size_t value) {
+    return static_cast<uint8_t>(static_cast<float>(value) >= threshold ? 255 - value : value);
+  });
+}
+
+/// The smallest and the largest value of a channel.
+std::pair<size_t, size_t> ends_of(const std::array<uint32_t, 256>& counts) {
+  size_t least = 0, most = 255;
+  while (counts[least] == 0) least++;
+  while (counts[most] == 0) most--;
+  return {least, most};
+}
+
+/// Stretches each channel so that it has values from 0 to 255.
+at::Tensor auto_contrasted(const at::Tensor& image) {
+  const auto [picture, pixels] = picture_of(image);
+  const auto counts = count_bytes(pixels);
+  const std::array ends = {ends_of(counts[0]), ends_of(counts[1]), ends_of(counts[2])};
+  return mapped(picture, [&](size_t channel, size_t value) {
+    const auto [least, most] = ends[channel];
+    if (least == most) return static_cast<uint8_t>(value);
+    constexpr float kPart = 1.0 / 255;
+    return to_byte((static_cast<float>(value) - static_cast<float>(least)) / (static_cast<float>(most - least) * kPart));
+  });
+}
+
+/// Gives each channel about as many pixels of each value, by Pillow's rule.
+at::Tensor equalized(const at::Tensor& image) {
+  const auto [picture, pixels] = picture_of(image);
+  const auto counts = count_bytes(pixels);
+  ByteTables tables = {};
+  for (size_t channel = 0; channel < 3; channel++) {
+    const auto& of = counts[channel];
+    const auto step = (pixels.height * pixels.width - of[ends_of(of).second]) / 255;
+    int64_t before = 0;  // pixels of smaller values
+    for (size_t value = 0; value < 256; value++) {
+      tables[channel][value] =
+          static_cast<uint8_t>(step == 0 ? static_cast<int64_t>(value) : std::min<int64_t>((before + step / 2) / step, 255));
+      before += of[value];
+    }
+  }
+  return mapped(picture, [&](size_t channel, size_t value) { return tables[channel][value]; });
+}
+
+/// The magnitude of this bin, with a random sign where an operation has two directions.
+double draw_magnitude(AugmentOperation operation, const RandAugment& options, ImageSize size, Draws& draws) {
+  const auto of_bin = [&](double first, double last) {
+    return static_cast<double>(at::linspace(first, last, options.bins, at::kFloat)[options.magnitude].item<float>());
+  };
+  const auto with_sign = [&](double last) {
+    const double magnitude = of_bin(0, last);
+    return draws.uniform(0, 1) <= 0.5 ? -magnitude : magnitude;
+  };
+  constexpr double kTranslated = 150. / 331;
+  switch (operation) {
+    case AugmentOperation::ShearX:
+    case AugmentOperation::ShearY:
+      return with_sign(0.3);
+    case AugmentOperation::TranslateX:
+      return with_sign(kTranslated * static_cast<double>(size.width));
+    case AugmentOperation::TranslateY:
+      return with_sign(kTranslated * static_cast<double>(size.height));
+    case AugmentOperation::Rotate:
+      return with_sign(30);
+    case AugmentOperation::Brightness:
+    case AugmentOperation::Color:
+    case AugmentOperation::Contrast:
+    case AugmentOperation::Sharpness:
+      return with_sign(0.9);
+    case AugmentOperation::Posterize:
+      return std::nearbyint(8 - static_cast<float>(options.magnitude) / (static_cast<float>(options.bins - 1) / 4));
+    case AugmentOperation::Solarize:
+      return of_bin(1, 0);
+    case AugmentOperation::Identity:
+    case AugmentOperation::AutoContrast:
+    case AugmentOperation::Equalize:
+      break;
+  }
+  return 0;
+}
+
+}  // namespace
+
+at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude) {
+  switch (operation) {
+    case AugmentOperation::Identity:
+      break;
+    case AugmentOperation::ShearX:
+      return moved(image, shear(image, magnitude, 0));
+    case AugmentOperation::ShearY:
+      return moved(image, shear(image, 0, magnitude));
+    case AugmentOperation::TranslateX:
+      return moved(image, {.across = std::trunc(magnitude)});
+    case AugmentOperation::TranslateY:
+      return moved(image, {.down = std::trunc(magnitude)});
+    case AugmentOperation::Rotate: {
+      const double turn = std::fmod(magnitude, 360);
+      return moved(image, {.angle = -(turn < 0 ? turn + 360 : turn) * kDegree});
+    }
+    case AugmentOperation::Brightness:
+      return adjust_brightness(image, 1 + magnitude);
+    case AugmentOperation::Color:
+      return adjust_saturation(image, 1 + magnitude);
+    case AugmentOperation::Contrast:
+      return adjust_contrast(image, 1 + magnitude);
+    case AugmentOperation::Sharpness:
+      return adjust_sharpness(image, 1 + magnitude);
+    case AugmentOperation::Posterize:
+      return posterized(image, magnitude);
+    case AugmentOperation::Solarize:
+      return solarized(image, magnitude);
+    case AugmentOperation::AutoContrast:
+      return auto_contrasted(image);
+    case AugmentOperation::Equalize:
+      return equalized(image);
+  }
+  return image;
+}
+
+at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws) {
+  if (options.operations < 0 || options.bins < 2 || options.magnitude < 0 || options.magnitude >= options.bins) {
+    throw UsageError(
+        "RandAugment: there can't be {} operations with magnitude {} of {}; magnitudes are counted from 0, and there are 2 or more",
+        options.operations, options.magnitude, options.bins);
+  }
+  auto result = image;
+  for (int i = 0; i < options.operations; i++) {
+    const auto operation = static_cast<AugmentOperation>(draws.below(kAugmentOperations));
+    result = augment(result, operation, draw_magnitude(operation, options, size_of(image), draws));
+  }
+  return result;
+}
+
+}  // namespace tessera::vision

@@ -1,0 +1,100 @@
+// Transforms of pictures, with the pixels that torchvision.transforms.v2.functional makes of uint8 tensors on a processor with AVX2. What
+// is random is drawn first, so each transform is a function of a picture and plain values. No picture that is given to them changes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+
+#include "tessera/vision/draws.h"
+#include "tessera/vision/image.h"
+
+namespace tessera::vision {
+
+enum class Interpolation { Nearest, Bilinear, Bicubic };
+
+/// Bilinear and bicubic are antialiased.
+at::Tensor resize(const at::Tensor& image, ImageSize size, Interpolation interpolation = Interpolation::Bilinear);
+/// The size of an image whose shorter side becomes `side`: that of transforms.Resize(side).
+ImageSize resized_shorter_side(ImageSize image, int64_t side);
+/// A view where the box is within the image; otherwise a copy, with 0 outside of the image.
+at::Tensor crop(const at::Tensor& image, Box box);
+/// The box of transforms.CenterCrop. It begins outside of an image that is smaller.
+Box center_box(ImageSize image, ImageSize crop);
+/// Left becomes right.
+at::Tensor flip(const at::Tensor& image);
+
+/// A factor of 1 changes nothing. That of hue is a part of a full turn, from -0.5 to 0.5, where 0 changes nothing.
+at::Tensor adjust_brightness(const at::Tensor& image, double factor);
+at::Tensor adjust_contrast(const at::Tensor& image, double factor);
+at::Tensor adjust_saturation(const at::Tensor& image, double factor);
+at::Tensor adjust_hue(const at::Tensor& image, double factor);
+at::Tensor adjust_sharpness(const at::Tensor& image, double factor);
+
+/// A part of random area and shape, which becomes `size` by `size`.
+struct RandomResizedCrop {
+  int64_t size = 224;
+  double smallest = 0.08, largest = 1;         // parts of the image's area
+  double narrowest = 3. / 4, widest = 4. / 3;  // width by height
+};
+Box draw_box(const RandomResizedCrop& options, ImageSize image, Draws& draws);
+
+/// How far each factor may be from 1, and that of hue from 0. The order of the four is random, too.
+struct ColorJitter {
+  double brightness = 0, contrast = 0, saturation = 0, hue = 0;
+};
+at::Tensor jitter(const at::Tensor& image, const ColorJitter& options, Draws& draws);
+
+enum class AugmentOperation {
+  Identity,
+  ShearX,
+  ShearY,
+  TranslateX,
+  TranslateY,
+  Rotate,
+  Brightness,
+  Color,
+  Contrast,
+  Sharpness,
+  Posterize,
+  Solarize,
+  AutoContrast,
+  Equalize,
+};
+/// The magnitude is a slope for shears, in pixels for translations, in degrees for the rotation; brightness to sharpness have the factor 1
+/// + magnitude; posterize keeps that many bits; solarize inverts values from 255 * magnitude. The other three have none. Pixels that come
+/// from outside are 0.
+at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude);
+
+/// So many random operations with the same magnitude, which is one of `bins` from the weakest to the strongest, counted from 0.
+struct RandAugment {
+  int operations = 2;
+  int magnitude = 9;
+  int bins = 31;
+};
+at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws);
+
+/// Bytes become numbers from 0 to 1, and these (number - mean) / deviation.
+struct Normalize {
+  std::array<double, 3> mean = {0.485, 0.456, 0.406}, deviation = {0.229, 0.224, 0.225};
+};
+/// `place` is float {3, height, width}, with any strides.
+void normalize_into(const at::Tensor& image, const Normalize& options, const at::Tensor& place);
+
+/// A batch whose samples were mixed with their partners: each with the one before it, the first with the last.
+struct Mixed {
+  at::Tensor inputs;
+  at::Tensor targets;  // float {n, classes}
+};
+/// inputs: float {n, 3, height, width}; labels: int64 {n}. A negative label, such as that of a damaged picture, becomes a row of zeros.
+/// `lambda` is the part that a sample keeps.
+Mixed mixup(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, double lambda);
+/// The box comes from the partner, and targets are mixed as its area says.
+Mixed cutmix(const at::Tensor& inputs, const at::Tensor& labels, int64_t classes, Box box);
+/// From Beta(alpha, alpha).
+double draw_lambda(double alpha, Draws& draws);
+/// About 1 - lambda of the image's area, around a random point; what would be outside is cut off.
+Box draw_cut(ImageSize image, double lambda, Draws& draws);
+
+}  // namespace tessera::vision
