@@ -11,7 +11,6 @@
 namespace tessera::testing::tar_shards_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using vision::expand_braces;
@@ -38,7 +37,6 @@ TEST(TarShards, FindsPairsInAllArchives) {
   const auto swapped = read_tar_shards({folder / "1.tar", folder / "0.tar"});
   EXPECT_THAT(swapped.labels, ElementsAre(1, 3, 0));
   EXPECT_NE(swapped.fingerprint(), images.fingerprint());
-  const auto bytes = read_file(folder / "0.tar");
   std::filesystem::resize_file(folder / "0.tar", 700);
   EXPECT_THAT(message_of<IoError>([&] { images.read(1, buffer); }), HasSubstr("0.tar"));
 }

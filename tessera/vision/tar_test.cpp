@@ -15,7 +15,6 @@
 namespace tessera::testing::tar_test {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using vision::TarMember;
 
