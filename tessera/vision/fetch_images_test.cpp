@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <span>
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"

@@ -33,7 +33,7 @@ TEST(TarShards, FindsPairsInAllArchives) {
   std::string buffer, all;
   for (int64_t i = 0; i < images.size(); i++) all += std::string(images.read(i, buffer)) + " ";
   EXPECT_EQ(all, "A B C ");
-  EXPECT_EQ(images.name(2), folder / "1.tar/x.y/a.webp");
+  EXPECT_EQ(images.name(2), (folder / "1.tar/x.y/a.webp").string());
   const auto swapped = read_tar_shards({folder / "1.tar", folder / "0.tar"});
   EXPECT_THAT(swapped.labels, ElementsAre(1, 3, 0));
   EXPECT_NE(swapped.fingerprint(), images.fingerprint());
@@ -60,19 +60,25 @@ TEST(TarShards, SaysWhatIsWrongWithAnArchive) {
     EXPECT_THAT(refusal({{"a.jpg", "A"}, {"a.cls", label}}), HasSubstr("'a.cls' has no number of a class from 0 to 1048575, but '"))
         << label;
   write_file(path, tar_of({{"a.jpg", "A"}, {"a.cls", "1"}}).substr(0, 1800));
-  EXPECT_THAT(message_of<IoError>([&] { read_tar_shards({path}); }), HasSubstr("x.tar, at byte 1536: the archive is cut off"));
+  EXPECT_THAT(message_of<IoError>([&] { read_tar_shards({path}); }), HasSubstr("x.tar, at byte 1800: the archive is cut off"));
   EXPECT_THAT(message_of<IoError>([&] { read_tar_shards({folder / "y.tar"}); }), HasSubstr("did you mean"));
   EXPECT_THAT(message_of<UsageError>([] { read_tar_shards({}); }), HasSubstr("expand_braces(\"train-{000..146}.tar\")"));
 }
 
+std::vector<std::string> expanded(std::string_view pattern) {
+  std::vector<std::string> texts;
+  for (const auto& file : expand_braces(pattern)) texts.push_back(file.string());
+  return texts;
+}
+
 TEST(TarShards, ExpandsBracesAsBashDoes) {
-  EXPECT_THAT(expand_braces("plain.tar"), ElementsAre("plain.tar"));
-  EXPECT_THAT(expand_braces("x-{008..010}.tar"), ElementsAre("x-008.tar", "x-009.tar", "x-010.tar"));
-  EXPECT_THAT(expand_braces("{9..11}"), ElementsAre("9", "10", "11"));
-  EXPECT_THAT(expand_braces("{1..010}").back(), "010");
-  EXPECT_THAT(expand_braces("{2..0}"), ElementsAre("2", "1", "0"));
-  EXPECT_THAT(expand_braces("{a,b}/{0..1}"), ElementsAre("a/0", "a/1", "b/0", "b/1"));
-  EXPECT_THAT(expand_braces("x{,.old,{1..2}}"), ElementsAre("x", "x.old", "x1", "x2"));
+  EXPECT_THAT(expanded("plain.tar"), ElementsAre("plain.tar"));
+  EXPECT_THAT(expanded("x-{008..010}.tar"), ElementsAre("x-008.tar", "x-009.tar", "x-010.tar"));
+  EXPECT_THAT(expanded("{9..11}"), ElementsAre("9", "10", "11"));
+  EXPECT_EQ(expanded("{1..010}").back(), "010");
+  EXPECT_THAT(expanded("{2..0}"), ElementsAre("2", "1", "0"));
+  EXPECT_THAT(expanded("{a,b}/{0..1}"), ElementsAre("a/0", "a/1", "b/0", "b/1"));
+  EXPECT_THAT(expanded("x{,.old,{1..2}}"), ElementsAre("x", "x.old", "x1", "x2"));
   for (const auto* const wrong : {"x{0..9", "x{y}", "{}", "{1..2}{"}) EXPECT_THROW(expand_braces(wrong), UsageError) << wrong;
   EXPECT_THAT(message_of<UsageError>([] { expand_braces("{a}"); }), HasSubstr("{a} is no range such as {000..146}"));
   EXPECT_THAT(message_of<UsageError>([] { expand_braces("{0..99999999}"); }), HasSubstr("too many files"));

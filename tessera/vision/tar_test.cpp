@@ -62,7 +62,7 @@ TEST(Tar, ReadsNumbersAndNamesInAllTheirForms) {
   EXPECT_EQ(names_in(tar_header("a", "     3 ") + padded("abc") + kEnd), "a=abc ");
   EXPECT_EQ(names_in(tar_header("old", "00000000003", '\0', "") + padded("abc") + kEnd), "old=abc ");
   EXPECT_EQ(names_in(tar_member("folder/", "") + tar_member("d", "", '5') + tar_member("x", "1") + kEnd), "x=1 ");
-  EXPECT_EQ(names_in(tar_member("all", "14 comment=abc\n", 'g') + tar_member("x", "1") + kEnd), "x=1 ");
+  EXPECT_EQ(names_in(tar_member("all", "15 comment=abc\n", 'g') + tar_member("x", "1") + kEnd), "x=1 ");
   const auto named = tar_member("meta", "9 path=n\n10 size=2\n", 'x');
   EXPECT_EQ(names_in(named + tar_header("a", "0") + padded("bcd") + tar_member("e", "f") + kEnd), "n=bc e=f ");
   EXPECT_EQ(names_in(tar_member("././@LongLink", std::string("long\0", 5), 'L') + tar_member("a", "b") + kEnd), "long=b ");
