@@ -1,0 +1,55 @@
+// Batches of pictures: reads, decodes and transforms them in a Loader's workers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "tessera/data/loader.h"
+#include "tessera/vision/image_set.h"
+#include "tessera/vision/transforms.h"
+
+namespace tessera::vision {
+
+/// As one trains: a part at random, mirrored in half the cases, with other colours.
+struct TrainTransform {
+  RandomResizedCrop crop = {};
+  bool flip = true;
+  ColorJitter jitter = {};
+  std::optional<RandAugment> augment = {};
+  Normalize normalize = {};
+  bool may_shrink = false;  // a JPEG may be decoded at a part of its size: faster, and the pixels differ a little
+};
+
+/// As one tests: the middle.
+struct TestTransform {
+  int64_t shorter_side = 256;
+  int64_t size = 224;
+  Normalize normalize = {};
+  bool may_shrink = false;
+};
+
+/// Make of a picture's file the numbers that a network takes. `place` is a float tensor {3, size, size}, with any strides. All draws come
+/// from `seed`. Errors call the picture `name`.
+void apply(const TrainTransform& transform, std::string_view bytes, const std::string& name, uint64_t seed, const at::Tensor& place);
+void apply(const TestTransform& transform, std::string_view bytes, const std::string& name, const at::Tensor& place);
+
+/// The target of a damaged picture, which cross_entropy ignores.
+constexpr int64_t kDamagedTarget = -100;
+/// With it a picture that can't be decoded counts for nothing: its numbers are 0 and its target is kDamagedTarget. The log names it. One
+/// that can't be read, because it is gone or the disk fails, is an error all the same.
+struct Damaged {
+  std::atomic<int64_t> count = 0;
+};
+
+/// For a Loader over a Sampler of as many samples as there are pictures: inputs are floats {n, 3, size, size}, channels last, and targets
+/// are labels. Without `damaged`, a damaged picture is an IoError with its path.
+data::SeededFetch fetch_images(ImageSet images, const TrainTransform& transform = {}, std::shared_ptr<Damaged> damaged = {});
+data::Fetch fetch_images(ImageSet images, const TestTransform& transform, std::shared_ptr<Damaged> damaged = {});
+
+}  // namespace tessera::vision

@@ -1,0 +1,65 @@
+#include "tessera/vision/image_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <map>
+#include <utility>
+
+#include "tessera/base/error.h"
+#include "tessera/base/folder.h"
+#include "tessera/base/words.h"
+
+namespace tessera::vision {
+namespace {
+
+constexpr int kDeepestFolder = 32;
+constexpr std::array kOfTorchvision = {".bmp", ".pgm", ".ppm", ".tif", ".tiff"};  // which it reads, and this library doesn't
+
+/// Pictures by their folder. Python sorts folders as texts, by which "a-b" comes before "a/b", and a path would not.
+using PicturesOfFolders = std::map<std::string, std::vector<std::string>>;
+
+void find_pictures(const std::filesystem::path& root, const std::string& folder, int depth, PicturesOfFolders& found) {
+  if (depth > kDeepestFolder) throw IoError("the folder {} is too deep; does a link in it lead back?", root / folder);
+  auto& pictures = found[folder];
+  for (auto& name : names_in(root / folder).value_or(std::vector<std::string>())) {
+    const auto place = root / folder / name;
+    if (is_picture_name(name)) {
+      pictures.push_back(std::move(name));
+    } else if (is_folder(place)) {
+      find_pictures(root, folder + '/' + name, depth + 1, found);
+    } else if (std::ranges::any_of(kOfTorchvision, [&](const char* ending) { return lower(name).ends_with(ending); })) {
+      throw IoError("{} is a picture of a format that is not read; make it a PNG, or put it elsewhere", place);
+    }
+  }
+}
+
+}  // namespace
+
+ImageSet read_image_folder(const std::filesystem::path& folder) {
+  const auto names = names_in(folder);
+  if (!names) throw IoError("can't read the folder {}: {}", folder, why_not_opened(folder, ENOENT));
+  ImageSet images{.roots = {folder}};
+  std::ranges::copy_if(*names, std::back_inserter(images.classes), [&](const auto& name) { return is_folder(folder / name); });
+  if (images.classes.empty()) throw IoError("{} has no folders; each class has one of its own, with the class's pictures in it", folder);
+  std::vector<std::string> empty;
+  for (size_t label = 0; label < images.classes.size(); label++) {
+    PicturesOfFolders found;
+    find_pictures(folder, images.classes[label], 0, found);
+    const auto before = images.size();
+    for (const auto& [below, pictures] : found) {
+      for (const auto& name : pictures) {
+        images.places.push_back({.name = below + '/' + name});
+        images.labels.push_back(static_cast<int64_t>(label));
+      }
+    }
+    if (images.size() == before) empty.push_back(images.classes[label]);
+  }
+  if (!empty.empty()) {
+    throw IoError("in {} there is no picture (.jpg, .jpeg, .png, .webp) of {} {}; each folder there is a class", folder,
+                  empty.size() == 1 ? "the class" : "the classes", printable(some_of(empty)));
+  }
+  return images;
+}
+
+}  // namespace tessera::vision
