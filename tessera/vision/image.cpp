@@ -56,9 +56,8 @@ at::Tensor turned(const at::Tensor& picture, int64_t orientation) {
 }  // namespace
 
 ImageSize checked_size(int64_t height, int64_t width, const std::string& name) {
-  // Each fits into 32 bits, whatever a file says.
   if (height < 1 || width < 1) throw IoError("the picture {} is damaged: it says that it has {} by {} pixels", name, height, width);
-  if (height * width > kMostPixels) {
+  if (height > kMostPixels / width) {
     throw IoError("the picture {} has {} by {} pixels, and at most {} together are read; make it smaller", name, height, width,
                   kMostPixels);
   }

@@ -1,5 +1,4 @@
-// JPEG by libjpeg-turbo. What differs from Pillow's pixels is an error here: the same method of the cosine transform, the same smooth
-// upsampling.
+// JPEG by libjpeg-turbo, whose settings are left as they are, as Pillow leaves them: so both have the same pixels.
 #include <ATen/ATen.h>
 #include <stdio.h>  // jpeglib.h needs it
 // clang-format off
