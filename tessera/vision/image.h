@@ -11,7 +11,7 @@
 
 namespace tessera::vision {
 
-/// A picture is a tensor of bytes {3, height, width}, RGB, whose channels lie together in memory: {height, width, 3}.
+// A picture is a tensor of bytes {3, height, width}, RGB, whose channels lie together in memory: {height, width, 3}.
 
 struct Box {
   int64_t top = 0, left = 0, height = 0, width = 0;
