@@ -36,7 +36,8 @@ struct DecodeOptions {
 ImageSize size_of_image(std::string_view bytes, const std::string& name);
 
 /// The picture as `Image.open(...).convert("RGB")` of Pillow has it, whatever kind of JPEG, PNG or WebP it is: alpha is dropped. Throws
-/// IoError, with the name, for a file that is truncated or damaged, and UsageError for a part that is not within the picture.
+/// IoError, with the name, for a file that is truncated or damaged, also where Pillow only looks at what it needs: a PNG whose end is
+/// missing, or whose checksums are wrong. An animated WebP is refused, too. Throws UsageError for a part that is not within the picture.
 at::Tensor decode_image(std::string_view bytes, const std::string& name, const DecodeOptions& options = {});
 at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options = {});
 
