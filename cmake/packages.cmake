@@ -9,6 +9,7 @@ set(TESSERA_MODELS
   # tests of the core with these models
   checkpoint/base_test* checkpoint/billion_long_test* checkpoint/quantize_test* nn/second_derivatives_test* shard/deferred_init_test* shard/wrap_test*
   train/settings_matrix_test* train/trainer_ranks_test*)
+set(TESSERA_VISION vision.h vision/*)
 set(TESSERA_XLA xla/* xla/*/* xla/device/lowerings/*)
 # The commands of `tessera`, and those of them that need another package.
 set(TESSERA_CLI cli/* cli/ckpt/* cli/config/* cli/launch/*)

@@ -51,6 +51,9 @@ missing_packages() {
   if [ "$1" = tests ]; then
     has_header gtest/gtest.h || echo libgtest-dev
     has_header gmock/gmock.h || echo libgmock-dev
+    has_header jpeglib.h || echo libjpeg-dev
+    has_header png.h || echo libpng-dev
+    has_header webp/decode.h || echo libwebp-dev
     command -v mpirun >/dev/null || echo openmpi-bin
     if [ "${TESSERA_LONG_TESTS:-OFF}" != OFF ]; then
       command -v doxygen >/dev/null || echo doxygen
@@ -176,6 +179,18 @@ install_peers() {
   fi
 }
 
+# Other readers of pictures, and networks for them; tests do without those that are not there. What they import of pure Python came with the peers.
+install_vision_peers() {
+  build/python/bin/python -c "from importlib.metadata import version as v; assert v('torchvision') == '0.29.1' and v('timm') == '1.0.31' and v('pillow') == '13.0.0'" \
+    2>/dev/null && return 0
+  begin "installing torchvision, timm and Pillow into build/python"
+  if pip_install --no-deps torchvision==0.29.1 timm==1.0.31 pillow==13.0.0; then
+    end "installed torchvision, timm and Pillow into build/python"
+  else
+    say "going on without torchvision, timm and Pillow: the tests that compare pictures and networks with theirs are left out"
+  fi
+}
+
 # TensorBoard's reader of event files, without the server and its dependencies; a test does without it.
 install_tensorboard() {
   build/python/bin/python -c "from importlib.metadata import version as v; assert v('tensorboard') == '2.20.0'" 2>/dev/null && return 0
@@ -291,7 +306,7 @@ setup() {
     TESSERA_TORCH=$PWD/build/cuda/torch
   fi
   install_readers "$purpose"
-  [ "$purpose" != tests ] || { install_peers; install_tensorboard; install_xla_plugins; install_site; }
+  [ "$purpose" != tests ] || { install_peers; install_vision_peers; install_tensorboard; install_xla_plugins; install_site; }
   if [ "$purpose" = tests ] && [ "$long" != OFF ]; then
     # Next time, what can't be installed now is tried again.
     install_weights || long=incomplete

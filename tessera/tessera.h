@@ -1,5 +1,5 @@
-// The core: all that a program needs to shard, train and save a model. Adapters, layers, models and tokenizers are in tessera/models.h, XLA
-// devices in tessera/xla/init.h; programs that extend Tessera also include tessera/extending.h.
+// The core: all that a program needs to shard, train and save a model. Adapters, layers, models and tokenizers are in tessera/models.h,
+// pictures in tessera/vision.h, XLA devices in tessera/xla/init.h; programs that extend Tessera also include tessera/extending.h.
 #pragma once
 
 #include "tessera/base/error.h"

@@ -20,6 +20,7 @@ ROOMS = {
     "models": {"base", "nn", "shard"},
     "train": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data"},
     "llm": {"base", "comm", "shard", "nn", "checkpoint", "data", "models"},
+    "vision": {"base", "comm", "data"},
     "xla": {"base", "comm", "shard", "optim"},
     "cli": {"base", "config", "comm", "shard", "optim", "nn", "checkpoint", "data", "models", "train", "llm", "xla"},
 }
@@ -30,6 +31,7 @@ ONLY = {("models", "shard"): {"tessera/shard/call.h"}}
 PACKAGES = {
     "core": {"core"},
     "models": {"core", "models"},
+    "vision": {"core", "vision"},
     "xla": {"core", "xla"},
     "cli": {"core", "cli"},
     "cli_models": {"core", "cli", "models", "cli_models"},

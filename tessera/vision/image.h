@@ -1,11 +1,18 @@
-// Pictures: bytes in memory, and their parts.
+// Pictures out of the bytes of a JPEG, PNG or WebP file, with the pixels that Pillow reads.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
 
 namespace tessera::vision {
 
-/// A picture is a tensor of bytes {3, height, width}, RGB, whose channels lie together in memory (as channels_last).
+// A picture is a tensor of bytes {3, height, width}, RGB, whose channels lie together in memory: {height, width, 3}.
+
 struct Box {
   int64_t top = 0, left = 0, height = 0, width = 0;
 };
@@ -13,5 +20,25 @@ struct Box {
 struct ImageSize {
   int64_t height = 0, width = 0;
 };
+
+struct DecodeOptions {
+  /// Only this part of the picture, in pixels of the picture as it is stored; all of it where there is none.
+  std::optional<Box> part = {};
+  /// A JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which is faster, if the part then still has this many pixels along both sides.
+  /// Its borders are rounded outwards. 0: never.
+  int64_t may_shrink_to = 0;
+  /// Whether the picture, or its part, is turned as the orientation in its Exif says. torchvision's ImageFolder ignores that.
+  bool exif_orientation = false;
+};
+
+/// The size of a picture as it is stored, from the beginning of its file. `name` is for errors. Throws IoError for bytes that are no
+/// picture, and for a picture of more than 2^28 pixels.
+ImageSize size_of_image(std::string_view bytes, const std::string& name);
+
+/// The picture as `Image.open(...).convert("RGB")` of Pillow has it, whatever kind of JPEG, PNG or WebP it is: alpha is dropped. Throws
+/// IoError, with the name, for a file that is truncated or damaged, also where Pillow only looks at what it needs: a PNG whose end is
+/// missing, or whose checksums are wrong. An animated WebP is refused, too. Throws UsageError for a part that is not within the picture.
+at::Tensor decode_image(std::string_view bytes, const std::string& name, const DecodeOptions& options = {});
+at::Tensor read_image(const std::filesystem::path& file, const DecodeOptions& options = {});
 
 }  // namespace tessera::vision

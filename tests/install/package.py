@@ -43,7 +43,7 @@ def check_headers(include, torch, compiler):
 def check_libraries(library, page):
     """The page on installing names every library that is loaded beside those of the compiler and of libtorch."""
     needed = re.findall(r"\(NEEDED\).*\[(lib[^\].]*)", run("readelf", "-d", library))
-    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10", "libtessera", "libtessera_models", "libtessera_xla"}
+    usual = {"libc", "libm", "libstdc++", "libgcc_s", "libtorch", "libtorch_cpu", "libc10", "libtessera", "libtessera_models", "libtessera_vision", "libtessera_xla"}
     unnamed = [name for name in needed if name not in usual and f"`{name}`" not in page.read_text()]
     assert needed and not unnamed, f"{page} does not name {unnamed}"
 
@@ -94,6 +94,16 @@ int main() {
   std::printf("%d adapters\\n", static_cast<int>(tessera::lora::adapters(model).size()));
 }
 """
+VISION = """#include <tessera/vision.h>
+#include <exception>
+int main() {
+  try {
+    tessera::vision::decode_image("GIF89a", "drawing.gif");
+  } catch (const std::exception& error) {
+    std::printf("%s\\n", error.what());
+  }
+}
+"""
 XLA = """#include <tessera/xla/init.h>
 int main() { std::printf("replicas: %d\\n", tessera::xla::init().size()); }
 """
@@ -122,7 +132,8 @@ with tempfile.TemporaryDirectory() as folder:
     torch = cached(BUILD, "Libtorch_CPU_LIBRARY").parent.parent
     compiler, source = cached(BUILD, "CMAKE_CXX_COMPILER"), cached(BUILD, "CMAKE_HOME_DIRECTORY")
     has_xla = cached(BUILD, "PJRT_INCLUDE_DIR").is_dir()
-    for name, text in (("CMakeLists.txt", CMAKE), ("core.cpp", CORE), ("models.cpp", MODELS), ("xla.cpp", XLA)):
+    has_vision = str(cached(BUILD, "TESSERA_HAS_VISION")) == "ON"
+    for name, text in (("CMakeLists.txt", CMAKE), ("core.cpp", CORE), ("models.cpp", MODELS), ("vision.cpp", VISION), ("xla.cpp", XLA)):
         (folder / name).write_text(text)
 
     def configure(build, *settings, wanted="core", linked="tessera::core", programs=""):
@@ -150,18 +161,22 @@ with tempfile.TemporaryDirectory() as folder:
     assert all(name.startswith("libtessera.so") for name in libraries), libraries
     core = next(prefix.glob("lib*/libtessera.so"))
     functions = run("nm", "-DC", "--defined-only", core)
-    others = sorted(set(re.findall(r" T (tessera::(?:lora::|llm::|models::|xla::|cli::|data::Tokenizer|data::WordPiece|nn::quantize|nn::RmsNorm)[^(\n]*)", functions)))
+    others = sorted(set(re.findall(r" T (tessera::(?:lora::|llm::|models::|vision::|xla::|cli::|data::Tokenizer|data::WordPiece|nn::quantize|nn::RmsNorm)[^(\n]*)", functions)))
     assert not others and "tessera::fully_shard(" in functions, f"the core has functions of other packages: {others}"
     program = build("core", "core", "core", "tessera::core")
     assert "step 2 of 2 ranks" in two_ranks(program, folder / "run")
     assert "step 4 of 2 ranks" in two_ranks(program, folder / "run"), "the second run does not resume"
-    for wanted, words in (("core;models", "its package models was not installed"), ("core;vision", "there is no package vision")):
+    for wanted, words in (("core;models", "its package models was not installed"), ("core;vision", "its package vision was not installed"), ("core;sound", "there is no package sound")):
         done = configure("none", wanted=wanted)
         assert done.returncode != 0 and words in re.sub(r"\s+", " ", done.stdout), done.stdout
 
     install("models")
     assert {"tessera/models.h", "tessera/nn/lora.h"} <= check_headers(include, torch, compiler)
     assert "adapters" in run(build("models", "models", "core;models", "tessera::models"))
+    if has_vision:
+        install("vision")
+        assert "tessera/vision/image.h" in check_headers(include, torch, compiler)
+        assert "drawing.gif is no JPEG, PNG or WebP" in run(build("vision", "vision", "core;vision", "tessera::vision"))
     if has_xla:
         install("xla")
         assert "tessera/xla/init.h" in check_headers(include, torch, compiler)
