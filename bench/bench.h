@@ -74,8 +74,8 @@ struct TrainingFlags {
     app.add_option("--steps", steps)->check(CLI::Range(1, 100'000))->capture_default_str();
     app.add_option("--warmup", warmup)->check(CLI::Range(0, 100'000))->capture_default_str();
     app.add_option("--batch", batch, "Samples per rank and step; by default the model's own number")->check(CLI::Range(1, 1'000'000));
-    app.add_option("--width", width, "Of mlp, gpt and llama")->check(CLI::Range(1, 1'000'000));
-    app.add_option("--layers", layers, "Of mlp, gpt and llama")->check(CLI::Range(1, 10'000));
+    app.add_option("--width", width, "Of mlp, gpt, llama and vit")->check(CLI::Range(1, 1'000'000));
+    app.add_option("--layers", layers, "Of mlp, gpt, llama and vit")->check(CLI::Range(1, 10'000));
   }
 };
 

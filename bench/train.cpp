@@ -9,6 +9,7 @@
 #include <tessera/models/mlp.h>
 #include <tessera/models/mnist.h>
 #include <tessera/models/resnet.h>
+#include <tessera/models/vit.h>
 #include <tessera/nn/lora.h>
 #include <tessera/nn/quantize.h>
 #include <tessera/tessera.h>
@@ -61,6 +62,13 @@ Subject make_subject(const Flags& flags) {
       for (const auto& block : *layer) blocks.push_back(block.ptr());
     }
     return bench::classifier(model, blocks, 8, 1000, [](int64_t count) { return torch::randn({count, 3, 96, 96}); });
+  }
+  if (flags.model == "vit") {  // ViT-S/16, unless its sizes are given
+    const auto width = or_else(flags.width, 384);
+    models::Vit model(models::VitOptions{.width = width, .layers = or_else(flags.layers, 12), .heads = width / 64});
+    return bench::classifier(model, members(model->blocks), 4, 1000, [narrow](int64_t count) {
+      return torch::randn({count, 3, 224, 224}).to(narrow ? torch::kBFloat16 : torch::kFloat);
+    });
   }
   if (flags.model == "llama") {  // of the shape of SmolLM2, unless it is given
     const auto width = or_else(flags.width, 576);
@@ -311,7 +319,7 @@ void run(const Flags& flags) {
 int main(int argc, char** argv) {
   CLI::App app("Times training steps of a model, sharded over the ranks that tessera launch or torchrun have started.", "bench_train");
   Flags flags;
-  flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50"});
+  flags.add_to(app, {"gpt", "llama", "mlp", "cnn", "resnet50", "vit"});
   app.add_option("--residence", flags.residence)->check(CLI::IsMember({"auto", "gathered", "node-shared"}))->capture_default_str();
   app.add_option("--device", flags.device, "Such as cuda")->capture_default_str();
   app.add_option("--optimizer", flags.optimizer, "AdamW of Tessera, torch::optim, or libtorch's operator for all parameters at once")

@@ -43,6 +43,9 @@ if options.system == "fsdp2":
     for unit in model.units:
         fully_shard(unit, **settings)
     fully_shard(model, **settings)
+    for module in model.modules() if mixed else []:  # PyTorch's batch norm takes no statistics wider than its weight here
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.running_mean, module.running_var = module.running_mean.to(dtype), module.running_var.to(dtype)
 elif options.system == "fsdp1":
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy

@@ -7,23 +7,23 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, causal):
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, causal=True, eps=1e-5):
         super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps), nn.LayerNorm(width, eps)
+        self.attention = Attention(width, heads, causal)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
@@ -138,6 +138,26 @@ class ResNet50(nn.Module):
         return torch.randn(count, 3, 96, 96, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
 
 
+class Vit(nn.Module):
+    def __init__(self, width=0, layers=0):
+        super().__init__()
+        width = width or 384
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.token, self.positions = nn.Parameter(torch.zeros(1, 1, width)), nn.Parameter(0.02 * torch.randn(1, 1 + 14 * 14, width))
+        self.units = nn.ModuleList(Block(width, width // 64, causal=False, eps=1e-6) for _ in range(layers or 12))
+        self.norm, self.head = nn.LayerNorm(width, 1e-6), nn.Linear(width, 1000)
+
+    def forward(self, x):
+        words = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(words), -1, -1), words], 1) + self.positions
+        for unit in self.units:
+            x = unit(x)
+        return self.head(self.norm(x)[:, 0])
+
+    def batch(self, count, generator):
+        return torch.randn(count, 3, 224, 224, generator=generator), torch.randint(0, 1000, (count,), generator=generator)
+
+
 class Llama(nn.Module):
     """The unmodified Llama of transformers."""
 
@@ -162,8 +182,8 @@ class Llama(nn.Module):
         return ids[:, :-1], ids[:, 1:]
 
 
-MODELS = {"gpt": Gpt, "llama": Llama, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50}
-BATCH = {"gpt": 4, "llama": 2, "mlp": 32, "cnn": 128, "resnet50": 8}
+MODELS = {"gpt": Gpt, "llama": Llama, "mlp": Mlp, "cnn": Cnn, "resnet50": ResNet50, "vit": Vit}
+BATCH = {"gpt": 4, "llama": 2, "mlp": 32, "cnn": 128, "resnet50": 8, "vit": 4}
 
 
 def loss_of(scores, targets):

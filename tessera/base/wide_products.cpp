@@ -1,7 +1,6 @@
 #include "tessera/base/wide_products.h"
 
 #include <ATen/CPUFunctions.h>
-#include <ATen/CompositeExplicitAutogradFunctions.h>
 #include <ATen/native/Resize.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
@@ -15,18 +14,19 @@
 #include <tuple>
 #include <type_traits>
 
+#include "tessera/base/env.h"
 #include "tessera/base/log.h"
+#include "tessera/base/small_images.h"
 
 namespace tessera {
 namespace {
 
 void say_once(at::ScalarType dtype) {
   static std::atomic<bool> is_said = false;
-  if (is_said.exchange(true)) return;
-  log(LogLevel::Warning,
-      fmt::format(
-          "this processor has no instructions for products of {}; they are computed in float32 and rounded, which takes about as long as in float32",
-          c10::toString(dtype)));
+  if (is_said.exchange(true) || env("LOCAL_RANK").value_or("0") != "0") return;
+  log(LogLevel::Warning, fmt::format("this processor has no instructions for products of {}; they are computed in float32 and rounded, "
+                                     "which takes about as long as in float32",
+                                     c10::toString(dtype)));
 }
 
 at::Tensor widened(const at::Tensor& tensor) {
@@ -65,7 +65,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> rounded(const std::tuple<at::Tens
   return {rounded(first, dtype), rounded(second, dtype), rounded(third, dtype)};
 }
 
-/// Wraps one of libtorch's kernels, so that it computes in float32 where the dtype is slow.
+/// Wraps a kernel, so that it computes in float32 where the dtype is slow.
 template <auto kernel>
 struct Wide;
 
@@ -173,7 +173,8 @@ at::Tensor mm(const at::Tensor& a, const at::Tensor& b) {
 }
 
 at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
-  if (!is_for_strips(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0) return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
+  if (!is_for_strips(a, b) || self.scalar_type() != a.scalar_type() || alpha.toDouble() == 0)
+    return Wide<at::cpu::addmm>::run(self, a, b, beta, alpha);
   auto result = at::empty({a.size(0), b.size(1)}, a.options());
   const auto added = self.expand(result.sizes());
   const bool adds = beta.toDouble() != 0;  // if not, NaNs of `self` do not count, as in libtorch
@@ -190,12 +191,14 @@ at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& 
 class Registration {
  public:
   Registration() {
-    if (!multiplies_slowly(at::kBFloat16) && !multiplies_slowly(at::kHalf)) return;
     struct Silent : c10::WarningHandler {
       void process(const c10::Warning&) override {}  // the replacement of kernels is on purpose
     } silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+    add<convolve>("_convolution");  // which aten::convolution calls
+    add<convolve_backward>("convolution_backward");
+    if (!multiplies_slowly(at::kBFloat16) && !multiplies_slowly(at::kHalf)) return;
     library_->impl("mm", torch::dispatch(c10::DispatchKey::CPU, &mm));
     library_->impl("addmm", torch::dispatch(c10::DispatchKey::CPU, &addmm));
     add<at::cpu::mm_outf>("mm.out");
@@ -209,8 +212,6 @@ class Registration {
     add<at::cpu::addmv>("addmv");
     add<at::cpu::addmv_>("addmv_");
     add<at::cpu::addmv_outf>("addmv.out");
-    add<at::compositeexplicitautograd::convolution>("convolution");
-    add<at::compositeexplicitautograd::convolution_backward>("convolution_backward");
     add<at::cpu::_scaled_dot_product_flash_attention_for_cpu>("_scaled_dot_product_flash_attention_for_cpu");
     add<at::cpu::_scaled_dot_product_flash_attention_for_cpu_backward>("_scaled_dot_product_flash_attention_for_cpu_backward");
   }

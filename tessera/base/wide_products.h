@@ -7,7 +7,7 @@ namespace tessera {
 
 /// Whether libtorch multiplies matrices of this dtype on the CPU by a plain loop, many times slower than in float32. Where that is so,
 /// loading the library replaces libtorch's kernels for matrix products, convolutions and attention on CPUs: they compute in float32 and
-/// round once, in forward and backward, sharded or not. The first such product of a process logs a warning.
+/// round once, in forward and backward, sharded or not. The first such product on a host logs a warning.
 bool multiplies_slowly(at::ScalarType dtype);
 
 }  // namespace tessera

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <tuple>
 
 #include "tessera/base/log.h"
@@ -32,6 +33,16 @@ std::vector<Product> products() {
       {"baddbmm", {{3, 4, 6}, {3, 4, 5}, {3, 5, 6}}, [](const Operands& x) { return at::baddbmm(x[0], x[1], x[2]); }},
       {"a vector", {{4, 5}, {5}}, [](const Operands& x) { return at::mv(x[0], x[1]); }},
       {"convolution", {{2, 4, 6, 6}, {6, 4, 3, 3}, {6}}, [](const Operands& x) { return at::conv2d(x[0], x[1], x[2]); }},
+      {"one of 1 x 1 pixel", {{2, 4, 3, 3}, {6, 4, 1, 1}, {6}}, [](const Operands& x) { return at::conv2d(x[0], x[1], x[2]); }},
+      {"one with a stride and dilation",
+       {{2, 4, 9, 9}, {6, 4, 3, 3}},
+       [](const Operands& x) { return at::conv2d(x[0], x[1], {}, 2, 1, 2); }},
+      {"one of each channel", {{2, 4, 6, 6}, {4, 1, 3, 3}}, [](const Operands& x) { return at::conv2d(x[0], x[1], {}, 1, 1, 1, 4); }},
+      {"one of one dimension", {{2, 4, 6}, {6, 4, 3}, {6}}, [](const Operands& x) { return at::conv1d(x[0], x[1], x[2]); }},
+      {"one of three dimensions", {{2, 4, 4, 4, 4}, {6, 4, 3, 3, 3}}, [](const Operands& x) { return at::conv3d(x[0], x[1]); }},
+      {"one of a traced module",
+       {{2, 4, 6, 6}, {6, 4, 3, 3}},
+       [](const Operands& x) { return at::_convolution(x[0], x[1], {}, 1, 0, 1, false, 0, 1, false, false, true, true); }},
       {"transposed convolution", {{2, 4, 6}, {4, 6, 3}}, [](const Operands& x) { return at::conv_transpose1d(x[0], x[1]); }},
       {"attention",
        {{2, 2, 8, 4}, {2, 2, 8, 4}, {2, 2, 8, 4}},
@@ -100,6 +111,20 @@ TEST(WideProducts, AreWrittenWhereTheyBelong) {
   auto transposed = columns.t();
   at::mm_out(transposed, a, b);
   EXPECT_TRUE(at::equal(columns, at::full({4, 2}, 3, at::kBFloat16)));
+}
+
+TEST(WideProducts, AreInTheLogOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, which has multiplied nothing yet
+  const auto multiply = [] {
+    int lines = 0;
+    set_log_sink([&](const LogRecord& record) {
+      lines += static_cast<int>(record.text.find("no instructions for products of BFloat16") != std::string_view::npos);
+    });
+    const auto x = at::ones({3, 3}, at::kBFloat16);
+    for (int i = 0; i < 3; i++) x.mm(x);
+    std::_Exit(lines);
+  };
+  EXPECT_EXIT(multiply(), ::testing::ExitedWithCode(multiplies_slowly(at::kBFloat16) ? 1 : 0), "");
 }
 
 TEST(WideProducts, RefuseOperandsOfTwoDtypesAsLibtorchDoes) {
