@@ -123,8 +123,9 @@ class Trainer {
   bool needs_values() const;
 
   /// Prepares in the order given: models are sharded; torch's optimizers that were made before are moved over to the shards; a learning
-  /// rate, or a scheduler of torch, belongs to the optimizer before it; loaders put their batches where the ranks train, are saved with the
-  /// run, and end an accumulation. With several models, an optimizer comes after its model. Collective.
+  /// rate, or a scheduler of torch, belongs to the optimizer before it; an average is saved with the model before it, and the program
+  /// updates it; loaders put their batches where the ranks train, are saved with the run, and end an accumulation. With several models, an
+  /// optimizer comes after its model. Collective.
   template <class... Things>
   void prepare(Things&&... things) {
     (prepare_one(things), ...);
@@ -269,8 +270,9 @@ class Trainer {
  private:
   struct Model {
     std::shared_ptr<torch::nn::Module> module;
-    std::vector<size_t> optimizers = {};            // their places in optimizers_
-    std::optional<checkpoint::Base> base = {};      // that checkpoints refer to
+    std::vector<size_t> optimizers = {};        // their places in optimizers_
+    std::optional<checkpoint::Base> base = {};  // that checkpoints refer to
+    optim::Average* average = nullptr;
   };
   struct Prepared {
     optim::AnyOptimizer optimizer;
@@ -291,6 +293,7 @@ class Trainer {
   void prepare_one(torch::optim::Optimizer& optimizer);
   void prepare_one(const optim::LearningRate& rate);
   void prepare_one(torch::optim::LRScheduler& scheduler);
+  void prepare_one(optim::Average& average);
   void prepare_one(data::Loader& loader);
   template <class M>
     requires requires(const M& holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }
