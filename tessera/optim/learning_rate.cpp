@@ -20,7 +20,7 @@ void expect_sense(const LearningRate& rate) {
     throw UsageError("a learning rate of {} (last {}, factor {}) makes no sense; give finite numbers of at least 0", rate.base, rate.last,
                      rate.factor);
   }
-  if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::Linear) {
+  if (rate.shape < LearningRate::Shape::Constant || rate.shape > LearningRate::Shape::StepsOfRun) {
     throw UsageError("a learning rate has no shape number {}; give one of LearningRate::Shape", static_cast<int>(rate.shape));
   }
   if (rate.warmup < 0 || rate.every < 1)
@@ -51,6 +51,8 @@ double LearningRate::at(int64_t step) const {
       return last + (base - last) * 0.5 * (1 + std::cos(std::numbers::pi * progress()));
     case Shape::Linear:
       return last + (base - last) * (1 - progress());
+    case Shape::StepsOfRun:
+      return base * std::pow(factor, static_cast<double>(step / every));
   }
   return base;
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <utility>
 
 #include "tessera/base/error.h"
 #include "tests/testing/transports.h"
@@ -22,6 +23,13 @@ TEST(LearningRate, FollowsItsShape) {
   EXPECT_DOUBLE_EQ(steps.at(9), 1);
   EXPECT_DOUBLE_EQ(steps.at(10), 0.5);
   EXPECT_DOUBLE_EQ(steps.at(29), 0.25);
+  const LearningRate after{.base = 1, .shape = Shape::Steps, .warmup = 4, .factor = 0.5, .every = 10};
+  const LearningRate of_run{.base = 1, .shape = Shape::StepsOfRun, .warmup = 4, .factor = 0.5, .every = 10};
+  EXPECT_DOUBLE_EQ(of_run.at(1), 0.5);
+  for (const auto& [step, rate] : {std::pair(9, 1.0), {10, 0.5}, {19, 0.5}, {20, 0.25}}) {
+    EXPECT_DOUBLE_EQ(of_run.at(step), rate);
+    EXPECT_DOUBLE_EQ(after.at(step + 4), rate);
+  }
   const LearningRate cosine{.base = 1, .shape = Shape::Cosine, .warmup = 10, .steps = 110, .last = 0.2};
   EXPECT_DOUBLE_EQ(cosine.at(10), 1);
   EXPECT_NEAR(cosine.at(60), 0.6, 1e-12);
@@ -48,7 +56,7 @@ TEST(LearningRate, RefusesNonsense) {
   EXPECT_THROW((void)(LearningRate{.base = std::nan("")}.at(0)), UsageError);
   EXPECT_THROW((void)(LearningRate{.factor = std::nan("")}.at(0)), UsageError);
   EXPECT_THROW((void)(LearningRate{}.at(-1)), UsageError);
-  EXPECT_THROW((void)(LearningRate{.shape = static_cast<Shape>(4)}.at(0)), UsageError);
+  EXPECT_THROW((void)(LearningRate{.shape = static_cast<Shape>(5)}.at(0)), UsageError);
   EXPECT_THROW((void)LearningRate::load(LearningRate{}.save() + " more"), UsageError);
   for (const auto& rate : {LearningRate{.shape = Shape::Cosine}, LearningRate{.shape = Shape::Cosine, .warmup = 5, .steps = 5},
                            LearningRate{.shape = Shape::Linear}, LearningRate{.shape = Shape::Linear, .warmup = 5, .steps = 5}}) {

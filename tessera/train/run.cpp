@@ -23,6 +23,7 @@
 #include "tessera/comm/groups/all_or_none.h"
 #include "tessera/train/memory.h"
 #include "tessera/train/meters.h"
+#include "tessera/train/profile.h"
 #include "tessera/train/progress.h"
 #include "tessera/train/stop_signal.h"
 
@@ -31,6 +32,7 @@ namespace tessera::train {
 namespace {
 
 constexpr int64_t kReportsShown = 10;  // how many reports the shown means are over; without a terminal, also the number of reports between two lines
+constexpr int64_t kFirstTraced = 4, kLastTraced = 8;  // the first batches prepare much that others do not
 
 void expect_sensible(const RunOptions& options) {
   if (!options.epochs && !options.steps) throw UsageError("RunOptions has neither epochs nor steps, so the run would never end; give one of them");
@@ -57,6 +59,8 @@ struct Run::Parts {
   std::optional<checkpoint::AsyncSaver> saver;
   std::optional<StopSignal> stop;
   std::optional<Progress> progress;
+  std::optional<Profile> profile;
+  int64_t batches = 0;
   std::map<std::string, Sum> sums;
   std::map<std::string, RunningMean> means;
   Values shown, reported;
@@ -197,6 +201,9 @@ std::optional<data::Samples> Run::next() {
   if (!at_end && !is_over()) {
     steps_before_ = trainer_.steps();
     is_in_batch_ = true;
+    parts_->batches++;
+    if (!options_.trace.empty() && parts_->batches == kFirstTraced)
+      parts_->profile.emplace(ProfileOptions{.output_trace_dir = options_.trace}, trainer_.process_index());
     auto samples = loader_.next();
     const auto step = steps_before_ + 1;
     // If no other step of the epoch was reported, its last one is.
@@ -204,6 +211,7 @@ std::optional<data::Samples> Run::next() {
     return samples;
   }
   parts_->progress.reset();
+  end_trace();
   if (at_end) loader_.next();  // to the next epoch
   if (stopped_ || (is_over() && options_.save_epochs) || saves_at(/*end_of_epoch=*/true)) save();
   if (is_over() && parts_->saver) parts_->saver->wait();
@@ -212,12 +220,20 @@ std::optional<data::Samples> Run::next() {
 
 void Run::batch_done() {
   parts_->progress->update(loader_.position().batch, parts_->shown);
+  if (parts_->batches == kLastTraced) end_trace();
   if (!trainer_.sync_gradients()) return;
   parts_->sums.clear();
   if (parts_->saver) parts_->saver->poll();
   if (loader_.at_end() || is_over()) return;  // next() saves
   look_for_signals();
   if (!stopped_ && saves_at(/*end_of_epoch=*/false)) save();
+}
+
+void Run::end_trace() {
+  if (!parts_->profile) return;
+  parts_->profile->finish();
+  say(fmt::format("wrote {}", parts_->profile->path().string()));
+  parts_->profile.reset();
 }
 
 void Run::look_for_signals() {

@@ -34,6 +34,8 @@ struct RunOptions {
   bool save_beside = false;  // saves by AsyncSaver, while training continues
   std::optional<checkpoint::Keep> keep = {};  // which older checkpoints to keep; all of them unless given
   int64_t report_every = 20;                  // in steps; if no step of an epoch is due, its last step is reported
+  /// A folder for a trace of what each rank does in its batches 4 to 8, or to the end of the epoch; see train::Profile.
+  std::filesystem::path trace = {};
   /// Signals that end the run after the present step, with a checkpoint: that of Ctrl-C, and those that batch systems send before the time is
   /// up. Without a prefix they keep their usual effect.
   std::vector<int> signals = {SIGINT, SIGTERM, SIGUSR1};
@@ -99,6 +101,7 @@ class Run {
   std::optional<data::Samples> next();
   data::Loop loop() { return loader_.loop(); }
   void batch_done();
+  void end_trace();
   void add(const std::vector<Measured>& numbers);
   void look_for_signals();
 

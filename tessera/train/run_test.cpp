@@ -95,6 +95,21 @@ TEST(Run, EndsByEpochsOrSteps) {
   });
 }
 
+TEST(Run, WritesATraceOfAFewBatches) {
+  const Folder folder;
+  with_ranks(1, [&](const Communicator& world) {
+    for (const auto& options : {RunOptions{.epochs = 2}, RunOptions{.steps = 5}}) {  // the second ends before the trace does
+      auto traced = options;
+      traced.trace = folder / fmt::format("{}", options.epochs.has_value());
+      trained(world, traced);
+      std::ifstream file(traced.trace / "profile_0.json");
+      const auto events = nlohmann::json::parse(file).at("traceEvents");
+      const auto steps = std::ranges::count_if(events, [](const auto& event) { return event.value("name", "") == "tessera::step"; });
+      EXPECT_EQ(steps, options.epochs ? 3 : 2);  // of batches 4 to 6, with which the epoch ends
+    }
+  });
+}
+
 TEST(Run, SavesWhereItIsToldAndKeepsSome) {
   const Folder folder;
   with_ranks(2, [&](const Communicator& world) {
@@ -302,7 +317,8 @@ struct Passes {
   std::vector<double> losses, tokens;
 };
 
-/// Trains an epoch of eight batches, the last two of which are a step, and compares what the log has of those steps, given as their batches.
+/// Trains an epoch of eight batches, the last two of which are a step, and compares what the log has of those steps, given as their
+/// batches.
 void expect_means_of_steps(int64_t report_every, const std::vector<std::pair<size_t, size_t>>& steps) {
   const Folder folder;
   std::vector<Passes> ranks(2);

@@ -173,6 +173,12 @@ void Trainer::prepare_one(const std::shared_ptr<torch::nn::Module>& model) {
   models_.push_back({.module = model});
 }
 
+void Trainer::prepare_one(optim::Average& average) {
+  if (models_.empty()) throw UsageError("Trainer::prepare was given an average before a model; an average comes after its model");
+  if (models_.back().average != nullptr) throw UsageError("Trainer::prepare was given two averages of one model, and checkpoints have one");
+  models_.back().average = &average;
+}
+
 data::Loader& Trainer::placed(data::Loader& loader) const {
   if (!world_.traits().device.is_cpu()) loader.place([world = world_](const at::Tensor& rows) { return world.to_local_ranks(rows); });
   return loader;

@@ -124,7 +124,8 @@ class Trainer {
   bool needs_values() const;
 
   /// Prepares the arguments in order. Shards models, and replaces the parameters in optimizers of torch that were made earlier by the shards.
-  /// A learning rate or a scheduler of torch belongs to the optimizer before it. Prepared loaders put their batches on the device
+  /// A learning rate or a scheduler of torch belongs to the optimizer before it. An average is saved with the model before it, and the
+  /// program updates it. Prepared loaders put their batches on the device
   /// of the ranks, are saved with the run, and end an accumulation when an epoch ends. With several models, an optimizer comes after its
   /// model. Collective.
   template <class... Things>
@@ -275,6 +276,7 @@ class Trainer {
     std::shared_ptr<torch::nn::Module> module;
     std::vector<size_t> optimizers = {};            // their places in optimizers_
     std::optional<checkpoint::Base> base = {};      // the base model that checkpoints refer to
+    optim::Average* average = nullptr;
   };
   struct Prepared {
     optim::AnyOptimizer optimizer;
@@ -295,6 +297,7 @@ class Trainer {
   void prepare_one(torch::optim::Optimizer& optimizer);
   void prepare_one(const optim::LearningRate& rate);
   void prepare_one(torch::optim::LRScheduler& scheduler);
+  void prepare_one(optim::Average& average);
   void prepare_one(data::Loader& loader);
   template <class M>
     requires requires(const M& holder) { std::shared_ptr<torch::nn::Module>(holder.ptr()); }

@@ -254,6 +254,7 @@ checkpoint::Contents Trainer::contents_of(size_t model) const {
   checkpoint::Contents contents{.model = models_[model].module.get()};
   for (const auto number : models_[model].optimizers) contents.optimizer = {contents.optimizer, optimizers_[number].optimizer};
   contents.base = models_[model].base;
+  contents.average = models_[model].average;
   return contents;
 }
 

@@ -14,6 +14,7 @@
 #include "tessera/checkpoint/formats/torch/file.h"
 #include "tessera/checkpoint/formats/torch/writer.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/average.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/shard/parameters.h"
 #include "tessera/train/trainer.h"
@@ -289,6 +290,36 @@ TEST(TrainerState, KeepsSeveralModelsApart) {
       trainer.save_state(folder / "run");
     });
     expect_same(run([&](Trainer& trainer, Net&, Net&, auto&, auto&) { trainer.load_state(folder / "run"); }), saved);
+  });
+}
+
+TEST(TrainerState, HasTheAverageOfAModel) {
+  const Folder folder;
+  with_ranks(2, [&](const Communicator& world) {
+    const auto average_of = [&](bool resumes) {
+      Trainer trainer(options_for(world));
+      auto net = seeded_net();
+      trainer.prepare(net);
+      optim::Average average(net.ptr(), {.decay = 0.5});
+      optim::SGD optimizer(parameters(*net), {.lr = 0.1});
+      trainer.prepare(average, optimizer);
+      EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(average); }), HasSubstr("two averages of one model"));
+      if (resumes) trainer.load_state(folder / "run");
+      for (auto step = trainer.steps(); step < 4; step++) {
+        trainer.backward(squared_output(net, step));
+        trainer.step();
+        average.update();
+        if (!resumes && step == 1) trainer.save_state(folder / "run");
+      }
+      const auto swapped = average.swapped();
+      return whole_values(*net);
+    };
+    const auto expected = average_of(/*resumes=*/false);
+    expect_same(average_of(/*resumes=*/true), expected);
+    Trainer trainer(options_for(world));
+    auto net = seeded_net();
+    optim::Average average(net.ptr());
+    EXPECT_THAT(message_of<UsageError>([&] { trainer.prepare(average); }), HasSubstr("an average comes after its model"));
   });
 }
 

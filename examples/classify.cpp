@@ -1,0 +1,43 @@
+// Answers with the class of each picture that it is told by name: ls *.jpg | classify resnet18 weights.pth pictures/train 224
+#include <tessera/models.h>
+#include <tessera/tessera.h>
+#include <tessera/vision.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+using namespace tessera;
+
+int main(int argc, char** argv) {
+  if (argc != 5) {
+    std::fputs("classify MODEL WEIGHTS FOLDER SIZE, where FOLDER has a folder for each class; then names of pictures, one a line\n",
+               stderr);
+    return 2;
+  }
+  const std::string name = argv[1];
+  const auto classes = vision::read_image_folder(argv[3]).classes;
+  const int64_t size = std::stoll(argv[4]);
+  const auto model = models::make_image_model(name, {.classes = std::ssize(classes), .image = size});
+  checkpoint::load_weights(model, argv[2], {.renamed = models::renames_of(name)});
+  model->eval();
+
+  const torch::NoGradGuard no_grad;
+  const vision::TestTransform transform{.shorter_side = (size * 8 + 3) / 7, .size = size};  // as the recipe tests
+  for (std::string path; std::getline(std::cin, path);) {
+    std::ifstream file(path, std::ios::binary);
+    const std::string bytes(std::istreambuf_iterator<char>(file), {});
+    try {
+      const auto images = torch::empty({1, 3, size, size});
+      vision::apply(transform, bytes, path, images[0]);
+      const auto [shares, labels] = model->forward(images).softmax(1).max(1);
+      std::printf("%s: %s (%.0f %%)\n", path.c_str(), classes.at(labels.item<int64_t>()).c_str(), 100 * shares.item<double>());
+    } catch (const IoError& error) {
+      std::printf("%s\n", error.what());
+    }
+    std::fflush(stdout);
+  }
+}

@@ -1,0 +1,265 @@
+// The command line of the recipe for images, and what it says to the library: the flags of PyTorch/XLA's ImageNet example, and those that
+// ViTs and one's own pictures need.
+#pragma once
+
+#include <tessera/models/image_model.h>
+#include <tessera/tessera.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "recipe_flags.h"
+
+struct Flags : RecipeFlags {
+  Flags() {
+    run = {.epochs = 18, .save_epochs = false};  // saved when buffers are the same on all ranks
+    batch_size = 128;
+    workers = 4;
+  }
+
+  std::filesystem::path datadir, weights, output, logdir;
+  std::string model = "resnet50", optimizer = "sgd", schedule = "WarmupAndExponentialDecayScheduler", wrap = "none",
+              compute_dtype = "float32";
+  int64_t test_batch_size = 64, image = 0, eval_interval = 1, divide_every = 20;
+  double divisor = 5, warmup = 0.9, momentum = 0.9, weight_decay = 1e-4, smoothing = 0, average = 0, mixup = 0, cutmix = 0, wrap_size = 1e6;
+  std::optional<double> lr;
+  bool fake_data = false, small_sample = false, drop_last = false, test_at_end = false, new_head = false, skip_damaged = false;
+  bool nested = false, flatten = false, rows = false, gradient_checkpointing = false, fp32_reduce = false, channels_last = false;
+  bool augment = false, profile = false, no_consolidation = false;
+};
+
+/// What the networks of a family are made of.
+struct Family {
+  const char* beginning;  // of their names
+  const char* blocks;     // the classes whose modules can be units, as the configuration names them
+  const char* head;       // the layer that makes scores
+};
+
+inline Family family_of(const std::string& model) {
+  for (const auto& family : {Family{"resnet18", "BasicBlock", "fc"},
+                             {"resnet34", "BasicBlock", "fc"},
+                             {"resnet", "Bottleneck", "fc"},
+                             {"densenet", "DenseLayer", "classifier"},
+                             {"inception", "InceptionBlock", "fc"},
+                             {"squeezenet", "Fire", "classifier.1"},
+                             {"vit", "VitBlock", "head"}}) {
+    if (model.starts_with(family.beginning)) return family;
+  }
+  return {"", "Conv2d,Linear", "classifier.6"};
+}
+
+/// Converts flags to settings. `tessera launch` may set what they leave open.
+inline tessera::TrainerOptions options_of(const Flags& flags) {
+  tessera::TrainerOptions options{.log_with = flags.metrics};
+  auto& settings = options.settings;
+  if (flags.compute_dtype != "float32") settings["mixed_precision"] = flags.compute_dtype == "float16" ? "fp16" : "bf16";
+  if (flags.flatten) settings["fsdp_use_orig_params"] = "false";
+  if (flags.rows) settings["tessera_layout"] = "rows";
+  if (flags.gradient_checkpointing) settings["fsdp_activation_checkpointing"] = "true";
+  if (flags.nested || flags.wrap == "type_based") {
+    settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
+    settings["fsdp_transformer_layer_cls_to_wrap"] = family_of(flags.model).blocks;
+  } else if (flags.wrap == "size_based") {
+    settings["fsdp_auto_wrap_policy"] = "SIZE_BASED_WRAP";
+    settings["fsdp_min_num_params"] = std::to_string(std::llround(flags.wrap_size));
+  }
+  options.adjust_sharding = [&flags](tessera::ShardOptions& sharding) {
+    sharding.start = tessera::Start::Equal;  // values are drawn when they are sharded, the same on all ranks
+    if (!flags.fp32_reduce) return;
+    if (!sharding.mixed_precision.param_dtype)
+      throw tessera::ConfigError("--fp32-reduce-scatter: gradients are in float32 as it is; it is for a lower --compute-dtype");
+    sharding.mixed_precision.reduce_dtype = torch::kFloat;
+  };
+  return options;
+}
+
+/// Files have the names of torchvision, timm or this recipe.
+inline tessera::checkpoint::WeightsOptions weights_of(const Flags& flags) {
+  tessera::checkpoint::WeightsOptions options{.may_be_unknown = {"AuxLogits\\..*"}, .renamed = tessera::models::renames_of(flags.model)};
+  if (flags.new_head) {
+    const std::string head = family_of(flags.model).head;
+    options.may_be_missing = {head + "\\..*"};
+    options.may_be_unknown.push_back("unused\\..*");
+    options.renamed.emplace_back("^" + head + "\\.", "unused.");
+  }
+  return options;
+}
+
+inline std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const Flags& flags, const std::vector<at::Tensor>& parameters) {
+  using namespace tessera::optim;
+  if (flags.optimizer == "adamw")
+    return std::make_unique<AdamW>(parameters, AdamWOptions{.lr = *flags.lr, .weight_decay = flags.weight_decay});
+  return std::make_unique<SGD>(parameters, SgdOptions{.lr = *flags.lr, .momentum = flags.momentum, .weight_decay = flags.weight_decay});
+}
+
+/// The learning rate of a run whose epochs have so many steps.
+inline tessera::optim::LearningRate rate_of(const Flags& flags, int64_t epoch) {
+  using Shape = tessera::optim::LearningRate::Shape;
+  tessera::optim::LearningRate rate{.base = *flags.lr};
+  if (flags.schedule == "none") return rate;
+  rate.warmup = std::llround(flags.warmup * static_cast<double>(epoch));
+  if (flags.schedule == "cosine") {
+    const auto all = *flags.run.epochs * epoch;
+    rate.shape = Shape::Cosine;
+    rate.steps = std::max<int64_t>(std::min(all, flags.run.steps.value_or(all)), 1);
+    rate.warmup = std::min(rate.warmup, rate.steps - 1);
+  } else {
+    rate.shape = Shape::StepsOfRun;
+    rate.factor = 1 / flags.divisor;
+    rate.every = std::max<int64_t>(flags.divide_every * epoch, 1);
+  }
+  return rate;
+}
+
+/// Says why flags of PyTorch/XLA's example are not here.
+inline std::string why_not(const CLI::App& app, const std::string& word) {
+  constexpr auto kUnused = "PyTorch/XLA's example takes it, but does nothing with it; leave it out";
+  constexpr auto kAhead = "workers are four batches ahead, and bring them to the devices; --num-workers says how many threads they are";
+  for (const auto& [name, reason] : {
+           std::pair("--pin-layout-in-collective-ops",
+                     "layouts are pinned where each device compiles a program of its own, and here all run one; leave it out"),
+           {"--no-pin-layout-in-collective-ops", "that is always so, because all devices run one program; leave it out"},
+           {"--profiler-port", "nothing listens at a port; --profile writes a trace to a file"},
+           {"--pjrt-distributed", "ranks meet by themselves, such as under tessera launch -n 2; leave it out"},
+           {"--async-closures", kUnused},
+           {"--tidy", kUnused},
+           {"--debug", kUnused},
+           {"--prefetch-factor", kAhead},
+           {"--pin-memory", kAhead},
+           {"--persistent-workers", kAhead},
+           {"--loader-prefetch-size", kAhead},
+           {"--device-prefetch-size", kAhead},
+           {"--cpu-to-device-transfer-threads", kAhead},
+       }) {
+    if (word == name) return reason;
+  }
+  return tessera::cli::why_of_launch(app, word);
+}
+
+inline void declare_data(CLI::App& app, Flags& flags) {
+  using tessera::cli::from_to;
+  app.add_option("--datadir", flags.datadir,
+                 "Folder with train/ and val/, and in these a folder of pictures for each class, or tar shards with NAME.jpg and NAME.cls")
+      ->type_name("FOLDER");
+  app.add_flag("--fake-data", flags.fake_data, "Generated images instead of files: 1200000, and 50000 to test with");
+  app.add_flag("--use-small-fake-sample", flags.small_sample, "Only 1000 and 200 of them")->needs("--fake-data");
+  app.add_option("--image-size", flags.image, "Height and width; what the model's weights were trained for unless given")
+      ->check(from_to(1, 10'000));
+  app.add_option("--test-set-batch-size", flags.test_batch_size, "Samples per rank and step of a test")
+      ->capture_default_str()
+      ->check(from_to(1, 1'000'000));
+  app.add_flag("--drop-last", flags.drop_last,
+               "Leave out the samples that fill no batch, instead of filling it with others; a test has all");
+  app.add_flag("--skip-damaged", flags.skip_damaged, "Pictures that can't be decoded count for nothing, instead of ending the run");
+  app.add_flag("--rand-augment", flags.augment, "Two random operations on each picture, as RandAugment");
+  app.add_option("--mixup", flags.mixup, "Mixes each sample with another of the rank; the alpha of Beta(alpha, alpha), such as 0.2")
+      ->check(from_to(0.0, 100.0));
+  app.add_option("--cutmix", flags.cutmix, "Pastes a part of another sample of the rank; the alpha, such as 1; with --mixup one of the two")
+      ->check(from_to(0.0, 100.0));
+}
+
+inline void declare_training(CLI::App& app, Flags& flags) {
+  using tessera::cli::from_to;
+  using tessera::cli::one_of;
+  app.add_option("--optimizer", flags.optimizer, "The optimizer")->capture_default_str()->check(one_of({"sgd", "adamw"}));
+  app.add_option("--lr", flags.lr, "Highest learning rate; unless given 0.5 for resnet50, 0.1 for the others, with adamw 0.001")
+      ->check(from_to(0.0, 1000.0));
+  app.add_option("--momentum", flags.momentum, "Of SGD")->capture_default_str()->check(from_to(0.0, 1.0));
+  app.add_option("--weight-decay", flags.weight_decay, "Of all parameters")->capture_default_str()->check(from_to(0.0, 1000.0));
+  app.add_option("--lr-scheduler-type", flags.schedule,
+                 "Divided every so many epochs, along a cosine to 0, or the same all the time; the first two after a warm-up")
+      ->capture_default_str()
+      ->check(one_of({"WarmupAndExponentialDecayScheduler", "cosine", "none"}));
+  app.add_option("--num-warmup-epochs", flags.warmup, "Epochs in which the learning rate rises")
+      ->capture_default_str()
+      ->check(from_to(0.0, 1e6));
+  app.add_option("--lr-scheduler-divide-every-n-epochs", flags.divide_every, "Epochs after which it is divided")
+      ->capture_default_str()
+      ->check(from_to(1, 1'000'000));
+  app.add_option("--lr-scheduler-divisor", flags.divisor, "By what")->capture_default_str()->check(from_to(1e-6, 1e6));
+  app.add_option("--label-smoothing", flags.smoothing, "The share of a target that all classes get")
+      ->capture_default_str()
+      ->check(from_to(0.0, 1.0));
+  app.add_option("--ema", flags.average,
+                 "A moving average of the weights with this decay, such as 0.999, is tested and written by --output in their place")
+      ->check(from_to(0.0, 0.999999));
+  app.add_option("--eval-interval", flags.eval_interval, "Epochs between two tests")->capture_default_str()->check(from_to(1, 1'000'000));
+  app.add_flag("--test-only-at-end", flags.test_at_end, "Test once");
+  app.add_option("--num-steps", flags.run.steps, "The same as --max-steps")->check(from_to(0, 1'000'000'000))->excludes("--max-steps");
+  app.add_option("--logdir", flags.logdir, "Where to write the numbers of each report for TensorBoard, and the trace of --profile")
+      ->type_name("FOLDER");
+  app.add_flag("--profile", flags.profile, "Write a trace of a few steps to --logdir, or to the folder profile");
+}
+
+inline void declare_sharding(CLI::App& app, Flags& flags) {
+  using tessera::cli::one_of;
+  app.add_flag("--use-nested-fsdp", flags.nested, "Shard each block of the network as a unit of its own, as type_based does");
+  app.add_option("--auto-wrap-policy", flags.wrap, "Which modules become units: those of some size, or the blocks of the network")
+      ->capture_default_str()
+      ->check(one_of({"none", "size_based", "type_based"}));
+  app.add_option("--auto-wrap-min-num-params", flags.wrap_size, "Parameters in a unit of size_based")
+      ->default_str("1e6")
+      ->check(tessera::cli::from_to(1.0, 1e15));
+  app.add_flag("--use-gradient-checkpointing", flags.gradient_checkpointing,
+               "Run units again in backward instead of keeping activations; without units, the network");
+  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
+  app.add_flag("--shard-param-on-dim-0", flags.rows, "Each rank has rows of each parameter; not on XLA devices");
+  app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
+      ->capture_default_str()
+      ->check(one_of({"float32", "bfloat16", "float16"}));
+  app.add_flag("--fp32-reduce-scatter", flags.fp32_reduce,
+               "Gradients of a lower dtype are sent in float32, over c10d and on XLA devices; others add in float32 anyway");
+  app.add_flag("--channels-last", flags.channels_last,
+               "Images with their channels together in memory, as convolutions on CPUs and GPUs like them");
+}
+
+/// Throws ConfigError for flags that contradict others, or would do nothing beside them.
+inline void expect_sense(const CLI::App& app, const Flags& flags) {
+  if (flags.fake_data == !flags.datadir.empty())
+    throw tessera::ConfigError("give either --datadir FOLDER, with train/ and val/, or --fake-data");
+  if (flags.nested && flags.wrap != "none")
+    throw tessera::ConfigError("--use-nested-fsdp and --auto-wrap-policy both say what the units are; leave one of them out");
+  const bool divides = flags.schedule == "WarmupAndExponentialDecayScheduler";
+  const std::tuple<const char*, bool, const char*> idle[] = {
+      {"--skip-damaged", flags.fake_data, "is for files, and --fake-data has none"},
+      {"--rand-augment", flags.fake_data, "is for files, and --fake-data has none"},
+      {"--momentum", flags.optimizer != "sgd", "is of SGD; leave it out, or take --optimizer sgd"},
+      {"--lr-scheduler-divide-every-n-epochs", !divides, "is for the schedule WarmupAndExponentialDecayScheduler"},
+      {"--lr-scheduler-divisor", !divides, "is for the schedule WarmupAndExponentialDecayScheduler"},
+      {"--num-warmup-epochs", flags.schedule == "none", "is of a schedule; give --lr-scheduler-type"},
+      {"--eval-interval", flags.test_at_end, "says when to test, and --test-only-at-end not to"},
+      {"--auto-wrap-min-num-params", flags.wrap != "size_based", "is for --auto-wrap-policy size_based"},
+      {"--no-ckpt-consolidation", flags.run.prefix.empty(), "is for runs with --ckpt-prefix; others consolidate nothing"},
+  };
+  for (const auto& [name, is_idle, why] : idle) {
+    if (is_idle && app.count(name) > 0) throw tessera::ConfigError(std::string(name) + " " + why);
+  }
+}
+
+inline void declare(CLI::App& app, Flags& flags) {
+  app.add_option("--model", flags.model, "The network")
+      ->capture_default_str()
+      ->check(tessera::cli::one_of(tessera::models::image_model_names()));
+  app.add_option("--weights", flags.weights, "Weights to begin with: a file or a folder of torchvision, timm or this recipe")
+      ->type_name("FILE");
+  app.add_flag("--new-head", flags.new_head, "Without their last layer, to train for other classes")->needs("--weights");
+  app.add_option("--output", flags.output, "Where to write the trained weights, as model.safetensors")->type_name("FOLDER");
+  declare_data(app, flags);
+  add_recipe_flags(app, flags, "Samples per rank and step", "Of new weights, and of the order and the augmentation of samples");
+  declare_training(app, flags);
+  declare_sharding(app, flags);
+  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and test it at the end");
+  add_target_flag(app, flags);
+  app.callback([&app, &flags] {
+    expect_sense(app, flags);
+    if (flags.image == 0) flags.image = tessera::models::image_of(flags.model);
+    if (!flags.lr) flags.lr = flags.optimizer == "adamw" ? 1e-3 : flags.model == "resnet50" ? 0.5 : 0.1;
+    if (flags.profile) flags.run.trace = flags.logdir.empty() ? "profile" : flags.logdir;
+    if (!flags.logdir.empty()) flags.metrics.push_back((flags.logdir / "").string());
+  });
+}
