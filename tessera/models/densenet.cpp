@@ -18,8 +18,8 @@ torch::nn::Conv2d dense_convolution(int64_t in, int64_t out, int64_t size, int64
 
 DenseLayerImpl::DenseLayerImpl(int64_t in, int64_t growth)
     : norm1(register_module("norm1", torch::nn::BatchNorm2d(in))),
-      norm2(register_module("norm2", torch::nn::BatchNorm2d(kBottleneck * growth))),
       conv1(register_module("conv1", dense_convolution(in, kBottleneck * growth, 1))),
+      norm2(register_module("norm2", torch::nn::BatchNorm2d(kBottleneck * growth))),
       conv2(register_module("conv2", dense_convolution(kBottleneck * growth, growth, 3))) {}
 
 at::Tensor DenseLayerImpl::forward(const at::Tensor& x) {

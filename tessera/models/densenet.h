@@ -35,8 +35,10 @@ struct DenseLayerImpl : torch::nn::Module {
   DenseLayerImpl(int64_t in, int64_t growth);
   at::Tensor forward(const at::Tensor& x);
 
-  Called<torch::nn::BatchNorm2d> norm1{nullptr}, norm2{nullptr};
-  Called<torch::nn::Conv2d> conv1{nullptr}, conv2{nullptr};
+  Called<torch::nn::BatchNorm2d> norm1{nullptr};
+  Called<torch::nn::Conv2d> conv1{nullptr};
+  Called<torch::nn::BatchNorm2d> norm2{nullptr};
+  Called<torch::nn::Conv2d> conv2{nullptr};
 };
 TORCH_MODULE(DenseLayer);
 

@@ -1,4 +1,5 @@
-// Networks that classify images, and how they are made by name.
+// Networks that take images and return scores of classes, by the names that torchvision and timm have for them. Parameters and buffers have
+// their names, too, so that weights can be exchanged.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,24 +7,36 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace tessera::models {
 
-/// A network that takes images {n, 3, height, width} and returns scores {n, classes}.
 struct ImageModel : torch::nn::Module {
+  /// Takes images {n, 3, height, width} and returns scores {n, classes}.
   virtual at::Tensor forward(const at::Tensor& images) = 0;
 };
 
 struct ImageModelOptions {
   int64_t classes = 1000;
-  int64_t image = 224;
+  int64_t image = 224;                 // height and width, which a ViT has to know; the other networks take images of any size
+  std::optional<double> dropout = {};  // unset: as in torchvision; a ResNet has none
 };
+
+/// The network of this name, with initial weights drawn as torchvision and timm draw them. Throws UsageError if there is none.
 std::shared_ptr<ImageModel> make_image_model(const std::string& name, const ImageModelOptions& options = {});
+
+/// torchvision's alexnet, densenet, inception_v3, resnet, squeezenet, vgg and vit_b_16; timm's ViTs from vit_tiny_patch16_224 to
+/// vit_giant_patch14_224; vit_10b and vit_60b.
 const std::vector<std::string>& image_model_names();
+
+/// The height and width of the images for which the weights of this name were trained.
 int64_t image_of(const std::string& name);
+
+/// From names in files to those of this network, for checkpoint::WeightsOptions::renamed: files of torchvision and timm can then be loaded.
+/// Those of inception_v3 also have tensors "AuxLogits\\..*", which may_be_unknown has to allow.
 std::vector<std::pair<std::string, std::string>> renames_of(const std::string& name);
 
 }  // namespace tessera::models

@@ -49,9 +49,9 @@ at::Tensor VitMlpImpl::forward(const at::Tensor& x) {
 
 VitBlockImpl::VitBlockImpl(const VitOptions& options)
     : norm1(register_module("norm1", norm_of(options))),
-      norm2(register_module("norm2", norm_of(options))),
       attn(register_module("attn", nn::SelfAttention(nn::SelfAttentionOptions{
                                        .width = options.width, .heads = options.heads, .causal = false, .name_of_out = "proj"}))),
+      norm2(register_module("norm2", norm_of(options))),
       mlp(register_module("mlp", VitMlp(options))) {}
 
 at::Tensor VitBlockImpl::forward(const at::Tensor& x) {
@@ -64,11 +64,11 @@ VitImpl::VitImpl(const VitOptions& options)
       cls_token(register_parameter("cls_token", torch::nn::init::normal_(at::empty({1, 1, options.width}), 0, 1e-6))),
       pos_embed(
           register_parameter("pos_embed", torch::nn::init::normal_(at::empty({1, 1 + patches_of(options), options.width}), 0, kDeviation))),
-      patch_embed(register_module("patch_embed", VitPatches(options))),
-      norm(register_module("norm", norm_of(options))),
-      head(register_module("head", torch::nn::Linear(options.width, options.classes))) {
+      patch_embed(register_module("patch_embed", VitPatches(options))) {
   for (int64_t i = 0; i < options.layers; i++) blocks->push_back(VitBlock(options));
   register_module("blocks", blocks);
+  norm = register_module("norm", norm_of(options));
+  head = register_module("head", torch::nn::Linear(options.width, options.classes));
   for (const auto& module : modules(/*include_self=*/false)) {
     if (auto* const linear = module->as<torch::nn::Linear>()) {
       torch::nn::init::normal_(linear->weight, 0, kDeviation);
@@ -85,7 +85,7 @@ at::Tensor VitImpl::forward(const at::Tensor& images) {
   const auto words = patch_embed(images);
   auto x = at::cat({cls_token.expand({words.size(0), 1, words.size(2)}), words}, 1) + pos_embed;
   for (const auto& block : *blocks) x = call(block->as<VitBlock>(), x);
-  return nn::linear(head, norm(x).select(1, 0));
+  return nn::linear(head, norm(x.select(1, 0)));
 }
 
 std::vector<std::pair<std::string, std::string>> VitImpl::renames() {

@@ -59,8 +59,9 @@ struct VitBlockImpl : torch::nn::Module {
   explicit VitBlockImpl(const VitOptions& options);
   at::Tensor forward(const at::Tensor& x);
 
-  Called<torch::nn::LayerNorm> norm1{nullptr}, norm2{nullptr};
+  Called<torch::nn::LayerNorm> norm1{nullptr};
   Called<nn::SelfAttention> attn{nullptr};
+  Called<torch::nn::LayerNorm> norm2{nullptr};
   Called<VitMlp> mlp{nullptr};
 };
 TORCH_MODULE(VitBlock);
