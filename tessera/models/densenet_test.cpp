@@ -17,7 +17,7 @@ TEST(DenseNet, LoadsFilesWithOldNames) {
   const Folder folder;
   with_ranks(1, [&](const Communicator& world) {
     const models::DenseNetOptions options{.stem = 8, .growth = 4, .layers = {1, 2, 1, 1}, .classes = 3};
-    const models::DenseNet from(options), to(options);
+    models::DenseNet from(options), to(options);
     checkpoint::save(folder / "a", {.model = from.get()}, world);
     checkpoint::consolidate(folder / "a", folder / "a.safetensors");
     auto renames = models::DenseNetImpl::renames();

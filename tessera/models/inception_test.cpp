@@ -9,8 +9,8 @@ namespace {
 
 TEST(Inception, TransformsImagesOfOtherNetworks) {
   const torch::NoGradGuard no_grad;
-  const models::Inception plain(models::InceptionOptions{.classes = 4});
-  const models::Inception transforming(models::InceptionOptions{.classes = 4, .transform_input = true});
+  models::Inception plain(models::InceptionOptions{.classes = 4});
+  models::Inception transforming(models::InceptionOptions{.classes = 4, .transform_input = true});
   const auto from = plain->parameters(), to = transforming->parameters();
   for (size_t i = 0; i < from.size(); i++) to[i].copy_(from[i]);
   plain->eval();
