@@ -73,14 +73,15 @@ SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& options) : opti
     throw UsageError("self attention: a width of {} can't be divided among {} heads", options.width, options.heads);
   }
   qkv = register_module("qkv", torch::nn::Linear(options.width, 3 * options.width));
-  out = register_module("out", torch::nn::Linear(options.width, options.width));
+  out = register_module(options.name_of_out, torch::nn::Linear(options.width, options.width));
 }
 
 at::Tensor SelfAttentionImpl::forward(const at::Tensor& x) {
   const auto batch = x.size(0), length = x.size(1);
-  const auto parts =
-      linear(qkv, x).view({batch, length, 3, options.heads, options.width / options.heads}).permute({2, 0, 3, 1, 4}).unbind();
-  const auto mixed = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, /*dropout_p=*/0.0, options.causal);
+  // Parted before heads are moved, the three gradients need one copy to become that of qkv.
+  const auto parts = linear(qkv, x).view({batch, length, 3, options.heads, options.width / options.heads}).unbind(2);
+  const auto by_head = [&](size_t i) { return parts[i].transpose(1, 2); };
+  const auto mixed = at::scaled_dot_product_attention(by_head(0), by_head(1), by_head(2), {}, /*dropout_p=*/0.0, options.causal);
   return linear(out, mixed.transpose(1, 2).reshape({batch, length, options.width}));
 }
 

@@ -8,6 +8,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tessera/shard/call.h"
@@ -18,6 +19,7 @@ struct SelfAttentionOptions {
   int64_t width = 0;
   int64_t heads = 1;  // must divide the width
   bool causal = true;
+  std::string name_of_out = "out";  // of the last layer, in files
 };
 
 struct SelfAttentionImpl : torch::nn::Module {
