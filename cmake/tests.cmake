@@ -352,7 +352,7 @@ endif()
 file(GLOB _fuzz CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/fuzz/*.cpp")
 set(_arguments ${_fuzz_seconds})
 if(NOT TESSERA_HAS_VISION)
-  list(FILTER _fuzz EXCLUDE REGEX "/image\\.cpp$")
+  list(FILTER _fuzz EXCLUDE REGEX "/(image|tar)\\.cpp$")
 endif()
 if(CMAKE_CXX_COMPILER_ID MATCHES "Clang" AND TESSERA_SANITIZE STREQUAL "address")
   list(FILTER _fuzz EXCLUDE REGEX "/driver\\.cpp$")
@@ -507,7 +507,8 @@ file(GLOB _weights "${PROJECT_SOURCE_DIR}/build/python/lib/python3*/site-package
 if(NOT _weights)
   list(FILTER _pages EXCLUDE REGEX "/llm\\.md$")  # it begins with a model that the set-up could not install
 endif()
-if(NOT TARGET imagenet)
+file(GLOB _pillow "${PROJECT_SOURCE_DIR}/build/python/lib/python3*/site-packages/PIL")  # which writes the pictures of its page
+if(NOT TARGET imagenet OR NOT _pillow)
   list(FILTER _pages EXCLUDE REGEX "/vision\\.md$")
 endif()
 if(NOT TESSERA_SANITIZE)
