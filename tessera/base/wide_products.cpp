@@ -1,6 +1,7 @@
 #include "tessera/base/wide_products.h"
 
 #include <ATen/CPUFunctions.h>
+#include <ATen/CompositeExplicitAutogradFunctions.h>
 #include <ATen/native/Resize.h>
 #include <c10/util/Exception.h>
 #include <c10/util/FunctionRef.h>
@@ -14,16 +15,15 @@
 #include <tuple>
 #include <type_traits>
 
-#include "tessera/base/env.h"
+#include "tessera/base/launcher.h"
 #include "tessera/base/log.h"
-#include "tessera/base/small_images.h"
 
 namespace tessera {
 namespace {
 
 void say_once(at::ScalarType dtype) {
   static std::atomic<bool> is_said = false;
-  if (is_said.exchange(true) || env("LOCAL_RANK").value_or("0") != "0") return;
+  if (is_said.exchange(true) || local_rank_from_environment().value_or(0) != 0) return;
   log(LogLevel::Warning, fmt::format("this processor has no instructions for products of {}; they are computed in float32 and rounded, "
                                      "which takes about as long as in float32",
                                      c10::toString(dtype)));
@@ -191,14 +191,12 @@ at::Tensor addmm(const at::Tensor& self, const at::Tensor& a, const at::Tensor& 
 class Registration {
  public:
   Registration() {
+    if (!multiplies_slowly(at::kBFloat16) && !multiplies_slowly(at::kHalf)) return;
     struct Silent : c10::WarningHandler {
       void process(const c10::Warning&) override {}  // the replacement of kernels is on purpose
     } silent;
     const c10::WarningUtils::WarningHandlerGuard guard(&silent);
     library_ = std::make_unique<torch::Library>(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-    add<convolve>("_convolution");  // which aten::convolution calls
-    add<convolve_backward>("convolution_backward");
-    if (!multiplies_slowly(at::kBFloat16) && !multiplies_slowly(at::kHalf)) return;
     library_->impl("mm", torch::dispatch(c10::DispatchKey::CPU, &mm));
     library_->impl("addmm", torch::dispatch(c10::DispatchKey::CPU, &addmm));
     add<at::cpu::mm_outf>("mm.out");
@@ -212,6 +210,8 @@ class Registration {
     add<at::cpu::addmv>("addmv");
     add<at::cpu::addmv_>("addmv_");
     add<at::cpu::addmv_outf>("addmv.out");
+    add<at::compositeexplicitautograd::_convolution>("_convolution");  // which aten::convolution calls
+    add<at::compositeexplicitautograd::convolution_backward>("convolution_backward");
     add<at::cpu::_scaled_dot_product_flash_attention_for_cpu>("_scaled_dot_product_flash_attention_for_cpu");
     add<at::cpu::_scaled_dot_product_flash_attention_for_cpu_backward>("_scaled_dot_product_flash_attention_for_cpu_backward");
   }
