@@ -5,22 +5,20 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/pooling.h>
 
+#include "tessera/models/convolution.h"
+
 namespace tessera::models {
 namespace {
 
 constexpr int64_t kBottleneck = 4;  // channels between the two convolutions of a layer, per channel that it adds
 
-torch::nn::Conv2d dense_convolution(int64_t in, int64_t out, int64_t size, int64_t stride = 1) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
-}
-
 }  // namespace
 
 DenseLayerImpl::DenseLayerImpl(int64_t in, int64_t growth)
     : norm1(register_module("norm1", torch::nn::BatchNorm2d(in))),
-      conv1(register_module("conv1", dense_convolution(in, kBottleneck * growth, 1))),
+      conv1(register_module("conv1", padded_convolution(in, kBottleneck * growth, 1))),
       norm2(register_module("norm2", torch::nn::BatchNorm2d(kBottleneck * growth))),
-      conv2(register_module("conv2", dense_convolution(kBottleneck * growth, growth, 3))) {}
+      conv2(register_module("conv2", padded_convolution(kBottleneck * growth, growth, 3))) {}
 
 at::Tensor DenseLayerImpl::forward(const at::Tensor& x) {
   return conv2(at::relu(norm2(conv1(at::relu(norm1(x))))));
@@ -37,7 +35,7 @@ at::Tensor DenseBlockImpl::forward(at::Tensor x) {
 }
 
 DenseTransitionImpl::DenseTransitionImpl(int64_t in)
-    : norm(register_module("norm", torch::nn::BatchNorm2d(in))), conv(register_module("conv", dense_convolution(in, in / 2, 1))) {}
+    : norm(register_module("norm", torch::nn::BatchNorm2d(in))), conv(register_module("conv", padded_convolution(in, in / 2, 1))) {}
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
   // Means may be taken before a convolution of single pixels or after it, which would have four times as many of them.
@@ -45,7 +43,7 @@ at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
 }
 
 DenseNetImpl::DenseNetImpl(const DenseNetOptions& options) : features(register_module("features", torch::nn::Sequential())) {
-  features->push_back("conv0", dense_convolution(3, options.stem, 7, 2));
+  features->push_back("conv0", padded_convolution(3, options.stem, 7, 2));
   features->push_back("norm0", torch::nn::BatchNorm2d(options.stem));
   features->push_back("relu0", torch::nn::ReLU());
   features->push_back("pool0", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));

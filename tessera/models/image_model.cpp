@@ -104,6 +104,12 @@ int64_t image_of(const std::string& name) {
   return find_model(name).image;
 }
 
+PixelScale pixel_scale_of(const std::string& name) {
+  const bool is_even = find_model(name).name == "inception_v3" || (name.starts_with("vit_") && name != "vit_b_16");
+  if (is_even) return {.mean = {0.5, 0.5, 0.5}, .deviation = {0.5, 0.5, 0.5}};
+  return {.mean = {0.485, 0.456, 0.406}, .deviation = {0.229, 0.224, 0.225}};
+}
+
 std::vector<std::pair<std::string, std::string>> renames_of(const std::string& name) {
   return find_model(name).renames;
 }

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,7 +26,8 @@ struct ImageModelOptions {
   std::optional<double> dropout = {};  // unset: as in torchvision; a ResNet has none
 };
 
-/// The network of this name, with initial weights drawn as torchvision and timm draw them. Throws UsageError if there is none.
+/// The network of this name, with initial weights drawn as torchvision draws them, or timm for ViTs (vit_b_16 begins as timm's
+/// vit_base_patch16_224). Throws UsageError if there is none.
 std::shared_ptr<ImageModel> make_image_model(const std::string& name, const ImageModelOptions& options = {});
 
 /// torchvision's alexnet, densenet, inception_v3, resnet, squeezenet, vgg and vit_b_16; timm's ViTs from vit_tiny_patch16_224 to
@@ -35,8 +37,16 @@ const std::vector<std::string>& image_model_names();
 /// The height and width of the images for which the weights of this name were trained.
 int64_t image_of(const std::string& name);
 
+/// The means that were taken from values of pixels, from 0 to 1, and the deviations that these were then divided by, for published weights.
+struct PixelScale {
+  std::array<double, 3> mean, deviation;
+};
+/// All 0.5 for inception_v3 and timm's ViTs, those of ImageNet for the others.
+PixelScale pixel_scale_of(const std::string& name);
+
 /// From names in files to those of this network, for checkpoint::WeightsOptions::renamed: files of torchvision and timm can then be loaded.
-/// Those of inception_v3 also have tensors "AuxLogits\\..*", which may_be_unknown has to allow.
+/// Those of inception_v3 also have tensors "AuxLogits\\..*", which may_be_unknown has to allow, and old files lack
+/// ".*\\.num_batches_tracked", which may_be_missing has to allow.
 std::vector<std::pair<std::string, std::string>> renames_of(const std::string& name);
 
 }  // namespace tessera::models

@@ -100,6 +100,16 @@ TEST(ImageModels, HaveTheNamesAndShapesOfTorchvisionAndTimm) {
   }
 }
 
+TEST(ImageModels, HaveThePixelsOfPublishedWeights) {
+  for (const std::string name : {"inception_v3", "vit_tiny_patch16_224", "vit_10b"}) {
+    const auto scale = models::pixel_scale_of(name);
+    EXPECT_THAT(scale.mean, ::testing::Each(0.5)) << name;
+    EXPECT_THAT(scale.deviation, ::testing::Each(0.5)) << name;
+  }
+  for (const std::string name : {"resnet50", "vit_b_16"}) EXPECT_EQ(models::pixel_scale_of(name).mean[0], 0.485) << name;
+  EXPECT_THROW(models::pixel_scale_of("dog"), UsageError);
+}
+
 /// Returns how many networks have been compared.
 int compare_scores(const SafetensorsFile& expected) {
   int compared = 0;

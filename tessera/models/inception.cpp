@@ -76,14 +76,6 @@ at::Tensor largest_of_3x3(const at::Tensor& x) {
   return at::max_pool2d(x, 3, 2);
 }
 
-/// From the means and deviations by which images are normalized for other networks to 0.5.
-at::Tensor for_inception(const at::Tensor& images) {
-  const auto channel = [&](int64_t i, double mean, double deviation) {
-    return images.narrow(1, i, 1) * (deviation / 0.5) + (mean - 0.5) / 0.5;
-  };
-  return at::cat({channel(0, 0.485, 0.229), channel(1, 0.456, 0.224), channel(2, 0.406, 0.225)}, 1);
-}
-
 }  // namespace
 
 InceptionConvolutionImpl::InceptionConvolutionImpl(const torch::nn::Conv2dOptions& options, bool pools)
@@ -117,7 +109,7 @@ at::Tensor InceptionBlockImpl::forward(const at::Tensor& x) {
   return at::cat(ends, 1);
 }
 
-InceptionImpl::InceptionImpl(const InceptionOptions& options) : transform_input(options.transform_input) {
+InceptionImpl::InceptionImpl(const InceptionOptions& options) {
   const auto add_to_stem = [&](const std::string& name, const torch::nn::Conv2dOptions& convolution) {
     stem.emplace_back(register_module(name, InceptionConvolution(convolution)));
   };
@@ -140,7 +132,7 @@ InceptionImpl::InceptionImpl(const InceptionOptions& options) : transform_input(
 }
 
 at::Tensor InceptionImpl::forward(const at::Tensor& images) {
-  auto x = transform_input ? for_inception(images) : images;
+  auto x = images;
   for (size_t i = 0; i < stem.size(); i++) {
     x = stem[i](x);
     if (i == 2 || i == 4) x = largest_of_3x3(x);

@@ -21,9 +21,6 @@ namespace tessera::models {
 struct InceptionOptions {
   int64_t classes = 1000;
   double dropout = 0.5;
-  /// Torchvision's weights, which are Google's, expect images less 0.5 and divided by 0.5. With this, the model makes such images of those
-  /// that are normalized for the other networks.
-  bool transform_input = false;
 };
 
 /// A convolution in a block. One of stride 1 keeps height and width; one of stride 2 has no padding.
@@ -67,10 +64,9 @@ TORCH_MODULE(InceptionBlock);
 struct InceptionImpl : ImageModel {
   explicit InceptionImpl(const InceptionOptions& options = {});
 
-  /// Takes images of at least 75 by 75; it was made for 299 by 299.
+  /// Takes images of at least 75 by 75; it was made for 299 by 299, whose values are from -1 to 1.
   at::Tensor forward(const at::Tensor& images) override;
 
-  const bool transform_input;
   std::vector<Called<InceptionConvolution>> stem;
   std::vector<Called<InceptionBlock>> blocks;
   Called<torch::nn::Dropout> dropout{nullptr};

@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/nn/init.h>
 
+#include "tessera/models/convolution.h"
+
 namespace tessera::models {
 namespace {
 
@@ -10,14 +12,10 @@ using torch::nn::BatchNorm2d, torch::nn::Conv2d;
 
 constexpr int64_t kExpansion = 4;
 
-Conv2d resnet_convolution(int64_t in, int64_t out, int64_t size, int64_t stride = 1) {
-  return Conv2d(torch::nn::Conv2dOptions(in, out, size).stride(stride).padding(size / 2).bias(false));
-}
-
 template <class Block>
 void register_downsample(Block& block, int64_t in, int64_t out, int64_t stride) {
   if (stride == 1 && in == out) return;
-  block.downsample = block.register_module("downsample", torch::nn::Sequential(resnet_convolution(in, out, 1, stride), BatchNorm2d(out)));
+  block.downsample = block.register_module("downsample", torch::nn::Sequential(padded_convolution(in, out, 1, stride), BatchNorm2d(out)));
 }
 
 template <class Block>
@@ -28,9 +26,9 @@ at::Tensor residual(const Block& block, const at::Tensor& x, const at::Tensor& y
 }  // namespace
 
 BasicBlockImpl::BasicBlockImpl(int64_t in, int64_t width, int64_t stride)
-    : conv1(register_module("conv1", resnet_convolution(in, width, 3, stride))),
+    : conv1(register_module("conv1", padded_convolution(in, width, 3, stride))),
       bn1(register_module("bn1", BatchNorm2d(width))),
-      conv2(register_module("conv2", resnet_convolution(width, width, 3))),
+      conv2(register_module("conv2", padded_convolution(width, width, 3))),
       bn2(register_module("bn2", BatchNorm2d(width))) {
   register_downsample(*this, in, width, stride);
 }
@@ -40,11 +38,11 @@ at::Tensor BasicBlockImpl::forward(const at::Tensor& x) {
 }
 
 BottleneckImpl::BottleneckImpl(int64_t in, int64_t width, int64_t stride)
-    : conv1(register_module("conv1", resnet_convolution(in, width, 1))),
+    : conv1(register_module("conv1", padded_convolution(in, width, 1))),
       bn1(register_module("bn1", BatchNorm2d(width))),
-      conv2(register_module("conv2", resnet_convolution(width, width, 3, stride))),
+      conv2(register_module("conv2", padded_convolution(width, width, 3, stride))),
       bn2(register_module("bn2", BatchNorm2d(width))),
-      conv3(register_module("conv3", resnet_convolution(width, kExpansion * width, 1))),
+      conv3(register_module("conv3", padded_convolution(width, kExpansion * width, 1))),
       bn3(register_module("bn3", BatchNorm2d(kExpansion * width))) {
   register_downsample(*this, in, kExpansion * width, stride);
 }
@@ -54,7 +52,7 @@ at::Tensor BottleneckImpl::forward(const at::Tensor& x) {
 }
 
 ResNetImpl::ResNetImpl(const ResNetOptions& options)
-    : conv1(register_module("conv1", resnet_convolution(3, 64, 7, 2))), bn1(register_module("bn1", BatchNorm2d(64))) {
+    : conv1(register_module("conv1", padded_convolution(3, 64, 7, 2))), bn1(register_module("bn1", BatchNorm2d(64))) {
   int64_t in = 64;
   for (size_t stage = 0; stage < layers.size(); stage++) {
     const int64_t width = 64 << stage;
