@@ -1,13 +1,12 @@
 // Answers with the class of each picture that it is told by name: ls *.jpg | classify resnet18 weights.pth pictures/train 224
+#include <tessera/base/input_file.h>
 #include <tessera/models.h>
 #include <tessera/tessera.h>
 #include <tessera/vision.h>
 #include <torch/torch.h>
 
 #include <cstdio>
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <string>
 
 using namespace tessera;
@@ -22,17 +21,20 @@ int main(int argc, char** argv) {
   const auto classes = vision::read_image_folder(argv[3]).classes;
   const int64_t size = std::stoll(argv[4]);
   const auto model = models::make_image_model(name, {.classes = std::ssize(classes), .image = size});
-  checkpoint::load_weights(model, argv[2], {.renamed = models::renames_of(name)});
+  checkpoint::load_weights(
+      model, argv[2],
+      {.may_be_missing = {".*\\.num_batches_tracked"}, .may_be_unknown = {"AuxLogits\\..*"}, .renamed = models::renames_of(name)});
   model->eval();
 
   const torch::NoGradGuard no_grad;
-  const vision::TestTransform transform{.shorter_side = (size * 8 + 3) / 7, .size = size};  // as the recipe tests
+  const auto scale = models::pixel_scale_of(name);
+  const vision::TestTransform transform{.shorter_side = (size * 8 + 3) / 7,
+                                        .size = size,
+                                        .normalize = {.mean = scale.mean, .deviation = scale.deviation}};  // as the recipe tests
   for (std::string path; std::getline(std::cin, path);) {
-    std::ifstream file(path, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(file), {});
     try {
       const auto images = torch::empty({1, 3, size, size});
-      vision::apply(transform, bytes, path, images[0]);
+      vision::apply(transform, InputFile(path).read_all(), path, images[0]);
       const auto [shares, labels] = model->forward(images).softmax(1).max(1);
       std::printf("%s: %s (%.0f %%)\n", path.c_str(), classes.at(labels.item<int64_t>()).c_str(), 100 * shares.item<double>());
     } catch (const IoError& error) {

@@ -41,13 +41,15 @@ Images read(const Flags& flags, Split split, const std::shared_ptr<vision::Damag
     if (name.ends_with(".tar")) shards.push_back(folder / name);
   }
   const auto set = shards.empty() ? vision::read_image_folder(folder) : vision::read_tar_shards(shards);
+  const auto normalize = normalize_of(flags);
   Images images{.size = set.size(), .classes = set.classes, .fingerprint = set.fingerprint()};
   if (split == Split::Train) {
-    vision::TrainTransform transform{.crop = {.size = flags.image}, .may_shrink = true};
+    vision::TrainTransform transform{.crop = {.size = flags.image}, .normalize = normalize, .may_shrink = true};
     if (flags.augment) transform.augment.emplace();
     images.fetch = vision::fetch_images(set, transform, damaged);
   } else {
-    const vision::TestTransform transform{.shorter_side = (flags.image * 8 + 3) / 7, .size = flags.image};  // 256 for 224
+    const auto shorter = (flags.image * 8 + 3) / 7;  // 256 for 224
+    const vision::TestTransform transform{.shorter_side = shorter, .size = flags.image, .normalize = normalize};
     images.fetch = [fetch = vision::fetch_images(set, transform, damaged)](auto numbers, auto /*seeds*/) { return fetch(numbers); };
   }
   return images;
@@ -91,8 +93,9 @@ int train_and_test(const Flags& flags) {
   Trainer trainer(options_of(flags));
   const auto damaged = flags.skip_damaged ? std::make_shared<vision::Damaged>() : nullptr;
   const auto training = images_of(flags, Split::Train, damaged), test = images_of(flags, Split::Test, damaged);
-  if (std::ranges::mismatch(test.classes, training.classes).in1 != test.classes.end())
-    throw ConfigError("{}: val/ has classes that train/ has not", flags.datadir.string());
+  if (const auto [own, other] = std::ranges::mismatch(test.classes, training.classes); own != test.classes.end())
+    throw ConfigError("{}: val/ has other classes than train/, the first is '{}' in place of {}", flags.datadir.string(), *own,
+                      other == training.classes.end() ? "none" : "'" + *other + "'");
   const auto make = [&] { return models::make_image_model(flags.model, {.classes = std::ssize(training.classes), .image = flags.image}); };
   auto model = deferred_init(make, {.seed = flags.seed});
   trainer.prepare(model);
@@ -126,8 +129,7 @@ int train_and_test(const Flags& flags) {
   while (run.next_epoch()) {
     for (const auto& batch : run.batches()) {
       const auto accumulation = trainer.accumulate();
-      const auto scores = call(model, batch.inputs).to(torch::kFloat);
-      const auto loss = at::cross_entropy_loss(scores, batch.targets, {}, at::Reduction::Mean, vision::kDamagedTarget, flags.smoothing);
+      const auto loss = loss_of(flags, call(model, batch.inputs).to(torch::kFloat), batch.targets);
       trainer.backward(loss);
       const auto norm = run.is_due() ? trainer.grad_norm() : torch::Tensor();
       if (trainer.step() && average) average->update();
@@ -142,9 +144,7 @@ int train_and_test(const Flags& flags) {
   if (tested != trainer.steps()) with_average(test_now);
   if (damaged && damaged->count > 0) tessera::log(LogLevel::Warning, "damaged pictures were left out {} times", damaged->count.load());
   if (!flags.output.empty()) with_average([&] { trainer.save_model(model, flags.output); });
-  if (run.last_checkpoint() && !flags.no_consolidation) {
-    const auto file = flags.run.prefix.string() + "_consolidated.pth";
-    checkpoint::consolidate(*run.last_checkpoint(), file, trainer.world());
+  if (const auto file = consolidate(run, flags, trainer); !file.empty()) {
     const auto plain = make();
     checkpoint::load_weights(plain, file);
     move_module(*plain, trainer.world().traits().device);

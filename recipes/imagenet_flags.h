@@ -4,6 +4,8 @@
 
 #include <tessera/models/image_model.h>
 #include <tessera/tessera.h>
+#include <tessera/vision.h>
+#include <torch/torch.h>
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +17,7 @@
 
 #include "recipe_flags.h"
 
-struct Flags : RecipeFlags {
+struct Flags : ExampleFlags {
   Flags() {
     run = {.epochs = 18, .save_epochs = false};  // saved when buffers are the same on all ranks
     batch_size = 128;
@@ -23,14 +25,12 @@ struct Flags : RecipeFlags {
   }
 
   std::filesystem::path datadir, weights, output, logdir;
-  std::string model = "resnet50", optimizer = "sgd", schedule = "WarmupAndExponentialDecayScheduler", wrap = "none",
-              compute_dtype = "float32";
+  std::string model = "resnet50", optimizer = "sgd", schedule = "WarmupAndExponentialDecayScheduler", wrap = "none";
   int64_t test_batch_size = 64, image = 0, eval_interval = 1, divide_every = 20;
   double divisor = 5, warmup = 0.9, momentum = 0.9, weight_decay = 1e-4, smoothing = 0, average = 0, mixup = 0, cutmix = 0, wrap_size = 1e6;
   std::optional<double> lr;
-  bool fake_data = false, small_sample = false, drop_last = false, test_at_end = false, new_head = false, skip_damaged = false;
-  bool nested = false, flatten = false, rows = false, gradient_checkpointing = false, fp32_reduce = false, channels_last = false;
-  bool augment = false, profile = false, no_consolidation = false;
+  bool small_sample = false, test_at_end = false, new_head = false, skip_damaged = false, augment = false, profile = false;
+  bool rows = false, fp32_reduce = false, channels_last = false;
 };
 
 /// What the networks of a family are made of.
@@ -50,21 +50,16 @@ inline Family family_of(const std::string& model) {
                              {"vit", "VitBlock", "head"}}) {
     if (model.starts_with(family.beginning)) return family;
   }
-  return {"", "Conv2d,Linear", "classifier.6"};
+  return {"", "Linear", "classifier.6"};
 }
 
-/// Converts flags to settings. `tessera launch` may set what they leave open.
+/// `tessera launch` may set what the flags leave open.
 inline tessera::TrainerOptions options_of(const Flags& flags) {
-  tessera::TrainerOptions options{.log_with = flags.metrics};
+  auto options = options_of(flags, flags.nested || flags.wrap == "type_based", family_of(flags.model).blocks);
   auto& settings = options.settings;
-  if (flags.compute_dtype != "float32") settings["mixed_precision"] = flags.compute_dtype == "float16" ? "fp16" : "bf16";
-  if (flags.flatten) settings["fsdp_use_orig_params"] = "false";
   if (flags.rows) settings["tessera_layout"] = "rows";
   if (flags.gradient_checkpointing) settings["fsdp_activation_checkpointing"] = "true";
-  if (flags.nested || flags.wrap == "type_based") {
-    settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-    settings["fsdp_transformer_layer_cls_to_wrap"] = family_of(flags.model).blocks;
-  } else if (flags.wrap == "size_based") {
+  if (flags.wrap == "size_based") {
     settings["fsdp_auto_wrap_policy"] = "SIZE_BASED_WRAP";
     settings["fsdp_min_num_params"] = std::to_string(std::llround(flags.wrap_size));
   }
@@ -78,16 +73,30 @@ inline tessera::TrainerOptions options_of(const Flags& flags) {
   return options;
 }
 
-/// Files have the names of torchvision, timm or this recipe.
+/// Files have the names of torchvision, timm or this recipe. Old ones do not count batches.
 inline tessera::checkpoint::WeightsOptions weights_of(const Flags& flags) {
-  tessera::checkpoint::WeightsOptions options{.may_be_unknown = {"AuxLogits\\..*"}, .renamed = tessera::models::renames_of(flags.model)};
+  tessera::checkpoint::WeightsOptions options{.may_be_missing = {".*\\.num_batches_tracked"},
+                                              .may_be_unknown = {"AuxLogits\\..*"},
+                                              .renamed = tessera::models::renames_of(flags.model)};
   if (flags.new_head) {
     const std::string head = family_of(flags.model).head;
-    options.may_be_missing = {head + "\\..*"};
+    options.may_be_missing.push_back(head + "\\..*");
     options.may_be_unknown.push_back("unused\\..*");
     options.renamed.emplace_back("^" + head + "\\.", "unused.");
   }
   return options;
+}
+
+/// As those weights expect pixels.
+inline tessera::vision::Normalize normalize_of(const Flags& flags) {
+  const auto scale = tessera::models::pixel_scale_of(flags.model);
+  return {.mean = scale.mean, .deviation = scale.deviation};
+}
+
+/// The mean over pictures that are not damaged. Targets are labels, or shares of classes.
+inline at::Tensor loss_of(const Flags& flags, const at::Tensor& scores, const at::Tensor& targets) {
+  const auto sum = at::cross_entropy_loss(scores, targets, {}, at::Reduction::Sum, tessera::vision::kDamagedTarget, flags.smoothing);
+  return sum / (targets.dim() == 1 ? targets.ge(0) : targets.sum(1).gt(0)).sum().clamp_min(1);
 }
 
 inline std::unique_ptr<tessera::optim::Optimizer> make_optimizer(const Flags& flags, const std::vector<at::Tensor>& parameters) {
@@ -153,8 +162,6 @@ inline void declare_data(CLI::App& app, Flags& flags) {
   app.add_option("--test-set-batch-size", flags.test_batch_size, "Samples per rank and step of a test")
       ->capture_default_str()
       ->check(from_to(1, 1'000'000));
-  app.add_flag("--drop-last", flags.drop_last,
-               "Leave out the samples that fill no batch, instead of filling it with others; a test has all");
   app.add_flag("--skip-damaged", flags.skip_damaged, "Pictures that can't be decoded count for nothing, instead of ending the run");
   app.add_flag("--rand-augment", flags.augment, "Two random operations on each picture, as RandAugment");
   app.add_option("--mixup", flags.mixup, "Mixes each sample with another of the rank; the alpha of Beta(alpha, alpha), such as 0.2")
@@ -186,7 +193,8 @@ inline void declare_training(CLI::App& app, Flags& flags) {
       ->capture_default_str()
       ->check(from_to(0.0, 1.0));
   app.add_option("--ema", flags.average,
-                 "A moving average of the weights with this decay, such as 0.999, is tested and written by --output in their place")
+                 "A moving average of the weights with this decay, such as 0.999, is tested and written by --output in their place; "
+                 "batch norms keep their own statistics")
       ->check(from_to(0.0, 0.999999));
   app.add_option("--eval-interval", flags.eval_interval, "Epochs between two tests")->capture_default_str()->check(from_to(1, 1'000'000));
   app.add_flag("--test-only-at-end", flags.test_at_end, "Test once");
@@ -207,11 +215,7 @@ inline void declare_sharding(CLI::App& app, Flags& flags) {
       ->check(tessera::cli::from_to(1.0, 1e15));
   app.add_flag("--use-gradient-checkpointing", flags.gradient_checkpointing,
                "Run units again in backward instead of keeping activations; without units, the network");
-  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
   app.add_flag("--shard-param-on-dim-0", flags.rows, "Each rank has rows of each parameter; not on XLA devices");
-  app.add_option("--compute-dtype", flags.compute_dtype, "What parameters are computed with")
-      ->capture_default_str()
-      ->check(one_of({"float32", "bfloat16", "float16"}));
   app.add_flag("--fp32-reduce-scatter", flags.fp32_reduce,
                "Gradients of a lower dtype are sent in float32, over c10d and on XLA devices; others add in float32 anyway");
   app.add_flag("--channels-last", flags.channels_last,
@@ -253,7 +257,7 @@ inline void declare(CLI::App& app, Flags& flags) {
   add_recipe_flags(app, flags, "Samples per rank and step", "Of new weights, and of the order and the augmentation of samples");
   declare_training(app, flags);
   declare_sharding(app, flags);
-  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not put the last checkpoint together and test it at the end");
+  add_example_flags(app, flags);
   add_target_flag(app, flags);
   app.callback([&app, &flags] {
     expect_sense(app, flags);

@@ -14,15 +14,10 @@ using models::MnistNet;
 
 constexpr double kMean = 0.1307, kDeviation = 0.3081;
 
-/// Converts flags to settings. `tessera launch` may set keys that the flags do not set.
+/// `tessera launch` may set keys that the flags do not set.
 TrainerOptions options_of(const Flags& flags) {
-  TrainerOptions options{.log_with = flags.metrics};
-  auto& settings = options.settings;
-  if (flags.replicated) settings["distributed_type"] = "MULTI_CPU";
-  if (flags.compute_dtype != "float32") settings["mixed_precision"] = flags.compute_dtype == "float16" ? "fp16" : "bf16";
-  if (flags.flatten) settings["fsdp_use_orig_params"] = "false";
-  if (flags.nested) settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
-  if (flags.nested) settings["fsdp_transformer_layer_cls_to_wrap"] = "Conv2d,Linear";
+  auto options = options_of(flags, flags.nested, "Conv2d,Linear");
+  if (flags.replicated) options.settings["distributed_type"] = "MULTI_CPU";
   return options;
 }
 
@@ -91,9 +86,7 @@ int train_and_test(const Flags& flags) {
   const double accuracy = accuracy_of(model, test, trainer);
   auto text = fmt::format("accuracy {:.2f} % {}", accuracy, flags.replicated ? "replicated" : "sharded");
   train::Values values = {{"accuracy", accuracy}};
-  if (run.last_checkpoint() && !flags.no_consolidation) {
-    const auto file = flags.run.prefix.string() + "_consolidated.pth";
-    checkpoint::consolidate(*run.last_checkpoint(), file, trainer.world());
+  if (const auto file = consolidate(run, flags, trainer); !file.empty()) {
     MnistNet plain;
     checkpoint::load_weights(*plain, file);
     move_module(*plain, trainer.world().traits().device);

@@ -6,14 +6,12 @@
 
 #include "recipe_flags.h"
 
-struct Flags : RecipeFlags {
+struct Flags : ExampleFlags {
   Flags() { run = {.epochs = 2, .save_epochs = false}; }  // the recipe saves when buffers are the same on all ranks
 
   std::filesystem::path datadir = "/usr/share/datasets/fashion-mnist";
-  bool fake_data = false, drop_last = false, nested = false, replicated = false, flatten = false, no_consolidation = false;
-  bool gradient_checkpointing = false;
+  bool replicated = false;
   double lr = 0.02, momentum = 0.5;
-  std::string compute_dtype = "float32";
 };
 
 inline void declare(CLI::App& app, Flags& flags) {
@@ -23,17 +21,11 @@ inline void declare(CLI::App& app, Flags& flags) {
   app.add_flag("--fake-data", flags.fake_data, "Train on generated images instead of files");
   app.add_option("--lr", flags.lr, "Learning rate")->capture_default_str()->check(tessera::cli::from_to(0.0, 1000.0));
   app.add_option("--momentum", flags.momentum, "Momentum of SGD")->capture_default_str()->check(tessera::cli::from_to(0.0, 1.0));
-  app.add_flag("--drop-last", flags.drop_last,
-               "Drop the last samples of an epoch if they do not fill a batch, instead of filling it with other samples");
   app.add_flag("--use-nested-fsdp", flags.nested, "Shard each convolution and linear layer as a unit of its own");
   app.add_flag("--run-without-fsdp", flags.replicated, "Do not shard: whole parameters on every rank, gradients averaged");
-  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
   app.add_flag("--use-gradient-checkpointing", flags.gradient_checkpointing,
                "Run the network again in backward instead of keeping activations");
-  app.add_option("--compute-dtype", flags.compute_dtype, "The dtype in which forward and backward compute")
-      ->capture_default_str()
-      ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
-  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not consolidate the last checkpoint and evaluate it at the end");
+  add_example_flags(app, flags);
   add_target_flag(app, flags);
   add_recipe_flags(app, flags, "Samples per rank and step", "Seed of the weights and of the order of samples");
   app.callback([&flags] {

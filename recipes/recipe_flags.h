@@ -3,7 +3,9 @@
 
 #include <fmt/format.h>
 #include <tessera/base/error.h>
+#include <tessera/checkpoint/consolidate.h>
 #include <tessera/cli/run_flags.h>
+#include <tessera/train/trainer.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
@@ -18,6 +20,41 @@ struct RecipeFlags {
   double target = 0;
   std::vector<std::string> metrics;
 };
+
+/// Of recipes with the flags of PyTorch/XLA's examples.
+struct ExampleFlags : RecipeFlags {
+  bool fake_data = false, drop_last = false, nested = false, flatten = false, gradient_checkpointing = false, no_consolidation = false;
+  std::string compute_dtype = "float32";
+};
+
+inline void add_example_flags(CLI::App& app, ExampleFlags& flags) {
+  app.add_flag("--drop-last", flags.drop_last,
+               "Drop the last samples of an epoch if they do not fill a batch, instead of filling it with other samples");
+  app.add_flag("--flatten-parameters", flags.flatten, "One vector per unit in place of a shard per parameter");
+  app.add_option("--compute-dtype", flags.compute_dtype, "The dtype in which forward and backward compute")
+      ->capture_default_str()
+      ->check(tessera::cli::one_of({"float32", "bfloat16", "float16"}));
+  app.add_flag("--no-ckpt-consolidation", flags.no_consolidation, "Do not consolidate the last checkpoint and evaluate it at the end");
+}
+
+/// Converts these flags to settings. Modules of `units` become units where blocks are sharded by themselves.
+inline tessera::TrainerOptions options_of(const ExampleFlags& flags, bool nested, const std::string& units) {
+  tessera::TrainerOptions options{.log_with = flags.metrics};
+  auto& settings = options.settings;
+  if (flags.compute_dtype != "float32") settings["mixed_precision"] = flags.compute_dtype == "float16" ? "fp16" : "bf16";
+  if (flags.flatten) settings["fsdp_use_orig_params"] = "false";
+  if (nested) settings["fsdp_auto_wrap_policy"] = "TRANSFORMER_BASED_WRAP";
+  if (nested) settings["fsdp_transformer_layer_cls_to_wrap"] = units;
+  return options;
+}
+
+/// Puts the last checkpoint together as a file, and returns its name: empty if there is none, or if that is not wanted.
+inline std::string consolidate(const tessera::train::Run& run, const ExampleFlags& flags, const tessera::Trainer& trainer) {
+  if (!run.last_checkpoint() || flags.no_consolidation) return {};
+  auto file = flags.run.prefix.string() + "_consolidated.pth";
+  tessera::checkpoint::consolidate(*run.last_checkpoint(), file, trainer.world());
+  return file;
+}
 
 /// For recipes that measure an accuracy.
 inline void add_target_flag(CLI::App& app, RecipeFlags& flags) {
