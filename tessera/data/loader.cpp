@@ -74,6 +74,12 @@ int64_t repeats_of(const std::vector<Share>& shares) {
 void mark_repeats(Samples& samples, const std::vector<Share>& shares, const std::optional<int64_t>& target) {
   if (!target || !samples.targets.defined() || repeats_of(shares) == 0) return;
   expect_rows_of(shares, samples);
+  if (samples.targets.is_floating_point() && *target != 0) {
+    throw UsageError(
+        "loader: target_of_repeats is {}, but targets are floats, of which no loss ignores a number; give 0, with which a row of shares of "
+        "classes counts for nothing",
+        *target);
+  }
   samples.targets = samples.targets.clone();  // it may be a part of the program's data
   int64_t end = 0;
   for (const auto& share : shares) {

@@ -37,7 +37,8 @@ struct LoaderOptions {
   int workers = 2;      // threads; with 0, next() fetches each batch itself
   int ahead = 4;        // how many batches are fetched in advance
   Position start = {};  // where to resume: the position() of an earlier loader
-  /// The target given to samples that only fill a batch, such as the ignore_index of the loss, which then does not count them on any rank.
+  /// The target given to samples that only fill a batch, such as the ignore_index of the loss, which then does not count them on any rank;
+  /// 0 where targets are floats {n, classes}, the shares of classes.
   std::optional<int64_t> target_of_repeats = {};
   /// Rank 0 of this group fetches whole batches, and sends each rank its part, as with dispatch_batches of Accelerate: for data that only
   /// one rank can read. next() is collective then, and the other ranks fetch nothing. All ranks pass the same source, which divides batches
