@@ -67,11 +67,10 @@ enum class AugmentOperation {
 /// from outside are 0.
 at::Tensor augment(const at::Tensor& image, AugmentOperation operation, double magnitude);
 
-/// So many random operations with the same magnitude, which is one of `bins` from the weakest to the strongest, counted from 0.
+/// So many random operations with the same magnitude, from 0 to 30.
 struct RandAugment {
   int operations = 2;
   int magnitude = 9;
-  int bins = 31;
 };
 at::Tensor rand_augment(const at::Tensor& image, const RandAugment& options, Draws& draws);
 

@@ -326,7 +326,7 @@ TEST(TransformErrors, NameWhatIsWrong) {
   expect([&] { vision::adjust_hue(image, 0.6); }, "can't be turned by 0.6");
   expect([&] { vision::jitter(image, {.hue = 0.7}, draws); }, "hue 0.7");
   expect([&] { vision::augment(image, vision::AugmentOperation::Posterize, 9); }, "9 bits");
-  expect([&] { vision::rand_augment(image, {.magnitude = 31}, draws); }, "magnitude 31 of 31");
+  expect([&] { vision::rand_augment(image, {.magnitude = 31}, draws); }, "magnitude 31; magnitudes are from 0 to 30");
   expect([&] { vision::draw_box({.smallest = 0.5, .largest = 0.4}, {.height = 8, .width = 9}, draws); },
          "from 0.5 to 0.4 of an image's area");
   expect([&] { vision::draw_box({.narrowest = 2, .widest = 1}, {.height = 8, .width = 9}, draws); }, "from 2 to 1 times as wide as high");
