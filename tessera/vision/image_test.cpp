@@ -29,7 +29,7 @@ bool reads_webp() {
     vision::size_of_image("RIFF    WEBP", "a");
   } catch (const ConfigError&) {
     return false;  // of a build without libwebp
-  } catch (const IoError&) {
+  } catch (const IoError&) {  // it is cut off
   }
   return true;
 }
