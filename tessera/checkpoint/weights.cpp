@@ -38,7 +38,8 @@ Catalog renamed(Catalog catalog, const Renames& renames) {
   decltype(catalog.tensors) tensors;
   for (auto& [name, tensor] : catalog.tensors) {
     if (!tensors.try_emplace(renames(name), std::move(tensor)).second)
-      throw UsageError("the option renamed makes '{}' the name of '{}' and of another tensor", renames(name), name);
+      throw UsageError("the patterns in the option `renamed` rename '{}' to '{}', which is then also the name of another tensor", name,
+                       renames(name));
   }
   decltype(catalog.aliases) aliases;
   for (const auto& [alias, first] : catalog.aliases) aliases[renames(alias)] = renames(first);

@@ -15,7 +15,8 @@ namespace tessera::cli {
 /// A function that adds a command to the command line. After parsing, `chosen` runs the command that was given.
 using AddCommand = void (*)(CLI::App& parent, std::function<int()>& chosen);
 
-/// Registers a command, such as "data", while its module is loaded.
+/// Its constructor registers a command, such as "data". A module has global objects of this type, so its commands are registered when the
+/// program loads it.
 struct AddedCommand {
   AddedCommand(const std::string& name, AddCommand add);
 };

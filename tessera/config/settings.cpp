@@ -80,8 +80,9 @@ std::vector<std::string> remarks_on_environment() {
 
 constexpr auto kOrigins = "TESSERA_SETTINGS_FROM";
 
-/// Reads where the settings come from that launch passes on in variables: a line for each variable, with its value, the number of its origin
-/// and the place.
+/// `tessera launch` passes settings to the ranks in environment variables, and tells them in TESSERA_SETTINGS_FROM where each setting came
+/// from. This function reads TESSERA_SETTINGS_FROM. It has a line for each of the other variables: its name, the setting's value, 1 if a
+/// file gave the value or else 2, and the place, such as "config.yaml:7".
 std::map<std::string, Setting> told_settings() {
   std::map<std::string, Setting> told;
   std::istringstream lines(env(kOrigins).value_or(""));

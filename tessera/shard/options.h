@@ -43,7 +43,7 @@ class ReshardAfterForward {
   /// in backward.
   constexpr ReshardAfterForward(int ranks) : ranks_(ranks) {}  // NOLINT(google-explicit-constructor)
 
-  /// Whether the unit stays unsharded.
+  /// Whether the unit stays unsharded between forward and backward.
   constexpr bool keeps(bool is_root) const { return ranks_ ? *ranks_ == 1 : is_root; }
   /// The number of ranks over which the unit is sharded if it does not stay unsharded.
   constexpr int ranks(int all) const { return ranks_.value_or(kAllRanks) == kAllRanks ? all : *ranks_; }

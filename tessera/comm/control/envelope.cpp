@@ -77,7 +77,9 @@ std::string advice_about_gradients(const Alikes& groups) {
   const auto adds = [](const Envelope& envelope) -> uint64_t {
     const auto text = envelope.unit.view();
     const auto at = text.find(kEarlierGradients);
-    return at == std::string_view::npos ? 0 : std::hash<std::string_view>()(text.substr(text.rfind(',', at)));  // with their number and hash
+    if (at == std::string_view::npos) return 0;
+    // From the comma before kEarlierGradients on, such as ", added to 3 earlier gradients #1f2a": the hash tells which gradients they are.
+    return std::hash<std::string_view>()(text.substr(text.rfind(',', at)));
   };
   std::string advice;
   if (differ_in(groups, [](const Envelope& envelope) { return envelope.version; })) {

@@ -124,7 +124,9 @@ bool PeerGroup::deadlocked(const Counter& counter, uint32_t value, PostedWait& w
     all_yield &= peer(r).yields != 0;
   }
   hash = hash << 1 | static_cast<uint64_t>(all_yield);
-  if (has_come(counter, value)) return false;  // after the tickets: a rank may have raised its counter just before it began to wait
+  // Looked at only after the tickets were read: a rank may have raised the counter that this rank waits for just before it began to wait
+  // itself, and then there is no deadlock.
+  if (has_come(counter, value)) return false;
   // Not written while the ranks are out of step, so that ranks which learn of a deadlock late still read what all ranks waited for in it.
   if (!wait.told && in_step()) {
     wait.told = true;

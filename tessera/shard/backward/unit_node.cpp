@@ -114,8 +114,8 @@ class UnitBackward {
     for (size_t i = 0; i < parameters.size(); i++) {
       if (gradients[i].defined()) continue;
       throw UsageError(
-          "unit '{}' is listed flat, and this backward pass did not use '{}', which an optimizer over the one vector would change "
-          "nevertheless; shard with tessera::Listing::ByName",
+          "unit '{}' is listed flat (tessera::Listing::Flat): its parameters are one vector, so an optimizer would change '{}' with the "
+          "others, although this backward pass did not use it; use it in every pass, or shard with tessera::Listing::ByName",
           unit_->name(), parameters[i]->name);
     }
   }

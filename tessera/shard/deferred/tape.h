@@ -37,7 +37,7 @@ struct TapeTensor {
 
 /// The random numbers of one operator.
 struct TapeDraw {
-  size_t argument = 0;    // that of the generator
+  size_t argument = 0;    // index of the generator among the operator's arguments
   at::Tensor state = {};  // of the generator, before the operator drew from it; undefined if the numbers come from `key`
   uint64_t key = 0;
   mutable bool has_final_key = false;  // whether the key comes from the name of a tensor, or was used

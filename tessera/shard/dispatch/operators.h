@@ -1,4 +1,5 @@
-// Facts about an operator that paging needs. They are derived from the operator's registration, once, at its first use.
+// Facts about an operator. Paging, the fallback that unshards the parameters that an operator reads, uses them to decide what to do. They
+// are derived from the operator's registration, once, at its first use.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,9 +18,9 @@ using Stack = torch::jit::Stack;
 
 /// What an operator does with values.
 enum class OperatorKind {
-  View,         // returns views of its first argument and reads no values; if it has to copy, it calls operators that paging sees
+  View,         // returns views of its first argument and reads no values; to copy, it calls other operators, which paging handles
   Elementwise,  // each result value depends only on the operand values at the same position
-  Composite,    // calls other operators for all that it does, and paging sees each of them
+  Composite,    // calls other operators for all that it does, and paging handles each of them
   Other,        // a kernel of the device that may do anything, or an operator that the device does not have
 };
 

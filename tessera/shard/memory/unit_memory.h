@@ -156,8 +156,9 @@ class GradientPacking {
   virtual GradientBuffers buffers(std::span<const GradientPlan> plans) = 0;
   /// Copies gradients to their places in a buffer.
   virtual void pack(std::span<const at::Tensor> places, std::span<const at::Tensor> gradients) const = 0;
-  /// Starts to reduce the buffers that buffers() returned last over all ranks. This rank's part goes to the pieces' `own`. With `take`, the
-  /// thread that waits for the work gives this rank's part to `take` instead, and the pieces' `own` are this rank's places in the buffers.
+  /// Starts a reduce-scatter over all ranks of the buffers from the last call of buffers(), which are the pieces' `whole`. Without `take`,
+  /// this rank's part of the result is stored in the pieces' `own`. With `take`, the thread that waits for the returned work gives that
+  /// part to `take`; the caller must then pass this rank's place in `whole` as `own`, and can't use its values afterwards.
   virtual Works reduce(std::span<const Piece> pieces, const Subject& subject, Reduce op, TakeMean take) = 0;
   /// Sets how many evaluations this rank has begun, for a warning if only some ranks evaluate, which works only with shared memory.
   virtual void note_evaluations(uint64_t /*number*/) {}
