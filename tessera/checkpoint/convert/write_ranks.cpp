@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// One rank's file: which boxes of which tensors it holds.
+/// The file of one rank: its record, and the boxes of tensors in it.
 class RankPart {
  public:
   RankPart(const RunSource& source, int rank, uint64_t save) : source_(source), rank_(rank) {
