@@ -11,8 +11,8 @@
 
 namespace tessera::checkpoint {
 
-/// Returns the generator that the rank had when it saved. If fewer ranks have saved, returns one that no other rank has; nothing if the
-/// checkpoint has none. Throws IoError for an invalid state, which libtorch would notice only when it is set.
+/// Returns the generator that the rank had when it saved. If fewer ranks have saved, returns a generator that no other rank gets. Returns
+/// nothing if the checkpoint has no generators. Throws IoError for an invalid state.
 std::optional<at::Generator> read_generator(const CatalogReader& stored, const Manifest& manifest, int rank);
 /// The same for the device that this rank trains on: returns a state for its default generator. Undefined, with a log message, if the
 /// checkpoint has a state of another kind of device.
