@@ -29,9 +29,10 @@ namespace tessera::checkpoint {
 /// and of the device where the ranks communicate.
 struct Contents {
   torch::nn::Module* model = nullptr;
-  /// A pointer to one of tessera::optim or torch::optim, or {&one, &another} of one class; none to save or load weights only.
+  /// A pointer to an optimizer of tessera::optim or torch::optim, or {&one, &another} for several of one class; null to save or load
+  /// weights only.
   OptimizerRef optimizer = {};
-  optim::Average* average = nullptr;  // of the model or of a part of it; saved with the optimizer's state
+  optim::Average* average = nullptr;  // average of the model or of a part of it; saved with the optimizer's state
   Notes notes = {};                   // anything else: step, position, learning rate
   /// With a base, a save leaves out the frozen values of the model and refers to the base instead, and a load expects that the model holds
   /// the base already. Only Tessera's format can refer to a base.
@@ -40,12 +41,13 @@ struct Contents {
   /// and creates undefined ones on the CPU.
   std::map<std::string, at::Tensor> tensors = {};
   /// Extra tensors of which each rank has its own rows (along dimension 0), such as a replay buffer. They are saved as one tensor, the rows
-  /// of rank 0 first. A load fills as many rows as each rank's tensor has here; all ranks together must have as many rows as were saved.
+  /// of rank 0 first. A load fills the rows of each rank's tensor, whose number may differ from the save; all ranks together must have as
+  /// many rows as were saved.
   std::map<std::string, at::Tensor> tensors_by_rank = {};
 };
 
-/// Saves a checkpoint. All ranks must see the same folder. It appears under its name after all ranks have written their files; if there is
-/// an error, it does not appear. An error on one rank is thrown on all. Collective.
+/// Saves a checkpoint. All ranks must see the same folder. The folder appears under its name after all ranks have written their files; if
+/// there is an error, it does not appear. An error on one rank is thrown on all. Collective.
 void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options = {});
 
 /// Loads a checkpoint into a model of the same parameters, which may be sharded differently and on another number of ranks, and fills
