@@ -21,7 +21,8 @@ struct Base {
 /// Returns the base of the model: all frozen values but those of adapters. Throws UsageError if nothing is frozen, or if tensors of the
 /// model have no values yet. Collective if the model is sharded.
 Base base_of(ConstModuleRef model, std::string name);
-/// Throws UsageError if the frozen values that this process holds have changed since base_of(). Saves and loads with a base call it.
+/// Throws UsageError if the frozen values that this process holds have changed since base_of(). Saves and loads with a base call this
+/// function.
 void expect_unchanged(ConstModuleRef model, const Base& base);
 
 }  // namespace tessera::checkpoint

@@ -1,4 +1,5 @@
-// Checkpoints of a training run: a folder with one file per rank. A folder under its final name is always complete.
+// Checkpoints of a training run: a folder with one file per rank. A folder under its final name is complete, unless it is written in place
+// (SaveOptions::in_place).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -47,11 +48,11 @@ struct Contents {
 };
 
 /// Saves a checkpoint. All ranks must see the same folder. The folder appears under its name after all ranks have written their files; if
-/// there is an error, it does not appear. An error on one rank is thrown on all. Collective.
+/// there is an error, it does not appear. An error on one rank is thrown on all ranks. Collective.
 void save(const std::filesystem::path& folder, const Contents& contents, const Communicator& world, const SaveOptions& options = {});
 
 /// Loads a checkpoint into a model of the same parameters, which may be sharded differently and on another number of ranks, and fills
-/// contents.notes. If anything does not fit, it throws and changes nothing. Collective.
+/// contents.notes. If anything does not fit, load() throws and changes nothing. Collective.
 void load(const std::filesystem::path& folder, Contents& contents, const Communicator& world, const LoadOptions& options = {});
 
 }  // namespace tessera::checkpoint

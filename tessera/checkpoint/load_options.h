@@ -23,7 +23,7 @@ struct LoadOptions {
   /// If the save had another number of ranks and notes that differ by rank: true gives all ranks the notes of rank 0, false makes load()
   /// throw.
   bool notes_of_first_rank = false;
-  /// Called with the notes before anything changes. An exception on one rank is thrown on all, and nothing is loaded.
+  /// Called with the notes before anything changes. An exception on one rank is thrown on all ranks, and nothing is loaded.
   std::function<void(const Notes& notes)> expect = {};
 };
 

@@ -9,8 +9,8 @@
 
 namespace tessera::checkpoint {
 
-/// While it exists, no other job can have a lock for the same prefix. The lock is held on the file PREFIX.lock, which says who holds it,
-/// and is released when the process of rank 0 ends, even by a crash.
+/// While a PrefixLock exists, no other job can have a lock for the same prefix. The lock is held on the file PREFIX.lock, which names the
+/// owner, and is released when the process of rank 0 ends, even by a crash.
 class PrefixLock {
  public:
   /// Throws UsageError if the prefix is a folder, ConfigError if another job holds the lock, and IoError if nothing can be written there.

@@ -20,7 +20,7 @@ using StateDict = std::map<std::string, at::Tensor>;
 using OptimStateDict = std::map<std::string, optim::ParameterState>;
 
 struct StateDictOptions {
-  bool offload_to_cpu = false;        // the tensors are on the host; no more than one unit is on the device at a time
+  bool offload_to_cpu = false;        // puts the tensors on the host; no more than one unit is on the device at a time
   bool rank0_only = false;            // for full dicts: the other ranks get an empty dict, and hold no more than one unit at a time
   bool ignore_frozen_params = false;  // for dicts of models: leaves out parameters that don't train, such as weights with adapters
 };

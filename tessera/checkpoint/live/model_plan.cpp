@@ -23,7 +23,7 @@ namespace {
 
 constexpr int64_t kComparedAtOnce = 1 << 20;  // values
 
-/// Whether a load converts values of one dtype to the other: real numbers to any floating-point dtype, and nothing else.
+/// Whether a load accepts values of one dtype for a tensor of the other: the same dtype, or real numbers for a floating-point dtype.
 bool converts(at::ScalarType from, at::ScalarType to) {
   return from == to || (at::isFloatingType(to) && !at::isComplexType(from));
 }

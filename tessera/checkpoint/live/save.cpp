@@ -58,7 +58,7 @@ void make_way(const fs::path& folder, bool in_place) {
   set_aside(folder, *why);
 }
 
-/// Brings tensors to the host one after the other. While one is written, the next is copied from its device.
+/// Brings tensors to the host one after the other. While a tensor is written, the next tensor is copied from its device.
 class Staging {
  public:
   explicit Staging(const std::vector<std::pair<std::string, at::Tensor>>& tensors) : tensors_(tensors) { begin(0); }

@@ -15,7 +15,7 @@ namespace tessera::checkpoint {
 namespace {
 
 // An archive has entries, each after a header of its own, then a directory with a record for each entry, then an end that says where the
-// directory is. The end exists twice, as ZIP64's and as the original one, which has no room for 64-bit numbers.
+// directory is. There are two ends: that of ZIP64, and the original end, which has no room for 64-bit numbers.
 constexpr uint32_t kEntry = 0x04034b50, kRecord = 0x02014b50, kEnd = 0x06054b50, kWideEnd = 0x06064b50, kWideLocator = 0x07064b50;
 // The fields of each structure: a digit is the width of one field in bytes. The first field is the mark above.
 constexpr std::string_view kEntryFields = "42222244422", kRecordFields = "42222224442222244", kEndFields = "42222442",
