@@ -66,7 +66,7 @@ void load_weights(ModuleRef module, const std::filesystem::path& path, const Wei
              {.may_be_missing = options.may_be_missing, .may_be_unknown = options.may_be_unknown, .first_of_tied = options.first_of_tied},
              path.string());
     const auto& topology = world.topology();
-    verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own copy
+    verify_share(*stored, world, topology.ranks_on(topology.host_of(world.local_ranks().front())));  // each host may have its own files
   });
   AllOrNone reading;
   reading.attempt([&] { plan.load(); });
