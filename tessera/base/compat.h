@@ -61,8 +61,8 @@ struct WriteGuard {
   friend Member member(WriteGuard);
 };
 
-// libtorch's own functions either can't remove the guard below (2.11) or lose its message with it. These explicit instantiations reach
-// the private members, because access is not checked in them.
+// libtorch's own functions either can't remove the guard that guard_storage() sets (2.11), or lose its message when they do. These explicit
+// instantiations reach the private members, because access is not checked in them.
 template struct Expose<ReadGuard, &c10::StorageImpl::throw_on_immutable_data_ptr_>;
 template struct Expose<WriteGuard, &c10::StorageImpl::has_mutable_data_ptr_check_>;
 
