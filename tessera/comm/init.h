@@ -24,7 +24,7 @@ struct InitOptions {
   /// a GPU of its own; otherwise data goes through host memory.
   std::optional<c10::Device> device = {};
   std::chrono::milliseconds start_limit = kStartLimit;
-  std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after which a warning says who is missing at the start
+  std::chrono::milliseconds start_notice = std::chrono::seconds(10);  // after this time, a warning names the missing ranks
   std::chrono::milliseconds operation_limit = kOperationLimit;
 };
 

@@ -70,7 +70,7 @@ template <class Begin>
 void CollectivesTransport::collective(const Launch& start, const Begin& begin) const try {
   const auto work = begin();
   if (queue_) {
-    work->wait();  // on the device, not here: work that is queued from now on runs after the collective
+    work->wait();  // does not block this thread: work that it queues from now on runs after the collective
   } else {
     work->wait(time_until(start.end));
   }

@@ -24,7 +24,7 @@ c10::Device own_device(c10::Device wanted, int local_rank);
 /// A name that distinguishes the devices of this host, even if each process numbers those that it sees from 0 (CUDA_VISIBLE_DEVICES).
 std::string name_on_host(c10::Device device);
 
-/// Makes the device the current one of the calling thread, so that "cuda" means this one.
+/// Makes the device the current one of the calling thread, so that "cuda" means this device.
 void make_current(c10::Device device);
 
 }  // namespace tessera

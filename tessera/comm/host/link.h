@@ -24,13 +24,13 @@ using Bytes = std::span<std::byte>;
 using ConstBytes = std::span<const std::byte>;
 using Clock = std::chrono::steady_clock;
 
-/// Compares ranks by messages of constant size: the smallest and the largest of all ranks' values, for two numbers. Links send it as plain
-/// bytes. Adding a digest twice changes nothing.
+/// The smallest and the largest of all ranks' values, for each of two numbers, by which ranks find out in messages of constant size whether
+/// they differ. Links send a digest as plain bytes. Adding the same digest twice changes nothing.
 struct Digest {
-  Extremes what;   // of a hash over what each rank is about to do
-  Extremes known;  // of a number that only some ranks may have
+  Extremes what;   // the extremes of a hash over what each rank is about to do
+  Extremes known;  // the extremes of a number that only some ranks may have
 
-  /// A digest that agrees with no other: if one rank has it, all ranks see that they do not agree.
+  /// A digest that agrees with no other digest: if one rank has it, all ranks see that they do not agree.
   static Digest unfit() { return {.what = {.least = 0, .most = std::numeric_limits<uint64_t>::max()}, .known = {}}; }
 
   void add(const Digest& other) {
@@ -44,10 +44,10 @@ struct Digest {
 struct LinkFailure {
   enum class Kind { Late, Gone, Aborted, Deadlocked };
   Kind kind;
-  std::vector<int> ranks = {};  // for Late and Gone: which ranks of the world
+  std::vector<int> ranks = {};  // for Late and Gone: the world ranks that are late or gone
   std::string reason = {};      // for Aborted: the reason of the rank that aborted; for Gone: how this was noticed
   int culprit = -1;             // for Aborted: the world rank that made the group fail
-  bool is_guess = false;        // for Late: the ranks may not be late, but wait for others themselves
+  bool is_guess = false;        // for Late: the ranks in `ranks` may not be late, but wait for others themselves
 };
 
 /// The caller must make all calls from one thread at a time, and in the same order with the same sizes on every rank. Only abort() may come
@@ -61,7 +61,7 @@ class Link {
   virtual std::span<const int> world_ranks() const = 0;
   int size() const { return static_cast<int>(world_ranks().size()); }
 
-  /// Adds the digests of all ranks to this one.
+  /// Adds the digests of all ranks to `digest`.
   virtual void combine(Digest& digest, Clock::time_point deadline) = 0;
 
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.

@@ -27,7 +27,7 @@ struct LinkFailure;
 class SharedArea {
  public:
   static size_t block_size(const AreaShape& shape, int ranks);
-  /// Allocates the memory of this rank's part. Throws IoError if there is not enough.
+  /// Allocates the memory of this rank's part and, on rank 0, of the counters. Throws IoError if there is not enough.
   static void commit(const SharedBlock& block, const AreaShape& shape, int rank, int ranks);
 
   SharedArea(const SharedBlock& block, const AreaShape& shape, std::shared_ptr<PeerGroup> peers);

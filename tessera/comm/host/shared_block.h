@@ -1,4 +1,4 @@
-// Memory that several ranks see: threads of one process, or processes of one host. The memory is freed when the last of them has ended.
+// Memory that several ranks see: threads of one process, or processes of one host. The memory is freed when no rank uses it any more.
 #pragma once
 
 #include <sys/types.h>

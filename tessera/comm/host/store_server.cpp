@@ -25,7 +25,7 @@ using namespace store_protocol;
 
 constexpr auto kHelloLimit = std::chrono::seconds(5);
 constexpr int kMostStrangers = 64;
-constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // when no descriptors are left
+constexpr auto kAcceptPause = std::chrono::milliseconds(100);  // between two attempts to accept when no descriptors are left
 
 /// The number in a text, 0 if there is none. Unsigned, so that sums of numbers that clients send can't overflow.
 uint64_t number_in(const std::string& text) {
@@ -73,7 +73,7 @@ Fd listen_at(const std::string& host, int port, bool one_host, std::chrono::stea
       if (errno == EADDRINUSE) throw refuse("the port is taken");
     }
   }
-  // The others reach this host by an address that it does not know itself, as in clusters that forward ports.
+  // The other ranks may reach this host by an address that none of its interfaces has, as in clusters that forward ports.
   const auto everywhere = own_addresses(port);
   if (auto socket = everywhere ? try_to_listen(*everywhere) : Fd()) return socket;
   throw refuse(errno == EADDRINUSE ? "the port is taken" : std::strerror(errno));
@@ -126,7 +126,7 @@ void StoreServer::accept_peers() {
     if (socket) {
       set_options(socket.get());
       auto& peer = peers_.emplace_back(Peer{.socket = std::move(socket)});
-      read(peer);  // a rank sends its hello at once, so that it is soon admitted
+      read(peer);  // a rank sends its hello at once, so it may be admitted already
     }
     limit_strangers();
     if (!no_room) continue;
