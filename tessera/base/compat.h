@@ -34,7 +34,7 @@ auto make_node(Args&&... args) {
 }
 
 /// Returns a kind of thread-local debug information that only Tessera uses. `name` must last as long as the process. In older versions a
-/// kind is a number, of which libtorch uses the first few and the last; in newer ones it is the address of a name.
+/// kind is a number, of which libtorch uses the first few and the last; in newer versions it is the address of a name.
 template <class Kind = c10::DebugInfoKind>
 constexpr Kind debug_info_kind(const std::string_view& name) {
   if constexpr (std::is_enum_v<Kind>) {

@@ -64,7 +64,7 @@ class Mapped {
   /// Advises the system about the pages that lie wholly inside both the bytes and a mapped part.
   void advise(const void* from, size_t bytes, int advice) noexcept {
     if (count_ == 0) return;
-    const std::lock_guard lock(mutex_);  // held during madvise(), so that the part is not unmapped before
+    const std::lock_guard lock(mutex_);  // held until madvise() returns, so that nobody unmaps the part before
     auto begin = reinterpret_cast<uintptr_t>(from);
     auto end = begin + bytes;
     auto part = ends_.upper_bound(begin);

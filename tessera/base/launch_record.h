@@ -1,5 +1,5 @@
-// Reports of ranks to the launcher that started them: that they wait for the others at the start, that they have read the configuration,
-// and which rank made them fail.
+// Reports of ranks to the launcher that started them: that they wait for the other ranks at the start, that they have read the
+// configuration, and which rank made them fail.
 #pragma once
 
 #include <map>

@@ -49,8 +49,8 @@ class Communicator {
   std::chrono::milliseconds limit() const { return limit_; }
   Communicator with_limit(std::chrono::milliseconds limit) const { return Communicator(group_, limit); }
 
-  /// Fills each `whole` with the `own` parts of all ranks, in rank order. Any dtype; whole.numel() == size() * own.numel(). `operands`:
-  /// see Request.
+  /// Fills each `whole` with the `own` parts of all ranks, in rank order. The dtype may be any; whole.numel() == size() * own.numel().
+  /// `operands`: see Request.
   Work all_gather(std::span<const Piece> pieces, Subject subject = {}, std::span<at::Tensor> operands = {}) const;
   /// Fills each `own` with this rank's part of the `whole` tensors of all ranks, reduced in the order that Topology defines. The `whole`
   /// tensors do not change.

@@ -174,7 +174,7 @@ void check_order(const Communicator& world) {
   }
 }
 
-/// The last rank calls another operation than the others. All ranks must get the same error, and be able to continue.
+/// The last rank calls another operation than the other ranks. All ranks must get the same error, and be able to continue.
 void check_disagreement(const Communicator& world) {
   const bool odd_one = world.rank() == world.size() - 1;
   const auto named = fmt::format("rank {} at operation", world.size() - 1);

@@ -25,7 +25,7 @@ struct Meeting {
   Clock::time_point end;  // the time limit of the start
 };
 
-/// The result of connecting, the same on every rank: a link, or the reason in `why_not` if there is none.
+/// The result of connecting, the same on every rank: a link, or the reason in `why_not` if there is no link.
 struct Connection {
   std::shared_ptr<Link> link = nullptr;
   std::string why_not = {};

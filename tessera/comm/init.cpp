@@ -150,7 +150,8 @@ void start_log(int rank) {
   });
 }
 
-/// The world of a process that is all ranks, if the program or its user names such an engine or its device.
+/// Makes the world of a process that is all ranks, if the options or the environment name an engine for that, or the device of such an
+/// engine. Otherwise returns nothing.
 std::optional<Communicator> world_of_this_process(const InitOptions& options) {
   const auto transport = chosen_transport(options);
   const auto device = options.device.value_or(default_device()).type();

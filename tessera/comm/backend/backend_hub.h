@@ -40,7 +40,7 @@ class BackendHub {
   /// receive() and send() throw the verdict's reason once there is a verdict. The caller keeps the bytes until the work has ended.
   BackendWork receive(Bytes bytes, int peer, int32_t tag);
   BackendWork send(ConstBytes bytes, int peer, int32_t tag);
-  /// Forgets works of receive() that have ended, because abort() must end only those that still run.
+  /// Forgets works of receive() that have ended, because abort() must end only works that still run.
   void forget(std::span<const std::pair<int, BackendWork>> works);
 
   /// Publishes the verdict in the store, and only then closes connections: other ranks that see a connection close find the reason in the

@@ -80,7 +80,7 @@ void CollectivesTransport::collective(const Launch& start, const Begin& begin) c
   bool failed_on_all = false;
   try {
     // Finds out whether the collective failed on every rank. A rank on which it did not fail combines the hash of its next operation, which
-    // differs.
+    // is not 0.
     Digest digest{.what = Extremes::of(0), .known = {}};
     link_->combine(digest, Clock::now() + (late ? kLinkPatience : 2 * kLinkPatience));
     failed_on_all = digest.agrees();

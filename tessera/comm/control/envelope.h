@@ -42,7 +42,7 @@ struct Envelope {
   void refuse(std::string_view why);
   /// Mixes a number into the layout hash, so that envelopes differ if the numbers do.
   void mix_into_layout(int64_t number) { layout = (layout ^ static_cast<uint64_t>(number)) * 0x100000001b3ULL + 0x9e3779b97f4a7c15ULL; }
-  /// Whether the envelope's rank waits in tessera::recover for the others.
+  /// Whether the envelope's rank waits in tessera::recover for the other ranks.
   bool recovers() const { return unit.view() == kRecovery; }
 
   /// A digest of all fields that ranks must have in common. The writer is in `known`, because a rank may not know it. The digest of a

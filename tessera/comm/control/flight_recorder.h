@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// There is one for all groups of a rank. Threads may use it at the same time. Recording allocates no memory.
+/// All groups of a rank share one FlightRecorder. Threads may use it at the same time. Recording allocates no memory.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;

@@ -28,8 +28,8 @@ namespace tessera {
 class Group {
  public:
   /// The ranks agree over the link, and the transport moves their data. Without a link this process runs as all ranks: there is nobody to
-  /// agree with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from those
-  /// of this rank's other groups.
+  /// agree with, and operations run in the thread that calls them. `number` is the same on all ranks of the group, and different from the
+  /// numbers of this rank's other groups.
   explicit Group(std::unique_ptr<Transport> transport, std::shared_ptr<Link> link = nullptr,
                  std::shared_ptr<LinkFamily> family = std::make_shared<LinkFamily>(), uint64_t number = 0);
   Group(const Group&) = delete;

@@ -82,7 +82,7 @@ uint64_t HostTransport::reduce(const Reduction& reduction, std::span<const Const
   link_->all_to_all(
       to,
       [&](size_t begin, std::span<const ConstBytes> rows) {
-        if (rows.front().size() < width) return;  // this rank's part has ended; those of other ranks are longer
+        if (rows.front().size() < width) return;  // this rank's part has ended; the parts of other ranks are longer
         const auto values = own.narrow(0, static_cast<int64_t>(begin / width), static_cast<int64_t>(rows.front().size() / width));
         reducer.reduce(rows, values, traits().topology, squares);
       },

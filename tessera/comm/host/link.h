@@ -67,14 +67,14 @@ class Link {
   /// from[r] receives the `own` of rank r. from[rank()] may be `own` itself.
   virtual void all_gather(ConstBytes own, std::span<const Bytes> from, Clock::time_point deadline) = 0;
   /// Sends to[r] to rank r. `visit(begin, rows)` gets the received data in place, one range after the other: rows[r] is the part from byte
-  /// `begin` on of the data that rank r, which may be this rank, sends to this one.
+  /// `begin` on of the data that rank r, which may be this rank, sends to this rank.
   using Visit = c10::function_ref<void(size_t begin, std::span<const ConstBytes> rows)>;
   virtual void all_to_all(std::span<const ConstBytes> to, Visit visit, Clock::time_point deadline) = 0;
 
   /// The world ranks of some ranks of this link.
   std::vector<int> part_of_world(std::span<const int> members) const;
 
-  /// Collective over all ranks of this link: a link among `members`, which are ranks of this link in ascending order and include this one.
+  /// Collective over all ranks of this link: a link among `members`, which are ranks of this link in ascending order and include this rank.
   virtual std::unique_ptr<Link> split(std::span<const int> members, Clock::time_point deadline) = 0;
 
   /// Collective: memory that all ranks see, or why there is none.

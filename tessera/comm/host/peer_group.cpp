@@ -52,10 +52,10 @@ struct alignas(64) PeerGroup::Header {
 struct alignas(64) PeerGroup::Peer {
   std::atomic<uint32_t> left;  // the rank has left the group
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> several;    // several threads of its program use the group
-  std::atomic<uint32_t> ticket;     // number of its posted wait; 0 if there is none
+  std::atomic<uint32_t> several;    // several threads of the rank's program use the group
+  std::atomic<uint32_t> ticket;     // number of the rank's posted wait; 0 if there is none
   std::atomic<uint32_t> yields;     // the posted wait can yield
-  std::atomic<uint64_t> confirmed;  // hash of all ranks' tickets that it has confirmed; odd if all waits can yield
+  std::atomic<uint64_t> confirmed;  // hash of all ranks' tickets that the rank has confirmed; odd if all waits can yield
   FixedText<228> waits_for;
 };
 

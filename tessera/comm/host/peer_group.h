@@ -35,9 +35,9 @@ struct WaitOptions {
   c10::function_ref<bool()> is_program = nullptr;  // whether the program itself waits, and not only a worker thread; unset if always
 };
 
-/// How far one rank has come: written by that rank, waited for by the others. Lies in shared memory, and is zero at first.
+/// How far one rank has come. That rank writes it, and the other ranks wait for it. Lies in shared memory, and is zero at first.
 struct alignas(64) Counter {
-  std::atomic<uint32_t> value;     // may wrap
+  std::atomic<uint32_t> value;     // may wrap around
   std::atomic<uint32_t> sleepers;  // how many ranks sleep until the value changes
 };
 

@@ -238,7 +238,7 @@ int next_round(const StorePtr& store, int rank) {
     int rounds = 0;
   };
   static std::mutex mutex;
-  static auto& seen = *new std::map<std::pair<c10d::Store*, int>, Seen>;  // never destroyed: libtorch may end before this library
+  static auto& seen = *new std::map<std::pair<c10d::Store*, int>, Seen>;  // never destroyed: libtorch's objects may be destroyed first
   std::lock_guard lock(mutex);
   return seen.try_emplace({store.get(), rank}, Seen{.store = c10::weak_intrusive_ptr<c10d::Store>(store)}).first->second.rounds++;
 }

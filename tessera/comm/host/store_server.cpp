@@ -39,7 +39,7 @@ bool is_loopback(const sockaddr* address) {
   return address->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }
 
-/// Whether the text is a name, and not an address or the name of loopback.
+/// Whether `host` is a name other than localhost, and not an address.
 bool is_host_name(const std::string& host) {
   std::array<char, sizeof(in6_addr)> ignored{};
   return host != "localhost" && ::inet_pton(AF_INET, host.c_str(), ignored.data()) != 1 &&
