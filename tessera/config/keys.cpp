@@ -391,7 +391,7 @@ std::string_view section_prefix(Section section) {
   return kNames.at(static_cast<size_t>(section)).prefix;
 }
 
-/// The key that has this name without the prefix of its section.
+/// Returns the key whose name is the prefix of a section followed by this name; null if there is none.
 static const Key* find_without_prefix(std::string_view name) {
   for (const auto section : kSections) {
     if (const auto* key = find_key(fmt::format("{}{}", section_prefix(section), name))) return key;

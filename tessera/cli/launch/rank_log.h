@@ -21,7 +21,7 @@ class LogFile {
   explicit LogFile(std::filesystem::path path);
 
   void write(std::string_view bytes);
-  /// "logs/x/stdout.log lost 12 bytes: No space left on device"
+  /// Returns a message such as "logs/x/stdout.log lost 12 bytes: No space left on device"; nothing if no byte was lost.
   std::optional<std::string> trouble() const;
 
  private:

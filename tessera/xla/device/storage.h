@@ -60,7 +60,8 @@ class LazyMemory final : public c10::Allocator {
   Cell* oldest_ = nullptr;
 };
 
-/// Returns the cell of a tensor's storage. Throws if the storage has no memory; if the storage is guarded, with the message of its guard.
+/// Returns the cell of a tensor's storage. Throws if the storage has no memory; if libtorch's guard of the storage says why, with that
+/// message.
 Cell& cell_of(const at::Tensor& tensor);
 int64_t elements_of_storage(const at::Tensor& tensor);
 

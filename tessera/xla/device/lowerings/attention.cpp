@@ -10,7 +10,7 @@
 namespace tessera::xla {
 namespace {
 
-/// Chooses this operator if it supports the arguments. Otherwise, libtorch composes attention of other operators.
+/// Chooses the operator of this file if it supports the arguments, and otherwise libtorch's composition of other operators.
 int64_t choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value, const std::optional<at::Tensor>& mask,
                double dropout, bool /*causal*/, std::optional<double> /*scale*/, bool grouped) {
   const bool plain = query.dim() == 4 && key.dim() == 4 && value.dim() == 4 && query.size(1) == key.size(1) && query.size(0) == key.size(0);
@@ -67,7 +67,7 @@ void attention(Call& call) {
   const auto type = call.tensor(0).scalar_type();
   const Inputs in(call, 0, 3, 4, 7);
   const auto scores = scores_of(in, Rows::Queries);
-  // A row that sees no key gets zero weights: nothing in it is infinite or divided by zero.
+  // A query that sees no key gets zero weights: the lower limits on maximum and sum keep its result finite.
   const auto found = maximum(scores, {2});
   const auto highest = largest(found, -1e30);
   const auto weights = exponential(scores - broadcast(highest, scores.sizes(), {0, 1}));

@@ -94,7 +94,7 @@ Taps cubic(const Grid& grid) {
   return taps;
 }
 
-/// Stretches the kernel with the step between places, so that no place of a larger argument is left out.
+/// Stretches the kernel if the result has fewer places than the argument, so that no place of the argument is left out.
 Taps antialiased(const Grid& grid, double reach, double (*kernel)(double)) {
   const auto scale = static_cast<double>(grid.scale), stretch = std::max(scale, 1.0), support = reach * stretch;
   auto taps = empty_taps(static_cast<size_t>(std::ceil(support)) * 2 + 1, grid.results);
