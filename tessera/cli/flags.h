@@ -114,8 +114,8 @@ class Program : public CLI::App {
   /// Sets the function that tells why the program refuses a flag or command of another launcher.
   void set_reasons(Reasons reasons) { reasons_ = std::move(reasons); }
 
-  /// Parses the command line, runs `body` and returns the exit status. Prints an error: one of the command line gives kWrongUsage, any other
-  /// kFailed.
+  /// Parses the command line, runs `body` and returns the exit status. Prints errors: an error in the command line gives kWrongUsage, any
+  /// other error kFailed.
   int run(int argc, char** argv, const std::function<int()>& body) {
     int status_of_error = kWrongUsage;
     try {

@@ -113,8 +113,9 @@ inline ConfigError no_such_command(const CLI::App& command, const std::string& g
   return ConfigError(text + "; choose one of " + CLI::detail::join(known, ", ") + program);
 }
 
-/// Returns the arguments with dashes in place of the underscores in flags, and with --help at the end in place of the command "help". Throws
-/// ConfigError for unknown flags and commands, because CLI11 would complain of missing required ones first.
+/// Returns the arguments with dashes in place of the underscores in flags, and with --help at the end in place of the command "help".
+/// Throws ConfigError for unknown flags and commands before CLI11 parses, because CLI11 would first complain of required flags that are
+/// missing.
 inline std::vector<std::string> known_arguments(const CLI::App& app, std::vector<std::string> arguments, const Reasons& reasons) {
   const auto* command = &app;
   bool has_flags = false, wants_help = false;

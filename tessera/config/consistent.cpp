@@ -44,7 +44,7 @@ void expect_need(const Settings& settings, std::string_view key, std::string_vie
                     place_of(settings, other));
 }
 
-/// Checks the needs and contradictions in the rows of all keys.
+/// Throws if settings do not meet the needs in the rows of keys, or have values that contradict each other there.
 void expect_rows(const Settings& settings) {
   const auto holds = [&](std::string_view key, std::string_view value) {
     return settings.is_set(key) && (value.empty() ? !settings.is_usual(key) : settings.text(key) == value);

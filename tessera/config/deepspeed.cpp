@@ -19,7 +19,7 @@ class DeepSpeedFile {
   /// Reads a file of DeepSpeed, or the section deepspeed_config of a file of Accelerate.
   FileEntries read(const YamlValue& root, bool is_section) {
     is_section_ = is_section;
-    if (is_section) stage_ = 2;  // unless the section says otherwise
+    if (is_section) stage_ = 2;  // the stage unless the section names another
     if (!is_section) result_.add("distributed_type", "FSDP", root.where);
     read_map(root, "");
     finish(root);

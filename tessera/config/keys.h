@@ -26,7 +26,7 @@ inline constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 /// of that function.
 enum class Call { None, Init, Adapt, Shard };
 
-/// The value that another key must have if this one differs from its default.
+/// The value that the key `other` must have if this key differs from its default.
 struct Need {
   std::string_view other, value;
 };

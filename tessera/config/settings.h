@@ -57,7 +57,7 @@ class Settings {
 
   /// Returns a copy for readers that don't know origins: if both keys for the strategy are set, both have the strategy that wins.
   Settings settled() const;
-  /// The variables for ranks: one for each key that was set, and one with the origins of all.
+  /// The variables for ranks: one for each key that was set, and one that says where the values of all of them come from.
   std::map<std::string, std::string> environment() const;
   /// Remarks on settings that were read but have no effect here, such as those of DeepSpeed without a counterpart.
   const std::vector<std::string>& remarks() const { return remarks_; }
@@ -84,7 +84,7 @@ bool is_deepspeed_file(const std::filesystem::path& file);
 
 /// The text of a file as Accelerate writes it: the keys that it always writes, and all that were set.
 std::string to_yaml(const Settings& settings);
-/// The same as JSON, which Accelerate reads from files whose names end in .json.
+/// The text of to_yaml() as JSON, which Accelerate reads from files whose names end in .json.
 std::string to_json(const Settings& settings);
 
 /// Returns the settings of the same training in the keys of fsdp_version 2. Remarks name the settings for which that version has no key.

@@ -129,7 +129,7 @@ class TreeMaker {
 
   std::string file_;
   int values_ = 0;
-  std::vector<YAML::Node> around_;  // the nodes that are being made, each inside the one before it
+  std::vector<YAML::Node> around_;  // the nodes that contain the value that is being made, outermost first
 };
 
 struct Ignored : YAML::EventHandler {

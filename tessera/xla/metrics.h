@@ -44,7 +44,7 @@ struct Metrics {
   std::map<std::string, int64_t> fallbacks;
 };
 
-/// Returns the counters up to the call. Throws UsageError before init().
+/// Returns the present values of the counters. Throws UsageError before init().
 Metrics metrics();
 
 /// Returns the counters as text: totals, then a line for each operator that ran on the CPU, each read that split a step, and each program.

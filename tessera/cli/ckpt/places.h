@@ -51,7 +51,7 @@ CLI::Option* add_value(CLI::App& command, const std::string& flag, Value& value,
   return command.add_option_function<std::string>(flag, take, description);
 }
 
-/// A progress bar on standard error, in MB, that vanishes at the end.
+/// Makes a progress bar on standard error, in MB, that vanishes when all is done.
 std::function<void(const std::string& name, int64_t bytes, int64_t all)> megabyte_bar(const std::string& title);
 
 // Each function adds a command to the command line. After parsing, `chosen` runs the command that was given.

@@ -36,7 +36,7 @@ std::optional<std::string> read_line() {
     char letter = 0;
     const auto count = ::read(STDIN_FILENO, &letter, 1);
     if (count < 0 && errno == EINTR) continue;
-    if (count != 1) return std::nullopt;  // a line without an end may be incomplete
+    if (count != 1) return std::nullopt;  // the input ended within a line, which may be incomplete
     if (letter == '\n') break;
     line += letter;
   }
@@ -49,7 +49,7 @@ size_t default_place(const Question& question) {
   return found == question.choices.end() ? 0 : static_cast<size_t>(found - question.choices.begin());
 }
 
-/// " [yes/NO]", " [1]"
+/// Returns a hint that shows the default, such as " [yes/NO]" or " [1]".
 std::string default_hint(const Question& question) {
   if (question.otherwise == "yes") return " [YES/no]";
   if (question.otherwise == "no") return " [yes/NO]";

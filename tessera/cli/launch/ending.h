@@ -11,7 +11,7 @@ namespace tessera::cli {
 struct Ending {
   int status = 0;                         // the exit status for the launcher
   bool failed = false;                    // a rank has failed, other than by being stopped
-  bool noticed = false;                   // the rank failed because of a rank of another host
+  bool noticed = false;                   // a rank of another host caused the failure
   bool interrupted = false;               // the launcher was asked to end
   int ranks = 0;                          // how many ranks could take part in a further attempt
   std::string report = {};                // the message about the failure; may be empty

@@ -25,7 +25,7 @@ constexpr auto kLook = std::chrono::milliseconds(200);  // how often to reread t
 constexpr auto kLastWords = std::chrono::seconds(1);    // the time between a failure and SIGTERM
 constexpr auto kEnough = std::chrono::seconds(3);       // the time between SIGTERM and SIGKILL
 
-constexpr auto kSameKey = std::chrono::milliseconds(200);     // within this time, a second signal from the keyboard counts as the same signal
+constexpr auto kSameKey = std::chrono::milliseconds(200);     // within this time, a second typed signal counts as the same signal
 constexpr auto kSameEvent = std::chrono::milliseconds(1000);  // within this time, any other second signal counts as the same signal
 
 bool is_typed(int signal) {

@@ -58,8 +58,8 @@ class LocalJob {
     std::list<LineRelay> output;  // the last one is standard error
     std::optional<int> status;
     std::string error_path;
-    bool stopped = false;                   // the launcher has stopped it
-    std::optional<ErrorRecord> error = {};  // the error that it has recorded, read at the end
+    bool stopped = false;                   // launch has stopped this rank
+    std::optional<ErrorRecord> error = {};  // the error that this rank has recorded, read at the end
   };
   struct Step {
     Clock::time_point when;
@@ -100,7 +100,7 @@ class LocalJob {
   Watchdog watchdog_;
   bool watchdog_missed_ = false;  // the watchdog has ended and could not be started again
   LaunchRecord record_;
-  std::list<MemoryFile> error_files_;  // used if there are no logs
+  std::list<MemoryFile> error_files_;  // error files in memory, used if there are no logs
   size_t first_relay_ = 0;             // the index of the rank whose output is relayed first
   RecentLines recent_errors_;
   std::vector<Rank> ranks_;

@@ -34,7 +34,7 @@ struct Share {
   int node = 0, nodes = 1;
   std::string host = "127.0.0.1";  // where rank 0 listens
   int port = 0;
-  std::string secret = {};              // a process without it can't join
+  std::string secret = {};              // a process without the secret can't join
   std::string run = {};                 // the name of the run, the same for all attempts
   int max_restarts = 0, min_ranks = 0;  // node 0's settings, which hold for all nodes
 };

@@ -27,7 +27,7 @@ class LogFile {
  private:
   std::filesystem::path path_;
   Fd file_;
-  uint64_t lost_ = 0;  // bytes
+  uint64_t lost_ = 0;  // how many bytes were lost
   int reason_ = 0;     // errno of the first loss
 };
 

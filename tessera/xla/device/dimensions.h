@@ -45,7 +45,7 @@ inline Sizes wrapped(Sizes named, int64_t rank) {
   return named;
 }
 
-/// The index of an argument, if the operator has this argument.
+/// The index of an argument, or nothing if the operator has no such argument.
 using Place = std::optional<size_t>;
 
 /// Returns the dimensions that the argument at `place` names, counted from 0. Returns all dimensions if it names none, or if there is no

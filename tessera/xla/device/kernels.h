@@ -27,7 +27,7 @@ struct Signature {
   size_t arguments, inputs, returns;  // counts; inputs are the arguments that are not `out` arguments
   std::vector<size_t> outs;           // indices of the arguments that take the results
   std::vector<size_t> numbers;        // indices of the results that are integers, which only the operator's own backward takes
-  uint64_t counted = 0;               // bits of the inputs that a lowering has to read, because they decide the result
+  uint64_t counted = 0;               // bit i is set if a lowering has to read input i, because it decides the result
   std::vector<c10::IValue> defaults;  // default values of the arguments; None for an argument without a default
   std::optional<size_t> dtype;        // the index of the argument that says the type of the result
 };
@@ -90,7 +90,7 @@ class Call {
   const Signature& signature_;
   torch::jit::Stack& stack_;
   std::vector<c10::IValue> arguments_;
-  mutable uint64_t read_ = 0;  // bits of the arguments that were read
+  mutable uint64_t read_ = 0;  // bit i is set if argument i was read
   std::vector<at::Tensor> outs_;
 };
 

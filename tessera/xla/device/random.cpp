@@ -83,7 +83,7 @@ class XlaGenerator final : public c10::GeneratorImpl {
     copy->state_ = new_tensor(read(const_cast<XlaGenerator&>(*this).state()));
     return copy.release();
   }
-  /// Makes the states of all replicas, with the first at `place`.
+  /// Makes the states of all replicas, with the first replica's state at `place` of the stream.
   at::Tensor from(uint64_t place) const {
     std::vector<at::Tensor> all;
     for (uint64_t replica = 0; replica < static_cast<uint64_t>(runner().replicas()); replica++) {

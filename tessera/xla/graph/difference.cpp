@@ -113,7 +113,8 @@ std::optional<std::string> StepHistory::add(size_t program, const std::string& t
   auto& step = steps_[fmt::format("{} {}", arguments_in(between(text, "func.func", "\n")).size(), between(text, ") -> (", ") {"))];
   of_program_[program] = &step;
   step.runs++;
-  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;  // the program was added before and dropped
+  // The same text was added before if its program was dropped and is compiled again.
+  if (std::ranges::any_of(step.texts, [&](const auto& other) { return other.second == text; })) return std::nullopt;
   step.programs++;
   std::optional<Difference> smallest;
   for (const auto& [number, other] : step.texts) {

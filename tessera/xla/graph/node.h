@@ -69,7 +69,7 @@ class Node : public c10::intrusive_ptr_target {
   Node& operator=(const Node&) = delete;
   ~Node() override;
 
-  /// Returns how many operation nodes exist in this process, which grows until a program has computed their results.
+  /// Returns how many operation nodes exist in this process. The number grows until a program has computed their results.
   static int64_t operations();
 
   const Kind kind;

@@ -24,8 +24,8 @@ class StepProgram {
  public:
   explicit StepProgram(std::vector<Wanted> wanted);
 
-  /// Everything that decides the program's text except numbers(). This is the full data and not a hash, so different programs never have
-  /// the same key.
+  /// Everything that decides the program's text except numbers(). This is the full data and not a hash, so steps that differ in more than
+  /// numbers never have the same key.
   const std::string& key() const { return key_; }
   /// The numbers in the text: constants, and offsets of slices.
   const std::vector<int64_t>& numbers() const { return numbers_; }
@@ -34,7 +34,7 @@ class StepProgram {
   pjrt::Program program() const;
   /// Returns a list of arguments for each replica.
   std::vector<std::vector<pjrt::Buffer>> arguments(const pjrt::Client& client, int replicas) const;
-  /// Returns the arguments whose memory is taken by a result, or those that keep theirs.
+  /// Returns the arguments whose memory a result takes, or the arguments that keep their memory.
   std::vector<std::shared_ptr<const Data>> arguments_of(Memory memory) const;
   std::vector<Type> results() const;
   size_t operations() const { return operations_.size(); }

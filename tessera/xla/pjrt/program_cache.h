@@ -14,7 +14,8 @@ namespace tessera::pjrt {
 class ProgramCache {
  public:
   explicit ProgramCache(std::filesystem::path folder) : folder_(std::move(folder)) {}
-  /// Returns the cache in TESSERA_XLA_CACHE or in the user's cache folder; nothing if the variable is "none".
+  /// Returns the cache in TESSERA_XLA_CACHE or in the user's cache folder; nothing if the variable is "none", or if no such folder is
+  /// known.
   static std::optional<ProgramCache> of_this_user();
 
   struct Found {

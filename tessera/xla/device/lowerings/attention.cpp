@@ -1,4 +1,4 @@
-// Scaled dot-product attention as one operator: its gradient computes the scores again, so that none of them is kept.
+// Scaled dot-product attention as one operator: its gradient computes the scores again, so that they need not be kept in memory.
 #include <ATen/SDPBackend.h>
 #include <ATen/native/transformers/attention.h>
 
@@ -29,7 +29,7 @@ struct Inputs {
   double scale;
   bool causal;
 
-  /// The parameters are the indices of the arguments in the call.
+  /// Reads query, key and value from argument `first` on. The other parameters are indices of arguments, too.
   Inputs(const Call& call, size_t first, size_t bias_at, size_t dropout_at, size_t scale_at)
       : q(by_head(call.value(first))),
         k(by_head(call.value(first + 1))),

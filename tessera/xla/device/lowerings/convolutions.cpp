@@ -9,7 +9,7 @@
 namespace tessera::xla {
 namespace {
 
-/// "[b, f, 0, 1]" for two spatial dimensions.
+/// Returns StableHLO's names of dimensions, such as "[b, f, 0, 1]" for two spatial dimensions.
 std::string dimension_names(std::string_view letters, size_t spatial) {
   auto names = fmt::format("[{}, {}", letters[0], letters[1]);
   for (size_t i = 0; i < spatial; i++) names += fmt::format(", {}", i);
@@ -197,7 +197,7 @@ void unfold_gradient(Call& call) {
   const auto d = wrapped(along, static_cast<int64_t>(sizes.size()));
   auto order = all_dimensions(g.rank());
   order.pop_back();
-  order.insert(order.begin() + d, g.rank() - 1);  // the place in the window, just before the number of the window
+  order.insert(order.begin() + d, g.rank() - 1);  // puts the place in the window just before the number of the window
   const auto places = window_places(size, g.size(d), 1, step);
   const auto sum = put_along(transpose(g, order), d, sizes[static_cast<size_t>(d)], places);
   call.give_rounded(sum);

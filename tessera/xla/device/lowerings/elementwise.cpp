@@ -56,7 +56,7 @@ Value clamped(const Elements& x) {
   return value;
 }
 
-/// A power, also of truth values.
+/// Computes a power, also of bools.
 Value power_of_any(const Elements& x) {
   if (x.element() != at::kBool) return binary("power", x[0], x[1]);
   return convert(binary("power", x.as(0, at::kLong), x.as(1, at::kLong)), at::kBool);
@@ -69,7 +69,7 @@ Value interpolated(const Value& a, const Value& b, const Value& weight) {
   return from + share * (b - a);
 }
 
-/// A power whose exponent is a number: some exponents become products or roots, which are faster and give libtorch's values.
+/// Computes a power whose exponent is a number. Some exponents become products or roots, which are faster and give libtorch's values.
 Value power(const Elements& e) {
   const auto x = e[0];
   const auto exponent = e.call().number(1);

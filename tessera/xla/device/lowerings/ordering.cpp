@@ -25,7 +25,7 @@ void topk(Call& call) {
   call.give({first(values), first(places)});
 }
 
-/// One element of a sorted dimension for each row.
+/// One element of each sorted row: its value, and its place in the row before sorting.
 struct Picked {
   Value value, place;
 };
