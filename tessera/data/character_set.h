@@ -44,8 +44,8 @@ std::optional<CharacterSet> characters_named(std::string_view name);
 struct NamedCharacters {
   std::string_view name;
   /// Lengths of runs of characters from 0 on: the first run is outside of the set, the second inside, and so on. Lengths from 1 to 26 are
-  /// written as a to z, from 27 to 52 as A to Z, and longer ones as decimal numbers, with a space between two numbers. a*57 means a and 57
-  /// more a.
+  /// written as a to z, from 27 to 52 as A to Z, and other lengths as decimal numbers, with a space between two numbers. a*57 means a and
+  /// 57 more a.
   std::string_view lengths;
 };
 extern const std::span<const NamedCharacters> kNamedCharacters;

@@ -32,8 +32,8 @@ struct TokenizeOptions {
   std::optional<ChatTemplate> chat = {};  // for lines with messages
   std::optional<int32_t> end = {};        // the token after each document, unless the template ends it with its own
   int threads = 0;                        // 0: as many as there are cores
-  /// Called with the number of bytes that are tokenized so far, and that of all files. Return false to stop: finished parts stay for the
-  /// next call.
+  /// Called with the number of bytes that are tokenized so far, and the number of bytes of all files. Return false to stop: finished parts
+  /// stay for the next call.
   std::function<bool(uint64_t done, uint64_t all)> progress = {};
 };
 

@@ -8,8 +8,8 @@
 namespace tessera::nn {
 
 // Gradients are those of the sum of the losses of all ranks, as torch.distributed.nn.functional has them. A sharded model averages the
-// gradients of its parameters over the ranks, which makes them those of the mean of all losses. If one rank runs backward through such a
-// function, all ranks must. The gradients can be differentiated again. If ranks pass tensors of different shapes, every rank gets a
+// gradients of its parameters over the ranks, which makes them the gradients of the mean of all losses. If one rank runs backward through
+// such a function, all ranks must. The gradients can be differentiated again. If ranks pass tensors of different shapes, every rank gets a
 // DisagreementError.
 
 /// The sum of the tensors of all ranks, or their mean. Minima and maxima have no gradient, and refuse tensors that require one.

@@ -61,7 +61,7 @@ struct Options {
 /// which lists the names of layers, and changes nothing.
 void apply(ModuleRef model, const Options& options = {}, const std::string& adapter = "default");
 
-/// adapters() returns the names of all adapters of a model, and active_adapters() those of the active ones.
+/// adapters() returns the names of all adapters of a model, and active_adapters() the names of the active adapters.
 std::vector<std::string> adapters(ConstModuleRef model);
 std::vector<std::string> active_adapters(ConstModuleRef model);
 /// Makes these adapters active: their outputs add up, and they train. Other adapters do neither.

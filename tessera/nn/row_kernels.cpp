@@ -119,7 +119,7 @@ template <class T>
   }
 }
 
-/// The two values that each byte of NF4 codes encodes.
+/// The two values of NF4 that each byte encodes.
 struct Pairs {
   Pairs() {
     for (size_t byte = 0; byte < 256; byte++) {

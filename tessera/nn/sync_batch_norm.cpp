@@ -108,7 +108,7 @@ class Normalize : public ag::Function<Normalize> {
     const auto weight = saved[1].defined() ? widened(saved[1], x) : at::ones_like(mean);
     const auto eps = context->saved_data["eps"].toDouble(), count = context->saved_data["count"].toDouble();
     // A rank without a gradient takes part with zeros, because the other ranks wait for it.
-    // Uses the memory format of x, because libtorch's kernel is wrong for a single image whose gradient has another memory format (channels last).
+    // Uses the memory format of x, because libtorch's kernel is wrong for a single image whose gradient has another format (channels last).
     const auto gradient = gradients[0].defined() ? gradients[0].contiguous(x.suggest_memory_format()) : at::zeros_like(x);
     auto [of_x, of_weight, of_bias] =
         x.numel() == 0

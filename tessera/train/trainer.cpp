@@ -467,7 +467,8 @@ bool Trainer::take_step(Prepared& optimizer) {
   return changed;
 }
 
-/// Steps torch's scheduler until it has taken as many steps as the optimizer. This also restores it after a resume, because it can't be saved.
+/// Steps torch's scheduler until it has taken as many steps as the optimizer. This also restores the scheduler after a resume, because its
+/// state can't be saved.
 void Trainer::follow_steps(Prepared& optimizer) {
   if (optimizer.scheduler == nullptr) return;
   for (; optimizer.scheduled < optimizer.steps; optimizer.scheduled++) optimizer.scheduler->step();

@@ -48,7 +48,7 @@ namespace tessera {
 
 struct TrainerOptions {
   std::optional<Communicator> world = {};            // init() unless given
-  std::map<std::string, std::string> settings = {};  // keys of the configuration, such as {"mixed_precision", "bf16"}; they override all others
+  std::map<std::string, std::string> settings = {};  // configuration keys such as {"mixed_precision", "bf16"}; they win over other sources
   std::map<std::string, std::string> defaults = {};  // values for keys that no other source sets
   /// The configuration file; TESSERA_CONFIG_FILE unless given. Settings that launch passes on win over it.
   std::filesystem::path config_file = {};
@@ -189,9 +189,9 @@ class Trainer {
   /// the same cases as save_state, and if several models are prepared.
   checkpoint::Contents contents() const;
   /// Loads a state that save_state or Accelerate has saved, on any number of ranks. If the global batch size changed, the step count is
-  /// rescaled, so that learning rates end with the data; lr() is then that of the last step. Warns about Accelerate state that is not
-  /// restored. If anything does not fit, throws and changes nothing, except that, of several models, those before the error stay loaded.
-  /// Collective.
+  /// rescaled, so that learning rates end with the data; lr() is then the learning rate of the last step. Warns about Accelerate state that
+  /// is not restored. If anything does not fit, throws and changes nothing, except that, of several models, those before the error stay
+  /// loaded. Collective.
   void load_state(const std::filesystem::path& folder);
   /// Makes checkpoints refer to a base model for all that is frozen: from now on save_state leaves the frozen values out, and load_state
   /// expects the model to have the same frozen values. Collective.

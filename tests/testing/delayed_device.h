@@ -26,8 +26,8 @@ void enqueue(std::function<void()> work);
 /// Runs the work that is queued on a stream, up to the first wait for an event of another stream that has not passed.
 void run(const c10::Stream& stream);
 
-/// Runs all queued work, that of the current stream as early as possible (First) or as late as possible (Last). In one of these orders,
-/// work that lacks a wait for another stream reads memory that is not written yet.
+/// Runs all queued work. Runs the work of the current stream as early as possible (First) or as late as possible (Last): in one of these
+/// orders, work that lacks a wait for another stream reads memory that is not written yet.
 enum class Current { First, Last };
 void run_all(Current current = Current::First);
 

@@ -29,7 +29,7 @@ void as_one_unit(const std::shared_ptr<TrainedModel>& model, const Communicator&
 /// Makes each child a unit, and the model's own parameters another.
 void nested(const std::shared_ptr<TrainedModel>& model, const Communicator& world);
 
-/// When the gradients of the passes of a step are averaged with those of other ranks.
+/// When the gradients of a step's passes are averaged over the ranks.
 enum class Meets {
   InEachPass,            // gradients add up in the shards
   ShardGroupInEachPass,  // gradients of other replicas are averaged only in the last pass: set_requires_all_reduce
