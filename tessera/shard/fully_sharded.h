@@ -81,7 +81,7 @@ class FullySharded {
   std::vector<at::Tensor> params_with_grad() const;
   /// Like tessera::clip_grad_norm over all parameters. Collective.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
-  /// The same. Norms are added over the ranks of each of `groups`, which must be the sharding groups.
+  /// The same. Throws UsageError unless `groups` are the sharding groups: norms are always added over these.
   at::Tensor clip_grad_norm_(double max_norm, double norm_type, const std::vector<std::vector<int>>& groups) const;
 
   /// Like tessera::no_sync for this module.

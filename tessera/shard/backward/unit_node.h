@@ -17,8 +17,8 @@ void attach_unit_node(const std::shared_ptr<Unit>& unit);
 /// last pass to all parameters at once, so that a pass has one node and one reduction for the unit.
 void follow_training(Unit& unit, const at::Tensor& used);
 
-/// Reduces the unit's unsynced gradients, outside of backward, and accumulates them in the gradients of the shards. Where unused parameters
-/// count as zero, those without a gradient take part with zeros.
+/// Reduces the unit's unsynced gradients, outside of backward, and accumulates them in the gradients of the shards. With
+/// UnusedParameters::Zeros, parameters without a gradient get one of zeros.
 void reduce_unsynced(Unit& unit);
 
 }  // namespace tessera

@@ -45,7 +45,7 @@ class GradientSlots {
     const std::lock_guard lock(mutex_);
     evaluations_ = number;
   }
-  /// The state of one reduction. To avoid an allocation in each step, a caller may use it again once its work is done.
+  /// The state of one reduction. To avoid an allocation in each step, a caller may use a Turn again once its work is done.
   struct Turn;
   static std::shared_ptr<Turn> make_turn();
   /// Starts to reduce the pieces; their `whole` must be the buffers that buffers() returned last. The sum is computed by the thread that
@@ -67,15 +67,15 @@ class GradientSlots {
   const Communicator group_;
   std::mutex packing_;
   std::mutex mutex_;
-  size_t announced_ = 0;  // bytes of a slot for which units have made a reservation
-  size_t expected_ = 0;   // bytes of a slot when slots are next allocated
+  size_t announced_ = 0;  // the size of a slot for which units have called reserve(), in bytes
+  size_t expected_ = 0;   // the size of a slot when slots are next allocated, in bytes
   size_t size_ = 0;
   std::shared_ptr<SharedArea> area_;
   uint32_t turn_ = 0;
   uint64_t evaluations_ = 0;
   bool compares_evaluations_ = true;
-  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // packed, but not added up
-  std::vector<ConstBytes> contributions_;            // of all ranks to one buffer; kept for its memory
+  c10::SmallVector<std::shared_ptr<Turn>, 2> open_;  // turns that are packed, but not added up
+  std::vector<ConstBytes> contributions_;            // the gradients of all ranks for one buffer; a member so that its memory is reused
 };
 
 }  // namespace tessera

@@ -28,7 +28,7 @@ namespace tessera {
 
 using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
-/// Settings of the outermost fully_shard call for all units of a model.
+/// Settings for all units of a model, from the outermost fully_shard call.
 struct ScheduleSettings : ScheduleOptions {
   /// `is_model`: whether the units are those of one model, and not of several modules that only have the same world. `is_divided`: whether
   /// some units are sharded over only a part of the world's ranks.
@@ -39,7 +39,7 @@ struct ScheduleSettings : ScheduleOptions {
   bool is_model, is_divided;
 };
 
-/// The memory of all unsharded units of a model together.
+/// The memory that all unsharded units of a model take together.
 struct LiveCounters {
   uint64_t live_bytes = 0;  // at the moment
   uint64_t peak_bytes = 0;  // the most since the last reset
@@ -62,7 +62,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// The same lock in a type that WriteGuard can store without including this header. It gives no access to the state of units.
   std::unique_lock<std::recursive_mutex> exclusive() { return std::unique_lock(mutex_); }
 
-  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next one.
+  /// Called before an operator uses units: unshards and pins them, reshards units that are no longer needed, and prefetches the next units.
   void use(std::span<Unit* const> units, std::span<at::Tensor> operands);
   /// Removes the pins that use() has set.
   void release(std::span<Unit* const> units);
@@ -105,7 +105,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   /// Called after an exception has ended a pass: forgets the pass, drops its reductions and reshards all units that are not pinned.
   void abandon_pass();
 
-  /// Starts to unshard a unit before an operator needs it. It stays unsharded at least until its first use.
+  /// Starts to unshard a unit before an operator needs it. The unit stays unsharded at least until its first use.
   void prefetch(Unit& unit);
   void wait_for(Unit& unit);
   void reshard(Unit& unit);

@@ -56,8 +56,8 @@ class UnitState : NoCopy {
   /// Waits until the unit is unsharded. If this throws, the caller must reshard the unit.
   void wait_for_unshard();
   void reshard();
-  /// Makes work that the caller queues next on its current stream run after the unit is whole and before the unit's memory is reused. The
-  /// unit must be unsharded.
+  /// Orders work that the caller queues next on its current stream: it runs after the unit is whole and before the unit's memory is reused.
+  /// The unit must be unsharded.
   void note_stream();
   /// Reshards the unit as its reshard_after_forward says. Called when this forward pass has used the unit for the last time.
   void reshard_after_forward();
@@ -131,8 +131,8 @@ class UnitState : NoCopy {
   enum class State { Sharded, Unsharding, Unsharded, PartlyResharded } state_ = State::Sharded;
   Early early_ = Early::No;
   Works unsharding_;
-  Event whole_;                         // on the stream that was current when the unit became whole
-  c10::SmallVector<Event, 1> streams_;  // other streams on which it was used since
+  Event whole_;                         // recorded on the stream that was current when the unit became whole
+  c10::SmallVector<Event, 1> streams_;  // recorded on other streams that have used the unit since
   Work published_;                      // done when all ranks have published the version that this rank unshards
   std::optional<KeptPart> kept_;
   uint64_t held_bytes_ = 0;    // known even when the modules are gone

@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kLongestPass = 1 << 12;  // uses; the order of a longer pass is not learned
+constexpr size_t kLongestPass = 1 << 12;  // number of uses; the order of a longer pass is not learned
 
 }  // namespace
 
@@ -34,8 +34,8 @@ bool UseOrder::record(Unit* unit) {
     next_ = 0;
   }
   current_.push_back(unit);
-  // If the last unit of a pass is also the first of the next one, the two uses count as one, and the recorded pass begins with the second
-  // unit.
+  // If the last unit of a pass is also the first of the next one, the two uses count as one, so the recorded pass begins with the second
+  // unit of the pass.
   if (trusted_ && next_ == 0 && recorded_.front() != unit && recorded_.back() == unit) return true;
   if (current_.size() > kLongestPass) current_.erase(current_.begin(), current_.begin() + kLongestPass / 2);
   if (!trusted_) {

@@ -19,9 +19,9 @@ class UseOrder {
   explicit UseOrder(Pass pass) : pass_(pass) {}
 
   Pass pass() const { return pass_; }
-  /// Begins a pass. It is predicted from the last complete pass, if there was one.
+  /// Begins a pass, and predicts it from the last complete pass if there was one.
   void begin();
-  /// Ends a complete pass. The next pass is predicted from it.
+  /// Ends a complete pass, from which the next pass is predicted.
   void end();
 
   /// Records a use. Returns false for the first use in a pass that differs from the prediction. In evaluation, nothing marks where one pass

@@ -1,4 +1,4 @@
-// Paged tensors: tensors with the paging key, so that every operator on them runs through the fallback.
+// Paged tensors: tensors with the paging key, so that every operator on them runs through the fallback in paging/paging.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -25,7 +25,7 @@ void (*TaggedStorage::on_raw_write)(const std::shared_ptr<Unit>& unit) = nullptr
 
 namespace {
 
-/// The bytes of all unsharded parameters of this process.
+/// Bytes that all unsharded parameters of this process take.
 std::atomic<size_t> unsharded_bytes = 0;
 
 struct UnshardedMemory : at::DataPtr {

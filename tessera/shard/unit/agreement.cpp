@@ -17,7 +17,7 @@ std::string dtype_text(const std::optional<at::ScalarType>& dtype) {
   return dtype ? c10::toString(*dtype) : "unset";
 }
 
-/// The name of a value of an enum, given the names of all.
+/// Returns the name of a value of an enum, given the names of all values.
 template <typename Enum>
 std::string_view word(Enum value, std::initializer_list<std::string_view> names) {
   const auto index = static_cast<size_t>(value);

@@ -71,7 +71,7 @@ ClosedMemory& closed_memory() {
   return *instance;
 }
 
-/// Where parameters that were sharded earlier lay in this storage.
+/// Returns where parameters that were sharded earlier lay in this storage.
 std::vector<Extent> former_extents(const c10::StorageImpl* storage) {
   auto& [mutex, closed, sweep] = closed_memory();
   const std::lock_guard lock(mutex);
@@ -129,7 +129,7 @@ at::Tensor dense(const ManagedParameter& parameter) {
   const auto plain =
       tensor.is_non_overlapping_and_dense() && !tensor.is_conj() && !tensor.is_neg() ? tensor : at::empty_like(tensor).copy_(tensor);
   if (!parameter.shard_dim) return plain;
-  // In the other dimensions the order in memory is that of the tensor: empty_like keeps it for each row.
+  // The order in memory of the other dimensions is kept: empty_like gives a row the strides that it has in the tensor.
   const auto rows = plain.movedim(*parameter.shard_dim, 0);
   if (rows.numel() == 0 || rows.stride(0) * rows.size(0) == rows.numel()) return plain;
   std::vector<int64_t> strides(rows.sizes().size());
@@ -141,7 +141,7 @@ at::Tensor dense(const ManagedParameter& parameter) {
 
 struct FormerMemory::Place {
   c10::Storage storage;
-  std::vector<Extent> former, now;  // of parameters that were sharded by an earlier call, and by this one
+  std::vector<Extent> former, now;  // where parameters lay that an earlier call has sharded, and where those of this call lay
 };
 
 FormerMemory::FormerMemory(std::span<const ManagedParameter> managed) {
