@@ -78,7 +78,7 @@ void report_loss(const Unit& unit, const std::exception& error) {
   log(LogLevel::Error, "changes of the parameters of unit '{}' are lost: {}", unit.name(), error.what());
 }
 
-/// Unpins the unit. The last guard of a unit that shows its stored form reshards it.
+/// Unpins the unit. Reshards it if it shows its stored form and no other guard pins it.
 void let_go(Unit& unit) {
   const auto schedule = unit.schedule();
   const auto held = schedule->lock();

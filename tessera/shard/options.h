@@ -151,7 +151,8 @@ struct ShardOptions {
   /// Converts parameters to the form in which they are sent, and to the form with which operators compute. Replaces
   /// mixed_precision.param_dtype; giving both is an error. A codec that decodes needs gathered memory.
   std::shared_ptr<const Codec> codec = {};
-  /// Returns the dimension that Layout::Rows splits, like FSDP2's shard_placement_fn; if it returns none, the outermost one in memory.
+  /// Returns the dimension that Layout::Rows splits, like FSDP2's shard_placement_fn; if it returns nothing, Layout::Rows splits the
+  /// outermost dimension in memory.
   std::function<std::optional<int64_t>(const std::string& name, const at::Tensor& parameter)> shard_dim = {};
   /// With Layout::Flat: the part of each rank is padded to a multiple of this many values.
   int64_t shard_size_multiple = 1;

@@ -27,9 +27,9 @@ struct ShardInfo {
   std::string name;                     // the full name, as in named_parameters() of the model
   std::vector<int64_t> shape, strides;  // the shape and strides of the unsharded parameter
   std::vector<ValueRange> ranges;  // the values of the parameter that the shard holds: one range for each rank that this process represents
-  std::vector<TensorSlice> slices;      // the same values as boxes of the unsharded parameter
-  int64_t begin = 0;  // index in the parameter of this rank's first value; only meaningful if the process represents one rank
-  int64_t numel = 0;                    // size of the shard, including padding at its end
+  std::vector<TensorSlice> slices;  // the same values as boxes of the unsharded parameter
+  int64_t begin = 0;                // index in the parameter of this rank's first value; only meaningful if the process represents one rank
+  int64_t numel = 0;                // size of the shard, including padding at its end
 };
 /// Takes a shard or an unsharded parameter; returns nothing for any other tensor.
 std::optional<ShardInfo> shard_info(const at::Tensor& shard);

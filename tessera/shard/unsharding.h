@@ -42,7 +42,7 @@ void set_reshard_after_forward(ModuleRef module, ReshardAfterForward rule, Recur
 enum class ReshardAfterBackward { No, Yes };
 
 /// With No, units stay unsharded after their gradients have been reduced, until their shards change. Of several passes between two steps,
-/// only the first then needs an all-gather.
+/// each pass after the first then saves an all-gather.
 void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse = Recurse::Yes);
 
 /// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the learned order

@@ -24,7 +24,7 @@ struct ModuleInfo {
 struct WrapPolicy {
   std::function<bool(const ModuleInfo& info)> chooses;
   std::vector<std::string> classes = {};  // the model must have at least one module of each class
-  std::vector<std::string> leaves = {};   // classes in which nothing is chosen
+  std::vector<std::string> leaves = {};   // classes inside whose modules nothing is chosen
   /// Returns the options of a chosen module if they differ from the model's: another mesh, precision or rule for resharding. `ignored`,
   /// `replicated` and `left_out` are set in the model's options only.
   std::function<std::optional<ShardOptions>(const ModuleInfo& info)> options = {};
@@ -41,7 +41,7 @@ WrapPolicy wrap_classes(std::vector<std::string> classes);
 
 struct WrapSizeOptions {
   int64_t min_params = 100'000'000;                          // the least number of values in a unit
-  std::vector<std::string> leaves = {"MultiheadAttention"};  // classes in which nothing is chosen
+  std::vector<std::string> leaves = {"MultiheadAttention"};  // classes inside whose modules nothing is chosen
   std::vector<std::string> exclude = {"ModuleList", "ModuleDict"};
 };
 

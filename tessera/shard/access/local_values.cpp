@@ -34,7 +34,7 @@ const Unit::Parameter& parameter_of(const LocalPart& part) {
   return part.unit->groups()[part.group].parameters[part.parameter];
 }
 
-/// "replicate 2 x shard 4"
+/// Returns the axes of the mesh in words, such as "replicate 2 x shard 4".
 std::string words_of(const Mesh& mesh) {
   std::vector<std::string> axes;
   for (const auto& [name, size] : mesh.axes()) axes.push_back(fmt::format("{} {}", name, size));

@@ -45,9 +45,9 @@ struct LocalPart {
 
 struct LocalValues {
   std::vector<LocalPart> parts = {};
-  std::map<std::string, at::Tensor> outside = {};   // parameters in no unit; like buffers, they may be on the meta device
-  std::map<std::string, at::Tensor> buffers = {};   // all defined buffers
-  std::map<std::string, std::string> aliases = {};  // from each further name of a tied parameter to its first name
+  std::map<std::string, at::Tensor> outside = {};     // parameters in no unit; like buffers, they may be on the meta device
+  std::map<std::string, at::Tensor> buffers = {};     // all defined buffers
+  std::map<std::string, std::string> aliases = {};    // from each further name of a tied parameter to its first name
   std::map<std::string, const HeldForm*> forms = {};  // the forms of weights that are held in another form (hold_in_form)
   std::set<std::string> frozen = {};                  // parameters that don't train
   std::vector<std::shared_ptr<Unit>> units = {};

@@ -34,7 +34,7 @@ class Beginning final : public ag::Node {
 at::Tensor stand_in(const at::Tensor& values, bool requires_grad) {
   auto tensor = detached(values);
   if (!requires_grad) return tensor;
-  const auto node = compat::make_node<Beginning>();  // because a leaf that requires gradients can't be changed in place
+  const auto node = compat::make_node<Beginning>();  // makes it no leaf: a leaf that requires gradients can't be changed in place
   node->add_input_metadata(tensor);
   ag::impl::set_gradient_edge(tensor, ag::Edge(node, 0));
   return tensor;

@@ -28,7 +28,7 @@ class DeferredStorage final : public c10::StorageImpl {
   /// The role of the tensor in its module. Free tensors get their values at their first use outside of deferred_init.
   enum class Kind { Free, Parameter, Buffer } kind = Kind::Free;
   std::string name;
-  c10::Storage values;     // set once a tensor over this storage has got values; the other tensors take them over at their next use
+  c10::Storage values;     // set once a tensor over this storage has got its values; other tensors over it take them at their next use
   bool abandoned = false;  // the values have gone into a unit or another form, so tensors that still have this storage are outdated
 
  private:

@@ -67,7 +67,7 @@ class Tape {
   /// already.
   void name(size_t number, const std::string& name);
 
-  /// A key for random numbers that are needed at once.
+  /// Returns a key for random numbers that are drawn now, and so can't depend on the name of a tensor.
   uint64_t next_key() { return key_of(*seed_, {}, draws_[{}]++); }
 
   /// Computes the values of a tensor, in new memory.

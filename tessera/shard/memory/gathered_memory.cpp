@@ -39,8 +39,8 @@ class Decoding final : public Work::State {
   bool done() const override { return arrivals_.empty(); }
 
  private:
-  /// The chunks of a buffer that all ranks have sent. Does not own the unsharded storage, which owns the unit: the unit's state owns this
-  /// work.
+  /// The chunks of a buffer that all ranks have sent. Does not own the unsharded storage, because that storage owns the unit, and the
+  /// unit's state owns this work.
   struct Arrival {
     at::Tensor sent;
     c10::weak_intrusive_ptr<TaggedStorage> unsharded;
@@ -77,7 +77,7 @@ class DeviceReads final : public Turns {
   explicit DeviceReads(c10::Device device) : device_(device) {}
 
   c10::Device device() const { return device_; }
-  /// Replaces chunks in host memory by copies on the device. They are complete for work that is queued on the current stream.
+  /// Replaces chunks in host memory by copies on the device. Work that is queued on the current stream later sees complete copies.
   void copy(std::span<Piece> pieces) {
     for (auto& piece : pieces) piece.own = piece.own.to(device_, /*non_blocking=*/true);
     last_ = Event::record(device_);

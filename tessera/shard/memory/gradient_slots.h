@@ -33,8 +33,8 @@ class GradientSlots {
 
   /// Makes the slots large enough for a unit of `bytes` when they are next allocated. All ranks call it in the same order.
   void reserve(size_t bytes);
-  /// Whether each rank has one slot, so that buffers() has to finish the sum of the previous turn. The unit of that turn should take its
-  /// sum first, because otherwise buffers() stores the sum in private memory.
+  /// Whether each rank has only one slot, so that buffers() has to finish the sum of the previous turn. The unit of that turn should take
+  /// its sum first, because otherwise buffers() stores the sum in private memory.
   bool packs_after_sum();
   /// Returns buffers in this rank's next slot. Waits until all ranks have added up the turn that was in that slot before. Collective if the
   /// slots have to grow.

@@ -54,7 +54,7 @@ struct Operands {
   c10::SmallVector<std::shared_ptr<Unit>, 2> changed;  // the units of `written`
   c10::SmallVector<Unit*, 2> reduced;                  // units whose gradients it uses while their reduction is in flight
   c10::SmallVector<std::shared_ptr<Unit>, 2> alive;    // units of shards and gradients, which do not own their units
-  SourceParameterPtr source;  // the parameter from whose shard the first local value was computed
+  SourceParameterPtr source;                           // the parameter from whose shard the first local value was computed
 };
 
 /// Throws UsageError if an unsharded parameter was given memory that does not belong to its unit.

@@ -318,8 +318,8 @@ void Schedule::reduce_in_order(Unit& unit, std::function<void()> reduce) {
   const auto held = lock();
   if (!settings_.is_model) return reduce();
   if (ready_.empty()) {
-    // The next unit to reduce is at the end of the list. Backward reaches the units that were made last first, except for the root: it is
-    // made last of all, but its gradients are usually complete last.
+    // The next unit to reduce is at the end of the list. Backward first reaches the units that were made last. The root is an exception: it
+    // is made last of all, but its gradients are usually complete last.
     std::ranges::copy_if(members_, std::back_inserter(to_reduce_),
                          [&](Unit* member) { return state_of(*member).settings.syncs() && is_trained(*member); });
     std::ranges::sort(to_reduce_, {}, [&](Unit* member) { return std::pair(!state_of(*member).is_root, member->number()); });

@@ -70,7 +70,7 @@ class TaggedStorage final : public c10::StorageImpl {
   /// Makes requests for a writable data pointer outside of operators count as writes to the shards: `on_raw_write` is called. Has no effect
   /// with versions of libtorch that don't report such requests (compat::kTellsOfWrites).
   void watch_raw_writes();
-  /// The function that such requests call. install_paging() sets it, because this layer can't wait for other ranks.
+  /// Called for a request that watch_raw_writes() watches. Set by install_paging(), because this layer can't wait for other ranks.
   static void (*on_raw_write)(const std::shared_ptr<Unit>& unit);
   /// Stores the sum of squares of a gradient in the tag until a writable data pointer is requested. Stores nothing with versions of
   /// libtorch that don't report such requests.

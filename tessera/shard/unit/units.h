@@ -36,8 +36,8 @@ std::vector<std::shared_ptr<Unit>> units_for(const torch::nn::Module& module, Re
 
 /// The options that act at calls of a module.
 struct Boundary {
-  bool is_sharded = false;                          // fully_shard was called for the module
-  bool has_units = false;                           // the module had parameters in units when fully_shard was called
+  bool is_sharded = false;        // fully_shard was called for the module
+  bool has_units = false;         // the module had parameters in units when fully_shard was called
   std::weak_ptr<Unit> unit = {};  // the unit that was made of the module; null if all of its parameters are in other units
   std::optional<at::ScalarType> input_dtype = {},
                                 output_dtype = {};  // dtypes to which floating-point inputs and outputs are cast; unset: not cast
