@@ -151,7 +151,7 @@ at::Tensor grad_norm(std::span<const at::Tensor> listed, const NormOptions& opti
   // in no unit have the same gradients on all ranks and count once.
   PartialSum outside, replica;
   c10::SmallVector<Communicator, 2> groups;
-  c10::SmallVector<PartialSum, 2> sums;  // one for each of `groups`
+  c10::SmallVector<PartialSum, 2> sums;  // the partial sum of each of `groups`
   const auto sum_with = [&](const at::Tensor& parameter) -> PartialSum& {
     if (!is_in_unit(parameter)) return outside;
     const auto unit = unit_of_shard(parameter);

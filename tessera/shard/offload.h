@@ -11,9 +11,9 @@ namespace tessera {
 
 /// Where values are kept between their uses.
 enum class OffloadTo {
-  Nowhere,  // not offloaded: on the device that computes with them
-  Host,     // in pinned host memory. ConfigError if the host computes with them anyway
-  Disk,     // in unnamed files that are mapped into memory, and read ahead
+  Nowhere,  // values stay on the device that computes with them
+  Host,     // pinned host memory; ConfigError if the host computes with the values anyway
+  Disk,     // unnamed files that are mapped into memory, and read ahead
 };
 
 /// Which tensors of a unit are offloaded between their uses. The state of an optimizer is offloaded by Optimizer::offload_state.

@@ -28,7 +28,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> grad_dtype = {};
   std::optional<at::ScalarType> buffer_dtype = {};  // the dtype of floating-point buffers
   /// The next two options act where Tessera sees calls of the module: at tessera::call and at the class FullyShardedDataParallel. In a
-  /// plain call each operator casts its operands; a module for which one of the two is set refuses plain calls.
+  /// plain call each operator casts its operands; a module for which one of the two options is set refuses plain calls.
   std::optional<bool> cast_forward_inputs = {};     // whether inputs are cast to param_dtype; unset: they are
   std::optional<at::ScalarType> output_dtype = {};  // the dtype to which floating-point outputs are cast
 };

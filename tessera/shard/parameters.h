@@ -15,8 +15,8 @@ namespace tessera {
 
 /// The parameters to give to an optimizer: this rank's shards, and parameters that belong to no unit. It differs from `module.parameters()`
 /// in two ways: each tensor occurs once, and containers that list unsharded parameters (ParameterList, ParameterDict) contribute their
-/// shards. Throws UsageError if some trainable parameters are sharded and others are neither sharded nor ignored, because the gradients of
-/// the latter would never be averaged.
+/// shards. Throws UsageError if some trainable parameters are sharded and other trainable parameters are neither sharded nor ignored,
+/// because nothing would average the gradients of these.
 std::vector<at::Tensor> parameters(ConstModuleRef module);
 /// The same with full names. A tied parameter has its first name.
 std::vector<std::pair<std::string, at::Tensor>> named_parameters(ConstModuleRef module);

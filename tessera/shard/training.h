@@ -10,7 +10,7 @@
 namespace tessera {
 
 enum class Training { Frozen, Trained };
-/// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next operator that uses one.
+/// Freezes or thaws all parameters of a module, sharded or not. Takes effect with the next operator that uses such a parameter.
 void set_requires_grad(ModuleRef module, Training training);
 
 /// To be called on a rank that leaves out a step which other ranks take with an optimizer of torch::optim. Applies to the units in which a

@@ -45,8 +45,8 @@ enum class ReshardAfterBackward { No, Yes };
 /// each pass after the first then saves an all-gather.
 void set_reshard_after_backward(ModuleRef module, ReshardAfterBackward rule, Recurse recurse = Recurse::Yes);
 
-/// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the learned order
-/// predicts. An empty list restores the learned order.
+/// Prefetches the units of `modules` whenever the unit of `module` is used in forward, in place of the units that the order of earlier
+/// passes predicts. An empty list restores that order.
 void set_modules_to_forward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);
 /// The same for backward.
 void set_modules_to_backward_prefetch(ModuleRef module, std::span<const std::shared_ptr<torch::nn::Module>> modules);

@@ -15,7 +15,7 @@ namespace tessera {
 /// The facts about a module by which a policy decides.
 struct ModuleInfo {
   const torch::nn::Module& module;
-  std::string name;        // its path in the model: "encoder.layer.3"
+  std::string name;        // the module's path in the model: "encoder.layer.3"
   std::string class_name;  // "BertLayer", for a class BertLayer or BertLayerImpl in any namespace
   int64_t numel = 0;       // number of values in its parameters that no unit below it has taken, and that are not ignored or left out
 };
@@ -36,7 +36,8 @@ struct WrapPolicy {
 /// Chooses every module that has parameters of its own.
 WrapPolicy wrap_always();
 
-/// Chooses every module of these classes, such as {"BertLayer"}. It is an error if the model has no module of one of them.
+/// Chooses every module of these classes, such as {"BertLayer"}. fully_shard and checkpoint_modules throw UsageError if the model has no
+/// module of one of these classes.
 WrapPolicy wrap_classes(std::vector<std::string> classes);
 
 struct WrapSizeOptions {
@@ -54,8 +55,8 @@ std::vector<at::Tensor> parameters_of_modules(ConstModuleRef model, const std::s
 /// The same for buffers, for the list `ignored`: ignored buffers keep their dtype.
 std::vector<at::Tensor> buffers_of_modules(ConstModuleRef model, const std::string& pattern);
 
-/// Makes a unit of each module that the policy chooses, and one of the rest of the model. A parameter that is tied across modules goes to
-/// the innermost unit that contains all of its places. Collective, as fully_shard.
+/// Makes a unit of each module that the policy chooses, and a unit of the remaining parameters of the model. A parameter that is tied
+/// across modules goes to the innermost unit that contains all of its places. Collective, as fully_shard.
 void fully_shard(ModuleRef model, const ShardOptions& options, const WrapPolicy& policy);
 
 }  // namespace tessera

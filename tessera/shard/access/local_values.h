@@ -66,14 +66,14 @@ void trust_start(const LocalValues& values, c10::function_ref<bool(const LocalPa
 
 /// Whether all sharded parameters have values.
 bool has_values(const LocalValues& values);
-/// Throws UsageError, with their names, if parameters or buffers have no values because nobody initialised or loaded them.
+/// Throws UsageError if parameters or buffers have been neither initialised nor loaded; the error names them.
 void expect_values(const LocalValues& values, std::string_view what);
 /// Gives memory to a tensor on the meta device, so that its values can be loaded: on the device that deferred_init has recorded for it, or
 /// else on `otherwise`. Does nothing for other tensors.
 void allocate_if_meta(const at::Tensor& tensor, c10::Device otherwise);
 
-/// Returns the values of a model, or those in a part of a model. Throws UsageError if the module has a shard whose unit no longer exists.
-/// With `only`, the name of a parameter or buffer, checks only that one, and leaves expect_shards_current() for its unit to the caller.
+/// Returns the values of a model, or of a part of a model. Throws UsageError if the module has a shard whose unit no longer exists. With
+/// `only`, the name of a parameter or buffer, checks only that value, and leaves expect_shards_current() for its unit to the caller.
 LocalValues local_values(const torch::nn::Module& model, const std::optional<std::string>& only = {});
 
 /// All-gathers a tensor for each parameter, unit by unit. `own` returns this rank's values for a part in a flat tensor of the part's size,

@@ -18,7 +18,7 @@ struct ShardPlace {
   size_t index = 0;              // position among the shards of that buffer, in memory order
 
   explicit operator bool() const { return unit != nullptr; }
-  /// Whether this shard comes directly after the other one in their buffer.
+  /// Whether this shard comes directly after the other shard in the same buffer.
   bool follows(const ShardPlace& other) const { return unit != nullptr && buffer == other.buffer && index == other.index + 1; }
   const Mesh& mesh() const;
   /// Whether the mesh of the shard's unit contains all ranks of the model.

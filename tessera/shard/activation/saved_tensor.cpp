@@ -20,7 +20,7 @@ struct Offloaded {
   c10::Device device;
   at::Tensor values;
   const c10::StorageImpl* storage;        // where the values were; only compared by address
-  std::weak_ptr<const Offloaded> before;  // the tensor that was offloaded before this one, which backward needs next
+  std::weak_ptr<const Offloaded> before;  // the tensor that was offloaded just before; backward needs it next
 };
 
 namespace {

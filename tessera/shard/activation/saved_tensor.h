@@ -27,7 +27,7 @@ class Slots : public std::enable_shared_from_this<Slots>, NoCopy {
  public:
   virtual ~Slots() = default;
 
-  /// Adds an empty slot for a tensor like this one. Returns its number.
+  /// Adds an empty slot for a tensor of the same shape and dtype. Returns the slot's number.
   size_t add(const at::Tensor& tensor);
   /// Returns the value, for which the segment recomputes if necessary.
   at::Tensor value_of(size_t slot);

@@ -47,10 +47,10 @@ struct ForwardRecord {
 
   KeepRule keep;
   OperatorSequence sequence = {};
-  std::vector<std::optional<size_t>> saved = {};  // the slot of each tensor that was saved; none for those that stayed in memory
+  std::vector<std::optional<size_t>> saved = {};  // the slot of each saved tensor; none for a tensor that stayed in memory
   std::vector<Write> writes = {};
-  // Storages that this forward has made and changed in place. If the program has kept such a storage, a recomputation would change it a
-  // second time.
+  // Storages that the segment has made and changed in place in this forward. If the program has kept such a storage, a recomputation would
+  // change it a second time.
   std::unordered_map<const c10::StorageImpl*, WeakStorage> own_writes = {};
   std::vector<Kept> kept = {};
   std::vector<std::shared_ptr<ForwardRecord>> inner = {};  // the records of the segments inside this segment

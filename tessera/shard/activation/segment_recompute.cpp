@@ -79,7 +79,7 @@ at::Tensor SegmentRecompute::instead_of(const at::Tensor& operand) const {
   return stand_in(view_of(copy->bytes, operand), operand.requires_grad());
 }
 
-/// Returns the operands, to be compared with those of forward: in host memory by their values, elsewhere by their storages.
+/// Returns the operands for the comparison with forward, which compares operands in host memory by value, and other operands by storage.
 std::vector<at::Tensor> SegmentRecompute::compared(const Stack& stack, size_t base) const {
   auto operands = tensors_on(stack, base);
   for (auto& operand : operands) {

@@ -64,7 +64,7 @@ class UnitBackward {
     }
   }
 
-  /// Starts to reduce the gradients, together with those that earlier passes have left. Returns the gradients of the shards.
+  /// Starts to reduce the gradients, together with unsynced gradients of earlier passes. Returns the gradients of the shards.
   ag::variable_list reduce(ag::variable_list& gradients) {
     const auto& schedule = unit_->schedule();
     const BelowPaging below;

@@ -23,8 +23,8 @@ class WholeGradients {
   /// `alone`: this rank unwinds an exception, so it compares nothing with other ranks, which may be elsewhere in the program. Collective
   /// unless `alone`.
   void write_back(bool alone);
-  /// Fills the gradients of the shards with NaN, and makes steps and norms an error until there are new ones, because the gradients that
-  /// the program has written are lost.
+  /// Fills the gradients of the shards with NaN, and makes steps and norms an error until there are new gradients, because the gradients
+  /// that the program has written are lost.
   void lose(const std::string& why);
 
  private:
@@ -36,8 +36,8 @@ class WholeGradients {
   std::vector<std::pair<at::Tensor, int64_t>> seen_;  // the gradients of the shards, with their versions
 };
 
-/// The gradients of a group's shards as one flat tensor in the layout of the shards, with zeros for missing ones. Undefined if there are
-/// none.
+/// The gradients of a group's shards as one flat tensor in the layout of the shards, with zeros for missing gradients. Undefined if no
+/// shard has a gradient.
 at::Tensor own_gradients(Unit& unit, const Unit::Group& group);
 
 }  // namespace tessera

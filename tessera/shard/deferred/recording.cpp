@@ -289,7 +289,7 @@ class Recorder {
     return draw;
   }
 
-  /// Puts tensors with values in the place of deferred ones. With `only_read`, those that the operator writes may have any values.
+  /// Replaces deferred tensors by tensors with values. With `only_read`, tensors that the operator overwrites may have any values.
   void put_values(Stack& stack, size_t base, bool only_read) const {
     std::vector<std::tuple<size_t, size_t, at::Tensor>> deferred;
     for_each_operand(stack, base, [&](size_t argument, size_t element, const at::Tensor& tensor) {

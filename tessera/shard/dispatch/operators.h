@@ -105,7 +105,7 @@ void change_operands(c10::IValue& value, const Change& change) {
   }
 }
 
-/// Puts a tensor into an argument or a result, in place of another one. Lists are copied.
+/// Replaces a tensor in an argument or a result. Lists are copied.
 void put_operand(c10::IValue& value, size_t element, at::Tensor tensor);
 
 }  // namespace tessera

@@ -18,7 +18,8 @@ namespace {
 constexpr std::string_view kName = "tessera::Watcher";
 constexpr auto kKind = compat::debug_info_kind(kName);
 
-/// The keys of this thread, with the paging key for all operators or only for those whose operands have it.
+/// The keys of this thread, with the paging key included for all operators if a watcher is set, else only for operators whose operands have
+/// it.
 c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
   auto keys = c10::impl::tls_local_dispatch_key_set();
   keys.included_ = watcher != nullptr ? keys.included_.add(kPagingKey) : keys.included_.remove(kPagingKey);
@@ -31,7 +32,7 @@ c10::impl::LocalDispatchKeySet keys_for(const Watcher* watcher) {
 struct Watching::Watched final : c10::DebugInfoBase {
   explicit Watched(Watcher* by) : watcher(by) {}
   static std::shared_ptr<Watched> by(Watcher* watcher) {
-    static const auto nobody = std::make_shared<Watched>(nullptr);  // shared, because each operator in a segment needs one
+    static const auto nobody = std::make_shared<Watched>(nullptr);  // one shared object, because each operator in a segment needs it
     return watcher == nullptr ? nobody : std::make_shared<Watched>(watcher);
   }
 

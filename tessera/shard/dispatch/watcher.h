@@ -21,7 +21,7 @@ class Watcher : NoCopy {
  public:
   virtual ~Watcher() = default;
 
-  /// Whether to see the operators that a composite calls, one by one, in place of the composite. `keys` tell the device.
+  /// Whether the watcher sees the operators that a composite calls, one by one, in place of the composite. `keys` contain the device.
   virtual bool opens(const OperatorFacts& op, c10::DispatchKeySet keys) const = 0;
   /// Called with the operands on the stack, unsharded and cast: runs the operator with `handle.redispatchBoxed(below, &stack)`, or puts its
   /// results onto the stack in another way.

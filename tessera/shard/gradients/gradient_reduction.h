@@ -191,7 +191,7 @@ class GradientReduction {
   const UnitSettings& settings_;
   Versions& versions_;
   std::shared_ptr<GradientWatch> watch_;
-  std::vector<GradientMemory> memories_;  // one for each group; reused by the next reduction
+  std::vector<GradientMemory> memories_;  // the memory of each group; reused by the next reduction
   std::weak_ptr<GradientSink> sink_;
   PassReduction pass_;                                // the reduction in flight
   c10::SmallVector<GradientMemory, 2> arriving_;      // the sums of the pass in flight that are being copied to host memory

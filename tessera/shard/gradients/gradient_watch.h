@@ -53,9 +53,9 @@ class EqualBatches {
   std::map<const Unit*, Seen> seen_;
 };
 
-/// Tracks which shards have kept their gradients since an earlier backward pass, so that a reduction adds to these gradients.
-/// If only some ranks clear gradients between two passes, the others step with the sum of both, unnoticed. A gradient that the program has
-/// written since its pass does not count as kept: it may be zeros, which are as good as none.
+/// Tracks which shards have kept their gradients since an earlier backward pass, so that a reduction adds to these gradients. If only some
+/// ranks clear gradients between two passes, the other ranks step with the sum of the gradients of both passes, and nothing shows it. A
+/// gradient that the program has written since its pass does not count as kept: it may be zeros, which are as good as none.
 class EarlierGradients {
  public:
   /// To be called when a pass reduces gradients of the unit. Returns a text for ranks to compare: empty if no shard has kept an earlier
@@ -66,8 +66,8 @@ class EarlierGradients {
   void forget(const Unit& unit) { known_.erase(&unit); }
 
  private:
-  /// The gradient that a pass left in a shard; undefined if there is none. Weak, because a new gradient may have the address of a destroyed
-  /// one.
+  /// The gradient that a pass left in a shard; undefined if there is none. The reference is weak, so that a new gradient at the address of
+  /// a destroyed gradient is not taken for it.
   struct Left {
     WeakTensor gradient;
     int64_t version = 0;

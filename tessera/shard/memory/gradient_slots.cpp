@@ -32,7 +32,7 @@ constexpr uint32_t slots_of(size_t bytes) {
   return bytes > GradientSlots::kLargeSlot ? 1 : 2;
 }
 
-constexpr size_t kSpareBytes = 1024;  // for padding between buffers
+constexpr size_t kSpareBytes = 1024;  // room in each slot for padding between buffers
 /// The beginning of a slot, by which ranks notice that they have packed gradients of different reductions. They read envelopes only if the
 /// digests differ.
 struct Head {

@@ -21,8 +21,8 @@ class SharedArea;
 /// Each rank has two slots. In turn k it packs gradients into its slot k % 2 and counts up kPacked. Later it adds up its own part of what
 /// all ranks have packed, in rank order, and counts up kAdded. It may pack turn k + 2 into the same slot when all ranks have added up turn
 /// k. A rank can therefore put off the sum of one unit until it has packed the next; by then the other ranks have usually packed as well,
-/// and it need not wait. If slots are larger than kLargeSlot, each rank has only one, because the memory of a second slot is worth more
-/// than this overlap: turn k is then added up before turn k + 1 is packed.
+/// and it need not wait. If slots are larger than kLargeSlot, each rank has only one slot, because the memory of a second slot is worth
+/// more than this overlap: turn k is then added up before turn k + 1 is packed.
 class GradientSlots {
  public:
   static constexpr size_t kLargeSlot = size_t{32} << 20;  // bytes

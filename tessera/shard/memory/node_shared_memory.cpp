@@ -1,8 +1,9 @@
 // Node-shared unit memory: the chunks of all ranks of a host lie in one shared mapping in rank order, so the mapping is the unsharded unit.
 //
 // No rank may write a chunk that another rank still reads, or read a chunk before its owner has written it. For every unit, each rank
-// counts which version it has published and which version it is done reading, and waits for the counters of the others. A rank that has
-// resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own step.
+// counts which version it has published and which version it is done reading, and waits for the counters of the other ranks. A rank that
+// has resharded a unit may read it again (in backward, or for a second batch), so it counts as done reading only when it enters its own
+// step.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <fmt/format.h>

@@ -27,7 +27,7 @@ struct ShardOptions;
 using Works = c10::SmallVector<Work, 2>;
 
 /// Calls `act` with each run of neighbours that have the same key. With the dtype as the key, all buffers of a dtype take part in one
-/// collective: an eager transport saves exchanges, and a tracing one ties them together.
+/// collective: an eager transport saves exchanges, and a tracing transport ties them together.
 template <class Item, class Key, class Act>
 void for_each_group(std::span<const Item> items, const Key& key, const Act& act) {
   for (size_t first = 0; first < items.size();) {
@@ -76,9 +76,9 @@ class Chunks {
   virtual bool in_place(const Buffer& buffer) const = 0;
 };
 
-/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: nobody may write a chunk that another still reads,
-/// or read a chunk before its owner has written it. This base class is for chunks that nobody else reads, so its functions wait for
-/// nothing.
+/// Makes ranks take turns if other ranks, or a device, read this rank's chunk in place: no rank may write a chunk that another rank still
+/// reads, or read a chunk before its owner has written it. This base class is for chunks that only their owner reads, so its functions wait
+/// for nothing.
 class Turns {
  public:
   virtual ~Turns() = default;
@@ -122,7 +122,7 @@ class KeptPart {
 
  private:
   Communicator few_;
-  c10::SmallVector<at::Tensor, 2> parts_;  // one for each buffer
+  c10::SmallVector<at::Tensor, 2> parts_;  // this rank's part of each buffer
 };
 
 /// A buffer of packed gradients to be made.

@@ -17,7 +17,7 @@ std::string name_of(const SourceParameter& source) {
 void mark(const at::Tensor& result, const SourceParameterPtr& source) {
   if (!result.has_storage()) return;
   auto* const impl = result.unsafeGetTensorImpl();
-  if (tag_of(result) != nullptr) return;  // its storage tag already says where it comes from
+  if (tag_of(result) != nullptr) return;  // the storage tag already identifies its parameter
   if (!is_paged(result)) impl->shallow_copy_from(paged_alias(result).getIntrusivePtr());
   if (impl->get_backend_meta() == nullptr) impl->set_backend_meta(source);
 }

@@ -33,7 +33,7 @@ namespace {
 
 struct PagedOperand {
   size_t argument, element;
-  const at::Tensor* tensor;  // on the stack
+  const at::Tensor* tensor;  // points into the stack
   StorageTag* tag;           // null for a local value, and for a weight whose operators are replaced
 };
 using PagedOperands = c10::SmallVector<PagedOperand, 8>;  // nearly no operator has more, so nearly none needs an allocation
@@ -128,7 +128,8 @@ void note(Operands& operands, const PagedOperand& operand, const OperatorFacts& 
     if (std::ranges::find(operands.units, unit) == operands.units.end()) operands.units.push_back(unit);
     return;
   }
-  // to() of a recurrent module takes its weights from parameters() again: it then holds shards and no longer the unsharded parameters.
+  // to() of a recurrent module reads its weights from parameters() again, so the module then holds shards in place of the unsharded
+  // parameters.
   if (op.recurrent) {
     throw UsageError(
         "{} was given shards in place of unsharded weights, because to() of a recurrent module was called after fully_shard; "
@@ -171,7 +172,7 @@ bool loads_shard(Stack& stack) {
   return true;
 }
 
-/// Throws UsageError if Module::clone() copies a shard. Such a copy is recognized by gradients being disabled.
+/// Throws UsageError if Module::clone() copies a shard. Assumes that a copy comes from Module::clone() if gradients are disabled.
 void refuse_cloning(const OperatorFacts& op, const Stack& stack) {
   if (c10::GradMode::is_enabled()) return;
   const auto& self = stack[stack.size() - op.arguments].toTensor();
@@ -260,7 +261,7 @@ class WideStatistics {
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> copies_;
 };
 
-/// Runs the function that replaces the operator for this weight, if there is one. Operators in it are paged one by one.
+/// Runs the function that replaces the operator for this weight, if there is one. Operators that the function calls are paged one by one.
 bool ran_replacement(const OperatorFacts& op, Stack& stack) {
   const auto operands = std::span(stack).last(op.arguments);
   const auto& weight = operands[*op.weight];

@@ -300,8 +300,8 @@ void Schedule::gradients_complete(Unit& unit) {
   if (unit.flags().is_reducing) reducing_ = &unit;
   auto& state = state_of(unit);
   state.note_gradients(pass_number_);
-  // A unit that the rest of the pass uses is resharded only when another unit needs the room. But if a step in backward is about to change
-  // its shards, it is resharded now.
+  // A unit that the rest of the pass uses is resharded only when make_room() needs its memory for another unit. But if a step in backward
+  // is about to change its shards, it is resharded now.
   const bool is_over = !state.is_used_after_gradients() || state.reduction.writes_shards();
   if (!state.settings.reshard_after_backward) {
     state.keep_for_next_use();
@@ -444,7 +444,7 @@ void Schedule::prefetch(Unit& unit) {
 void Schedule::wait_for(Unit& unit) {
   const Unwatched unwatched;
   const auto held = lock();
-  if (!state_of(unit).has_memory()) return;  // it was resharded meanwhile
+  if (!state_of(unit).has_memory()) return;  // the unit was resharded after prefetch()
   Unit* const units[] = {&unit};
   wait_and_pin(units);
   release(units);

@@ -30,7 +30,7 @@ using WeakModule = std::weak_ptr<const torch::nn::Module>;
 
 /// Settings for all units of a model, from the outermost fully_shard call.
 struct ScheduleSettings : ScheduleOptions {
-  /// `is_model`: whether the units are those of one model, and not of several modules that only have the same world. `is_divided`: whether
+  /// `is_model`: whether the units belong to one model, and not to several modules that only have the same world. `is_divided`: whether
   /// some units are sharded over only a part of the world's ranks.
   ScheduleSettings(const ShardOptions& options, bool is_model, bool is_divided)
       : ScheduleOptions(options.schedule), world(options.mesh.world()), is_model(is_model), is_divided(is_divided) {}
@@ -47,12 +47,12 @@ struct LiveCounters {
 
 /// Schedules the units of one model or, for units that belong to no model of several units, all such units of a world. Records the order in
 /// which units are used, and predicts each pass from the last complete pass of the same kind; a wrong prediction costs an all-gather, but
-/// never changes a result. Bounds the number of unsharded units, chooses which unit to reshard, and prefetches the next ones.
+/// never changes a result. Bounds the number of unsharded units, chooses which unit to reshard, and prefetches the next units.
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
   explicit Schedule(const ScheduleSettings& settings) : settings_(settings), watch_(std::make_shared<GradientWatch>(settings.world)) {}
 
-  /// The ranks of the model: those over which the outermost fully_shard call has sharded it.
+  /// The ranks of the model: the ranks over which the outermost fully_shard call has sharded it.
   const Communicator& world() const { return settings_.world; }
   /// Whether some units of the model are sharded over only a part of these ranks. Such units have different parameters on each part of the
   /// ranks, even under equal names. The answer is the same on all ranks, also on ranks that have no such unit.
@@ -147,9 +147,9 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
 
   template <class Change>
   void change(const Unit& unit, const Change& change);
-  /// Starts to unshard a unit if it is sharded, and makes it the most recently used one.
+  /// Starts to unshard a unit if it is sharded, and makes it the most recently used unit.
   void unshard(Unit& unit, std::span<at::Tensor> operands);
-  /// Reshards units that are not pinned, so that the wanted units and those to be prefetched fit within the bound.
+  /// Reshards units that are not pinned, so that the wanted units and the units to be prefetched fit within the bound.
   void make_room(std::span<Unit* const> wanted);
   /// Units to prefetch that have no memory yet, in the recorded order.
   Units predicted() const;

@@ -79,7 +79,7 @@ class UnitState : NoCopy {
   /// Whether the unit stays unsharded until an operator has used it.
   bool waits_for_use() const { return early_ == Early::AskedFor || early_ == Early::Kept; }
   /// note_gradients() notes that the unit's gradients are complete in a pass, and note_use() each use of the unit. A use after the
-  /// gradients, in the same pass, occurs if the unit has frozen parameters whose layers come before all trained ones.
+  /// gradients, in the same pass, occurs if the unit has frozen parameters whose layers come before all trained layers.
   void note_gradients(uint64_t pass) { gradients_in_ = pass; }
   void note_use(uint64_t pass) { used_after_gradients_ |= pass == gradients_in_; }
   bool is_used_after_gradients() const { return used_after_gradients_; }
@@ -115,7 +115,7 @@ class UnitState : NoCopy {
   UnitSettings settings = {};
   /// Whether this is the root of its model: the unit of the outermost module. A model has no root if inner units have taken all parameters.
   bool is_root = false;
-  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this one is resharded.
+  /// Activations that were cast to the unit's dtype; cleared when another unit is used or this unit is resharded.
   Casts casts;
   Versions versions{unit_};
   GradientReduction reduction{unit_, settings, versions};

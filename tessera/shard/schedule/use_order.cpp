@@ -48,7 +48,7 @@ bool UseOrder::record(Unit* unit) {
 }
 
 /// Looks for a sequence of uses that occurs twice in a row at the end of `current_`, and records it as a complete pass. Returns whether it
-/// found one.
+/// found such a sequence.
 bool UseOrder::learn_from_repetition() {
   const auto all = std::span(current_);
   for (size_t length = 1; 2 * length <= all.size(); length++) {

@@ -40,7 +40,7 @@ class UseOrder {
   Pass pass_;
   std::vector<Unit*> recorded_;  // uses of the last complete pass
   std::vector<Unit*> current_;   // uses of this pass so far
-  bool trusted_ = false;         // a complete pass is recorded, and this one has followed it so far
+  bool trusted_ = false;         // a complete pass is recorded, and the present pass has followed it so far
   size_t next_ = 0;              // index in recorded_ of the next predicted use; only meaningful while trusted_
 };
 

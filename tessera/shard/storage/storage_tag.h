@@ -53,7 +53,7 @@ class TaggedStorage final : public c10::StorageImpl {
   void allocate(std::string_view unit);
   /// Drops the memory, and sets the size of the memory that the storage gets next.
   void resize(size_t bytes);
-  /// Attaches memory that nobody else uses.
+  /// Attaches memory that only this storage uses.
   void adopt(MemoryPtr memory);
   /// Attaches memory that may have other users.
   void attach(MemoryPtr memory);

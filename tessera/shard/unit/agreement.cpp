@@ -24,7 +24,7 @@ std::string_view word(Enum value, std::initializer_list<std::string_view> names)
   return index < names.size() ? names.begin()[index] : "unknown";
 }
 
-/// The facts that must be the same on all ranks, one per line: the subject, a tab, and the value.
+/// The facts that must be the same on all ranks, one per line: the name of the fact, a tab, and its value.
 std::string description_of(const std::string& name, std::span<const ManagedParameter> sharded, std::span<const ManagedParameter> replicated,
                            const ShardOptions& options) {
   std::vector<std::string> lines = {"the module\t" + name};

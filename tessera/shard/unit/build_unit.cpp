@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kAlignment = 64;  // bytes; the alignment that libtorch's allocator gives every tensor
 
 /// Throws UsageError if reduce_dtype is not possible: gradients have the dtype of the unsharded parameters and may be sent in a narrower
-/// one, and sums are at least float32.
+/// dtype, and sums are at least float32.
 void expect_reducible(at::ScalarType unsharded, const MixedPrecision& precision) {
   if (!precision.reduce_dtype || !at::isFloatingType(unsharded)) return;
   const auto wanted = *precision.reduce_dtype;

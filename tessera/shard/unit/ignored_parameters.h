@@ -24,7 +24,7 @@ void expect_named_once(std::span<torch::nn::Module* const> modules, const ShardO
 
 /// A parameter in ShardOptions::ignored.
 struct Ignored {
-  std::string name;  // in the largest module that fully_shard has seen so far
+  std::string name;  // the name in the largest module that fully_shard has seen so far
   std::weak_ptr<Schedule> model;
   bool averaged = false;  // all ranks have had the same gradient for it, other than zero, so the program averages its gradients
 };

@@ -12,7 +12,7 @@ namespace tessera {
 ///   buffer   | p0 p0 p0 p0 | p0 p1 p1 p1 | p1 p2 .. .. |    .. padding
 ///   chunk           0             1             2
 struct Span {
-  int64_t offset = 0;  // in the unsharded buffer
+  int64_t offset = 0;  // where the parameter begins in the unsharded buffer
   int64_t numel = 0;
   int64_t shard_offset = 0;  // where this rank's part begins, counted from the beginning of its chunk
   int64_t shard_numel = 0;   // size of this rank's part; may be 0
@@ -44,7 +44,7 @@ BufferLayout row_layout(int64_t numel, int64_t row, RankPlace place);
 BufferLayout whole_parameter_layout(std::span<const int64_t> numels, int64_t alignment, RankPlace place);
 
 /// Splits one parameter as Communicator::own_chunk does, for a process that represents all ranks. A shard is the complete chunk, including
-/// the padding at the end of the last one.
+/// the padding at the end of the last chunk.
 BufferLayout padded_chunk_layout(int64_t numel, int ranks);
 
 }  // namespace tessera

@@ -19,7 +19,7 @@ namespace tessera {
 struct Extent {
   std::string name;
   std::vector<int64_t> sizes, strides;
-  int64_t begin = 0, end = 0;  // first value, and one past the last
+  int64_t begin = 0, end = 0;  // index of the first value, and the index after the last value
   int64_t width = 0;           // bytes per value
 
   Extent(std::string name, const at::Tensor& tensor)
@@ -54,7 +54,7 @@ bool overlaps_itself(const at::Tensor& tensor) {
   return std::get<0>(at::_unique(places)).numel() != tensor.numel();
 }
 
-/// Former memory of sharded parameters that some tensor still refers to, and where in it those parameters lay.
+/// Former memory of sharded parameters to which a tensor still refers, and the places of the parameters in it.
 struct Closed {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   std::vector<Extent> extents;
@@ -141,7 +141,7 @@ at::Tensor dense(const ManagedParameter& parameter) {
 
 struct FormerMemory::Place {
   c10::Storage storage;
-  std::vector<Extent> former, now;  // where parameters lay that an earlier call has sharded, and where those of this call lay
+  std::vector<Extent> former, now;  // the places of parameters that an earlier call has sharded, and of the parameters of this call
 };
 
 FormerMemory::FormerMemory(std::span<const ManagedParameter> managed) {

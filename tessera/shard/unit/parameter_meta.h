@@ -42,8 +42,8 @@ class UnshardedMeta final : public WeightMeta {
  public:
   /// Installs the record on `unsharded`. Hooks that were registered on the tensor are kept.
   static void replace(const at::Tensor& unsharded, const at::Tensor& shard, Listing listing);
-  /// Copies a change of requires_grad on either handle to the other one, and returns the common value. Throws UsageError if requires_grad
-  /// was changed on a single parameter of a unit with Listing::Flat.
+  /// Copies a change of requires_grad on either handle to the other handle, and returns the common value. Throws UsageError if
+  /// requires_grad was changed on a single parameter of a unit with Listing::Flat.
   bool agree() const;
 
   bool requires_grad() const override { return agree(); }

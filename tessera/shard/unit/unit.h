@@ -72,7 +72,7 @@ struct UnitSettings {
   std::optional<DivideFactors> divide = {};
   ReductionHook reduction_hook = {};
   bool syncs() const { return gradient_sync && no_sync == 0; }
-  /// The units that are prefetched when this unit is used, in place of those that the learned order predicts.
+  /// The units that are prefetched when this unit is used, in place of the units that the learned order predicts.
   std::vector<std::weak_ptr<Unit>> forward_prefetch = {}, backward_prefetch = {};
 };
 
@@ -101,7 +101,7 @@ std::optional<at::ScalarType> compute_dtype_of(const ShardOptions& options);
 struct NeededCall {
   std::vector<const torch::nn::Module*> modules;  // only compared by address, like the modules in `inner`
   std::vector<const torch::nn::Module*> inner =
-      {};  // submodules: if one is called outside of the needed call, the option does nothing, and a warning says so once
+      {};  // if one of these submodules is called outside of the needed call, the option does nothing, and a warning says so once
   std::shared_ptr<std::atomic<bool>> is_said = {};
   std::string name;
   std::string_view option;
@@ -115,8 +115,8 @@ struct NeededCall {
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   struct Parameter {
-    mutable std::string name;                   // in the largest module that fully_shard has seen so far
-    std::string local_name;                     // in the module from which the unit was made
+    mutable std::string name;                   // the name in the largest module that fully_shard has seen so far
+    std::string local_name;                     // the name in the module from which the unit was made
     std::vector<std::string> other_names = {};  // the further names of a tied parameter in that module
     size_t index = 0;                           // ManagedParameter::index
     at::Tensor shard;                           // a leaf, with as many dimensions as the parameter
@@ -178,7 +178,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::string_view layout_name() const { return kLayoutNames[static_cast<size_t>(layout_)]; }
 
   UnitMemory& memory() { return memory_; }
-  /// The buffers of the groups, without those whose unsharded parameters no module holds any more.
+  /// Returns the buffers of the groups, except groups whose unsharded parameters no module holds any more.
   Buffers buffers() const;
   /// A storage for a group, without memory.
   TaggedStoragePtr make_storage(Role role, size_t group, int64_t numel, at::ScalarType dtype);
@@ -208,8 +208,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   /// Returns the parameters that have values in `view`: a shard, a view of a shard, or a flat tensor over neighbouring shards. For an empty
   /// shard, returns the shard's parameter.
   Parameters parameters_in(const at::Tensor& view) const;
-  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs. `written`: a shard or a view of one; if
-  /// undefined, all parameters of the unit are meant.
+  /// Makes backward an error for graphs that have saved a parameter to which `written` belongs. `written`: a shard or a view of a shard;
+  /// undefined for all parameters of the unit.
   void outdate(const at::Tensor& written);
 
  private:
@@ -257,12 +257,12 @@ inline const Unit::Parameter& parameter_of(const Unit& unit, const SourceParamet
 /// Notes that a parameter has values now. To be called when a parameter that was on the meta device when its unit was made has been
 /// written.
 void note_values(const Unit& unit, const Unit::Parameter& parameter);
-/// The same for a written shard, or a view of one.
+/// The same for the parameters to which `shard`, a written shard or a view of a shard, belongs.
 void note_values(const Unit& unit, const at::Tensor& shard);
 /// Throws UsageError if parameters of the unit were on the meta device and nobody has written them since. `what`: the operation that needs
 /// their values, for the error.
 void expect_values(const Unit& unit, std::string_view what);
-/// The same, but only for the parameters to which `shard`, a shard or a view of one, belongs.
+/// The same, but only for the parameters to which `shard`, a shard or a view of a shard, belongs.
 void expect_values_of(const Unit& unit, const at::Tensor& shard, std::string_view what);
 
 /// Returns a name for messages, such as "'layers.3.weight' of unit 'layers.3'".

@@ -26,7 +26,7 @@ inline constexpr std::string_view kReplicated = "(replicated)";
 /// The units to which the parameters of a module belong, in the order in which `parameters()` lists them. Each unit occurs once.
 std::vector<std::shared_ptr<Unit>> units(const torch::nn::Module& module);
 
-/// The units that were made from this module itself: none, one, or a second one for its replicated parameters.
+/// The units that were made from this module itself: none, one, or two if it has replicated parameters.
 std::vector<std::shared_ptr<Unit>> units_of(const torch::nn::Module& module);
 /// Returns the first unit that was made from this module itself, or null if fully_shard was called for the module, but all of its
 /// parameters are in other units. Throws UsageError, which names the call `what`, if fully_shard was not called for it.

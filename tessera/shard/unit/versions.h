@@ -38,8 +38,8 @@ class Versions {
   /// Whether other ranks may still read the version before this rank's write. If so, the new version is published not at the end of the
   /// update, but only when this rank reads the unit next.
   bool publishes_later() const { return publishes_later_; }
-  /// Whether an operator was about to write the shards but waiting failed. An optimizer that is not one of Tessera's may have changed its
-  /// state already.
+  /// Whether an operator was about to write the shards, but waiting for other ranks failed. An optimizer that is not one of Tessera's may
+  /// have changed its state already.
   bool write_broke_off() const { return write_broke_off_; }
 
   /// Returns the part of the cast copy (the copy of the shards in param_dtype that other ranks read) that belongs to `flat`, a flat tensor
