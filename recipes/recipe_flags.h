@@ -19,7 +19,7 @@ struct RecipeFlags {
   std::vector<std::string> metrics;
 };
 
-/// For recipes that measure an accuracy.
+/// Adds --target-accuracy, for recipes that measure an accuracy.
 inline void add_target_flag(CLI::App& app, RecipeFlags& flags) {
   app.add_option("--target-accuracy", flags.target, "In percent; if the accuracy is lower, the exit status is 21")
       ->check(tessera::cli::from_to(0.0, 100.0));
